@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from oracles import gridworld
-from oracles.batches import make_batch
-from torch import Tensor, nn
+from oracles.batches import StateValues, make_batch
+from torch import Tensor
 
 from reagent_lite.algorithms.actor_critic import ActorCritic
 from reagent_lite.algorithms.crr import CRR
@@ -25,28 +25,16 @@ SETTINGS = TargetSettings(gamma=0.5, target_update_rate=0.1)
 THREE = math.log(3)  # logits (0, THREE) are probabilities 1/4 and 3/4
 
 
-class Columns(nn.Module):
-    """Outputs read off the state itself: its columns from `first` on, times a parameter."""
-
-    needs_candidate_list = False
-
-    def __init__(self, first: int, count: int = 2) -> None:
-        super().__init__()
-        self.columns = slice(first, first + count)
-        self.scale = nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
-        return (state[:, self.columns] * self.scale).unsqueeze(2)
-
-
 def crr(target: float = 1.0, boost: Tensor | None = None, **keys: Any) -> CRR:
-    made = CRR(Columns(0), Columns(2), ScalarHead(), SETTINGS, CRRConfig(**keys), reward_boost=boost)
+    critic, actor = (StateValues(columns=part) for part in (slice(2), slice(2, 4)))
+    made = CRR(critic, actor, ScalarHead(), SETTINGS, CRRConfig(**keys), reward_boost=boost)
     made.target_network.scale.fill_(target)  # type: ignore[operator, union-attr]
     return made
 
 
 def iql(target: float = 1.0, **keys: Any) -> IQL:
-    made = IQL(Columns(0), Columns(2), Columns(4, 1), ScalarHead(), SETTINGS, IQLConfig(**keys))
+    critic, actor, value = (StateValues(columns=part) for part in (slice(2), slice(2, 4), slice(4, 5)))
+    made = IQL(critic, actor, value, ScalarHead(), SETTINGS, IQLConfig(**keys))
     made.target_network.scale.fill_(target)  # type: ignore[operator, union-attr]
     return made
 

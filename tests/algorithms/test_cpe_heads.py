@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from oracles.batches import make_batch, random_batch
+from oracles.batches import make_batch, random_batch, uniform
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.cpe_heads import CPEHeads, EarlyStopping, build_cpe_heads, fit_heads
@@ -32,17 +32,12 @@ def heads_of(reward: Tensor, value: Tensor, gamma: float = 0.5) -> CPEHeads:
     return CPEHeads(Table(reward), Table(value), gamma=gamma, target_update_rate=0.5, num_outcomes=reward.shape[2])
 
 
-def uniform(state: Tensor, actions: Actions) -> Tensor:
-    return actions.mask / actions.mask.sum(1, keepdim=True).clamp(min=1)
-
-
 def test_loss_by_hand():
     eye = torch.eye(2)
     batch = make_batch(eye, eye.flip(0), [0, 1], [1.0, 2.0], weight=torch.tensor([0.25, 0.75]),
                        steps=torch.tensor([2.0, 1.0]), bootstrap=torch.tensor([1.0, 0.0]))  # fmt: skip
-    reward = torch.tensor([[[3.0], [0.0]], [[0.0], [4.0]]])
-    value = torch.tensor([[[10.0], [20.0]], [[30.0], [40.0]]])
-    loss, metrics = heads_of(reward, value)(batch, torch.tensor([[0.25, 0.75], [1.0, 0.0]]))
+    heads = heads_of(torch.tensor([[[3.0], [0]], [[0], [4]]]), torch.tensor([[[10.0], [20]], [[30], [40]]]))
+    loss, metrics = heads(batch, torch.tensor([[0.25, 0.75], [1.0, 0.0]]))
     # rewards: .25 (3 - 1)^2 + .75 (4 - 2)^2 = 4
     # row 0: 1 + .5^2 (.25 * 30 + .75 * 40) = 10.375 against 10; row 1 ends: 2 against 40
     expected = 0.25 * 0.375**2 + 0.75 * 38**2

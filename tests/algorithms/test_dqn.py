@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -38,21 +39,22 @@ def test_double_q_loss_on_three_rows() -> None:
     assert [loss.item(), metrics["td_loss"].item()] == pytest.approx([(400 + 64 + 9) / 3] * 2)
 
 
-def test_single_q_differs_from_double_where_the_networks_disagree() -> None:
-    # the target network negates: its best of (-3, -4) is -3, the online network's choice is worth -4
-    batch = make_batch([[0.0, 0.0]], [[3.0, 4.0]], [0], [0.0])
-    assert [learner(double=double, target_scale=-1.0)(batch)[0].item() for double in (True, False)] == [4.0, 2.25]
-
-
-def test_sarsa_takes_the_logged_next_action() -> None:
-    batch = make_batch([[0.0, 0.0]] * 2, [[3.0, 4.0]] * 2, [0, 0], [0.0, 0.0], next_action=torch.tensor([0, 1]))
-    assert learner(maxq=False)(batch)[0].item() == pytest.approx((1.5**2 + 2**2) / 2)
-
-
-def test_mask_restricts_the_next_action_and_empty_means_zero() -> None:
-    allowed = Actions(mask=torch.tensor([[True, False], [False, False]]))
-    batch = make_batch([[0.0, 0.0]] * 2, [[3.0, 4.0]] * 2, [0, 0], [0.0, 1.0], next_actions=allowed)
-    assert learner()(batch)[0].item() == pytest.approx((1.5**2 + 1**2) / 2)
+@pytest.mark.parametrize(
+    ("keys", "other", "loss"),
+    [
+        # the target network negates: its best of (-3, -4) is -3, the online network's choice is worth -4
+        ({"double": True, "target_scale": -1.0}, {}, 2**2),
+        ({"double": False, "target_scale": -1.0}, {}, 1.5**2),
+        # the logged next action
+        ({"maxq": False}, {"next_action": torch.tensor([0, 1])}, (1.5**2 + 2**2) / 2),
+        # the mask restricts the next action, and empty means zero
+        ({}, {"next_actions": Actions(mask=torch.tensor([[True, False], [False, False]]))}, 1.5**2 / 2),
+    ],
+    ids=["double", "single", "sarsa", "mask"],
+)
+def test_the_next_action(keys: dict[str, Any], other: dict[str, Any], loss: float) -> None:
+    batch = make_batch([[0.0, 0.0]] * 2, [[3.0, 4.0]] * 2, [0, 0], [0.0, 0.0], **other)
+    assert learner(**keys)(batch)[0].item() == pytest.approx(loss)
 
 
 def test_bcq_keeps_only_actions_the_imitator_finds_likely() -> None:
@@ -74,16 +76,15 @@ def test_bcq_keeps_only_actions_the_imitator_finds_likely() -> None:
 def test_the_estimated_logging_policy_by_hand(parametric: bool) -> None:
     """Odds of 3 in state 1, a fifth of uniform choices: 0.8 * 0.75 + 0.2 / 2. A third action is forbidden."""
     actions = () if parametric else ("a", "b", "c")
-    spec = SourceSpec(num_state_features=1, num_action_features=3 * parametric, action_names=actions, metric_names=())
-    policy = LoggingPolicy(spec)
+    policy = LoggingPolicy(
+        SourceSpec(num_state_features=1, num_action_features=3 * parametric, action_names=actions, metric_names=())
+    )
     policy.weight.copy_(torch.tensor([[math.log(3)], [0.0], [9.0]]))
     policy.share.fill_(0.2)
-    mask = torch.tensor([[True, True, False]])
     features = torch.eye(3).unsqueeze(0) if parametric else None
-    result = policy(torch.ones(1, 1), mask, features).squeeze(2).exp()
-    torch.testing.assert_close(result, torch.tensor([[0.7, 0.3, 0.0]]))
-    kept = LikelyInTheLog(policy, 0.5)(torch.ones(1, 1), mask, features)
-    assert kept.tolist() == [[True, False, False]]
+    row = (torch.ones(1, 1), torch.tensor([[True, True, False]]), features)
+    torch.testing.assert_close(policy(*row).squeeze(2).exp(), torch.tensor([[0.7, 0.3, 0.0]]))
+    assert LikelyInTheLog(policy, 0.5)(*row).tolist() == [[True, False, False]]
     assert not list(policy.parameters())
 
 

@@ -213,8 +213,7 @@ def test_errors_of_files_and_overrides_name_their_place(
 def test_overrides_take_json_or_text(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     file.write_text(json.dumps(GOOD), encoding="utf-8-sig")  # with a mark before the text
-    sets = ("rl.gamma=0.5", "training.optimizer=sgd", "training.clip_grad_norm=null", 'actions=["x","y"]')
-    config = load_config(DqnConfig, str(file), sets)
+    config = load_config(DqnConfig, str(file), ("rl.gamma=0.5", "training.optimizer=sgd", 'actions=["x","y"]'))
     assert (config.rl.gamma, config.training.optimizer_class, config.actions) == (0.5, "SGD", ("x", "y"))
     played = load_config(SimulateConfig, None, ("env=e", "output_path=a.csv", "value_of=null", "value_of.kind=random"))
     assert played.value_of.kind == "random"  # a section that is null is filled

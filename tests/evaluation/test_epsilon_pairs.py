@@ -5,7 +5,6 @@ for two steps, and greedy logs lack the long episodes of random policies: verdic
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -31,13 +30,8 @@ COVERED = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """An estimate of a policy's value from another policy's log, and the exact value."""
-
-    epsilons: tuple[float, float]
-    estimate: Estimate
-    truth: float
+Case = tuple[tuple[float, float], Estimate, float]
+"""Epsilons of log and policy, an estimate of the policy's value from the log, and the exact value."""
 
 
 def cases(seeds: range) -> list[Case]:
@@ -55,7 +49,7 @@ def cases(seeds: range) -> list[Case]:
             behaviour=logged, evaluated=evaluated, num_episodes=1000, start=gridworld.fixed_start(), model_error=0.1
         )
         case_list += [
-            Case(epsilons=(logged, evaluated), estimate=estimate, truth=truth)
+            ((logged, evaluated), estimate, truth)
             for family, truth in ((outcome.one_step, exact.mean_reward), (outcome.sequential, exact.mean_return))
             for estimate in family.estimates
         ]
@@ -65,10 +59,9 @@ def cases(seeds: range) -> list[Case]:
 def misses(case_list: list[Case]) -> dict[tuple[str, bool], list[bool]]:
     """By estimator and whether it is trustworthy: whether each 95 % interval misses the exact value."""
     result = defaultdict(list)
-    for case in case_list:
-        figure = case.estimate.figure
-        key = (case.estimate.name, case.estimate.verdict is Verdict.TRUSTWORTHY)
-        result[key].append(not figure.low <= case.truth <= figure.high)
+    for _, estimate, truth in case_list:
+        missed = not estimate.figure.low <= truth <= estimate.figure.high
+        result[estimate.name, estimate.verdict is Verdict.TRUSTWORTHY].append(missed)
     return result
 
 
@@ -79,17 +72,17 @@ def bar(count: int) -> int:
 
 def test_verdicts_follow_the_overlap_and_trustworthy_intervals_hold_the_exact_values() -> None:
     case_list = cases(range(1))
-    for case in case_list:
-        verdict = case.estimate.verdict
-        if ESTIMATORS[case.estimate.name].evidence is None:
-            assert verdict is not Verdict.TRUSTWORTHY, case
-        elif "Reward" in case.estimate.name:  # weights of rows are 5 at most, and rows many
-            assert verdict is Verdict.TRUSTWORTHY, case
-        elif case.epsilons in HOPELESS:
-            assert verdict is Verdict.DO_NOT_USE, case
-            assert "effective episode" in case.estimate.reason
-        elif case.epsilons in COVERED and case.estimate.name in ROBUST:  # the mean weight may be off 1 by chance
-            assert verdict is not Verdict.DO_NOT_USE, case
+    for epsilons, estimate, _ in case_list:
+        case = (epsilons, estimate.name, estimate.verdict)
+        if ESTIMATORS[estimate.name].evidence is None:
+            assert estimate.verdict is not Verdict.TRUSTWORTHY, case
+        elif "Reward" in estimate.name:  # weights of rows are 5 at most, and rows many
+            assert estimate.verdict is Verdict.TRUSTWORTHY, case
+        elif epsilons in HOPELESS:
+            assert estimate.verdict is Verdict.DO_NOT_USE, case
+            assert "effective episode" in estimate.reason
+        elif epsilons in COVERED and estimate.name in ROBUST:  # support only, as the mean weight may be off 1 by chance
+            assert estimate.verdict is not Verdict.DO_NOT_USE, case
     counted = misses(case_list)
     assert all(sum(missed) <= bar(len(missed)) for (_, trustworthy), missed in counted.items() if trustworthy), counted
     assert all(len(counted[name, True]) >= 10 for name in ROBUST)

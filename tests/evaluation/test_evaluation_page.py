@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from oracles.batches import make_batch, random_batch
+from oracles.batches import make_batch, random_batch, uniform
 from oracles.pages import bandit_page
 from oracles.tables import estimates
 from torch import Tensor
@@ -23,13 +23,10 @@ class StateModels:
         return first, 2 * first
 
 
-def uniform(state: Tensor, actions: Actions) -> Tensor:
-    return actions.mask / actions.mask.sum(1, keepdim=True).clamp(min=1)
-
-
-def test_rows_are_grouped_by_episode_in_order_of_time():
-    batch = make_batch([[1.0], [2.0], [3.0], [4.0]], [[0.0]] * 4, [0, 1, 0, 1], [10.0, 20.0, 30.0, 40.0])
-    page = build_page(batch.split([3, len(batch) - 3]), np.array([7, 3, 7, 3]), policy=uniform, models=StateModels())
+def test_rows_are_grouped_by_episode_in_order_of_time_without_padding():
+    batch = make_batch([[1.0], [2.0], [3.0], [4.0], [5.0]], [[0.0]] * 5, [0, 1, 0, 1, 0],
+                       [10.0, 20.0, 30.0, 40.0, 50.0], weight=torch.tensor([0.25] * 4 + [0.0]))  # fmt: skip
+    page = build_page(batch.split([3, 2]), np.array([7, 3, 7, 3]), policy=uniform, models=StateModels())
     expected = {
         "episode": [3, 3, 7, 7], "position": [0, 1, 0, 1], "rank": [0, 0, 1, 1], "action": [1, 1, 0, 0],
         "outcomes": [[20], [40], [10], [30]], "model_propensities": [[0.5, 0.5]] * 4,
@@ -37,13 +34,6 @@ def test_rows_are_grouped_by_episode_in_order_of_time():
         "q_values": [[[2 * state]] * 2 for state in (2, 4, 1, 3)],
     }  # fmt: skip
     assert {name: getattr(page, name).tolist() for name in expected} == expected
-
-
-def test_padding_rows_are_left_out():
-    weight = torch.tensor([0.5, 0.5, 0])
-    batch = make_batch([[1.0], [2.0], [3.0]], [[0.0]] * 3, [0, 1, 0], [1.0, 2.0, 3.0], weight=weight)
-    page = build_page([batch], np.array([0, 0]), policy=uniform, models=StateModels())
-    assert page.outcomes.tolist() == [[1], [2]]
 
 
 def test_candidate_lists_of_unequal_length_make_one_page():

@@ -87,8 +87,7 @@ def test_episodes_that_are_over_are_not_decided_any_more() -> None:
     together = episode(0, 400)
     assert asked[0] == 400
     assert min(asked) < 50
-    _, discounted, length, truncated = together
-    torch.testing.assert_close(discounted, 10 * 0.9 ** (length - 1))
-    assert not truncated.any()
-    for number in length.argsort()[[0, 100, 200, 300, 390, 395, 399]].tolist():
+    torch.testing.assert_close(together[1], 10 * 0.9 ** (together[2] - 1))  # the discounted return, and the length
+    assert not together[3].any()
+    for number in together[2].argsort()[[0, 100, 200, 300, 390, 395, 399]].tolist():
         assert torch.equal(episode(number, 1)[:, 0], together[:, number])

@@ -56,11 +56,10 @@ def test_a_full_page_is_well_formed_and_needs_nothing_but_itself(name: str) -> N
     assert "script" not in page.tags
     assert re.findall(r"(?:https?:|//|url\(|@import)[^\s<]*", text) == []
     levels = [int(level) for level in re.findall(r"<h(\d)", text)]
-    assert (levels[0], levels.count(1)) == (1, 1)
-    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert all(after <= before + 1 for before, after in pairwise([0, *levels]))
     assert '<html lang="en"' in text
-    assert re.findall(r"<th(?![^>]* scope=)[ >]", text) == []
-    assert text.count("<table") == len(re.findall(r"<table[^>]*>\s*<caption", text))
+    # cells of heads have a scope, tables a caption, drawings a role and a label
+    assert re.findall(r"<th(?![^>]* scope=)[ >]|<table[^>]*>(?!\s*<caption)", text) == []
     assert all("role=" in chart and "aria-label=" in chart for chart in re.findall(r'<svg class="chart[^>]*>', text))
     for section in text.split("<section")[1:]:  # every drawing has its numbers as a table
         assert '<svg class="chart' not in section or "<table" in section
@@ -101,15 +100,33 @@ def test_paths_break_behind_their_marks_and_names_behind_underscores(words: str,
     assert breakable(words) == html
 
 
-@pytest.mark.parametrize(("rows", "summary"), [(31, ["11 more rows"]), (30, None)])
-def test_long_tables_unfold(rows: int, summary: list[str] | None) -> None:
-    table = Table(
-        title="t", columns=(("Name", "name"), ("Figure", "number")), rows=[(f"row {n}", f"{n}") for n in range(rows)]
-    )
-    page = Page(report_of(PageSection(title="s", tables=(table,))))
-    assert page.text.get("summary") == summary
-    assert page.text["td"] == [f"{n}" for n in range(rows)]
-    assert page.text["caption"] == ["t", *["t, the other rows"] * bool(summary)]
+def numbered(rows: int) -> PageSection:
+    """A section of one table with so many rows."""
+    columns = (("Name", "name"), ("Figure", "number"))
+    return PageSection(title="s", tables=(Table(title="t", columns=columns, rows=[(f"{n}", n) for n in range(rows)]),))
+
+
+@pytest.mark.parametrize(
+    ("section", "texts"),
+    [
+        (numbered(30), {"summary": None, "td": [f"{n}" for n in range(30)], "caption": ["t"]}),
+        (numbered(31), {"summary": ["11 more rows"], "td": [f"{n}" for n in range(31)],
+                        "caption": ["t", "t, the other rows"]}),
+        (actions_section({"a": (0.75, None, 0.5), "b": (0.25, None, None)}, ""),
+         {"thead": ["ActionLogMean propensity of the evaluated policy"]}),
+        (simulated_section(game(around(5.0, 1.0), around(4.0, 1.0), around(1.0, 0.5)), {"model": "One"}, 0.95, ""),
+         {"tbody": ["\nOne5 (4 to 6)\n5 (4 to 6)\n–\n1,234\n12.5%\n"
+                    "\nRandom actions4 (3 to 5)\n4 (3 to 5)\n1.0 (0.5 to 1.5)\n1,234\n12.5%\n\n"]}),
+        (candidates_section(candidates("7"), ""),
+         {"dd": ["3", "50%", "25%", "75%"],
+          "td": ["1.5 (2.5)", "3.5 (4.5)", "0.625", "100%", "5%", "12.5%", "100%"]}),
+        (candidates_section(candidates("7") | {"propensity": None}, ""), {"dd": ["3", "50%", "75%"]}),
+    ],
+    ids=["short", "long", "actions", "simulation", "candidates", "candidates without propensities"],
+)  # fmt: skip
+def test_sections_say(section: PageSection, texts: dict[str, list[str] | None]) -> None:
+    page = Page(report_of(section))
+    assert {tag: page.text.get(tag) for tag in texts} == texts
 
 
 def test_shares_of_actions_are_bars_of_their_length() -> None:
@@ -117,7 +134,6 @@ def test_shares_of_actions_are_bars_of_their_length() -> None:
     assert re.findall(r'<td class="bar"[^>]*?(?: style="--w:([\d.]+%)")?>([\d.%–]+)', text) == [
         ("75%", "75%"), ("50%", "50%"), ("25%", "25%"), ("", "–"),
     ]  # fmt: skip
-    assert Page(text).text["thead"] == ["ActionLogMean propensity of the evaluated policy"]
 
 
 # ---- sections of an evaluation
@@ -134,35 +150,15 @@ def test_tables_say_the_figures_and_a_shared_reason_once() -> None:
         ["12.5 (11.5 to 13.5)", "2.5 (1.5 to 3.5)", "1.25", "● trustworthy", "why"],
     ]
     assert "in simulation 12" in page.text["svg"][0]
-    assert any("dotted line" in text for text in page.text["p"])
-
-
-def test_returns_in_simulation() -> None:
-    played = game(around(5.0, 1.0), around(4.0, 1.0), around(1.0, 0.5))
-    page = Page(report_of(simulated_section(played, {"model": "One"}, 0.95, "")))
-    assert page.text["td"] == [
-        "5 (4 to 6)", "5 (4 to 6)", "–", "1,234", "12.5%",
-        "4 (3 to 5)", "4 (3 to 5)", "1.0 (0.5 to 1.5)", "1,234", "12.5%",
-    ]  # fmt: skip
-    assert [row.partition("\n")[0][:6] for row in page.text["tr"][1:]] == ["One5 (", "Random"]
 
 
 def test_candidates_are_told_by_their_features_the_largest_differences_first() -> None:
-    page = Page(report_of(candidates_section(candidates("7"), "")))
-    assert page.text["dd"] == ["3", "50%", "25%", "75%"]
-    assert page.text["td"] == ["1.5 (2.5)", "3.5 (4.5)", "0.625", "100%", "5%", "12.5%", "100%"]
-    document = candidates("", 3) | {
-        "propensity": None,
-        "by_propensity": [],
-        "candidates": {"17 to 32": 0.25, "2": 0.75},
-    }
+    document = candidates("", 3) | {"by_propensity": [], "candidates": {"17 to 32": 0.25, "2": 0.75}}
     document["features"] = {
         name: figures | {"difference": difference}
         for (name, figures), difference in zip(document["features"].items(), (0.1, -0.9, None), strict=True)
     }
-    section = candidates_section(document, "")
-    assert Page(report_of(section)).text["dd"] == ["3", "50%", "75%"]
-    features, lengths = section.tables
+    features, lengths = candidates_section(document, "").tables
     assert [row[3] for row in features.rows] == [-0.9, 0.1, None]
     assert [row[0] for row in lengths.rows] == ["2", "17 to 32"]
 
@@ -170,9 +166,8 @@ def test_candidates_are_told_by_their_features_the_largest_differences_first() -
 def test_the_model_card_says_the_same_in_markdown() -> None:
     text = findings(replace(report_of(estimates(comparison(estimated("IPS_a", 12.0, 1.0)))), notes=("*x*",)))
     assert decision_of(report_of()) == "**Ship**: why. Next: why"
-    assert text.startswith("From the log: why too.\n\n")
-    assert r"**Warning**: \*x\*" in text
-    assert "| IPS a | 12 (11 to 13) | 2 (1 to 3) | 1.2 | ● trustworthy | why |" in text
+    row = "| IPS a | 12 (11 to 13) | 2 (1 to 3) | 1.2 | ● trustworthy | why |"
+    assert [part for part in ("From the log: why too.\n\n", r"**Warning**: \*x\*", row) if part not in text] == []
 
 
 def test_the_log_says_the_same_as_text() -> None:
@@ -216,17 +211,17 @@ def test_diagnostics_of_weights() -> None:
 def test_rounded_figures_have_all_digits_as_a_title() -> None:
     table = Table(title="t", columns=(("a", "name"), ("b", "number")), rows=[("x", 0.123456), ("y", around(1.5, 0.25))])
     text = render(report_of(PageSection(title="s", tables=(table,))))
-    assert 'title="0.123456">0.123</td>' in text
-    assert 'title="1.5 (1.25 to 1.75)">1.50 <span>(1.25 to 1.75)</span></td>' in text
+    assert re.findall(r'title="([^"]+)">(.+?)</td>', text) == [
+        ("0.123456", "0.123"), ("1.5 (1.25 to 1.75)", "1.50 <span>(1.25 to 1.75)</span>"),
+    ]  # fmt: skip
 
 
 # ---- sections of a run
 
 
 def write_metrics(folder: Path, lines: list[dict[str, float | None]]) -> Path:
-    file = folder / "metrics.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return file
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder / "metrics.jsonl"
 
 
 def test_curves_are_read_from_the_metrics(tmp_path: Path) -> None:
@@ -284,10 +279,13 @@ def test_curves_of_a_long_run_are_thinned_evenly(tmp_path: Path) -> None:
 
 def test_a_large_run_s_page_is_bounded_and_says_what_it_leaves_out() -> None:
     """1000 features of states and of candidates, 205 actions, 1000 reports, 100 metrics: 1.6 MB, however much more."""
-    rng, names = np.random.default_rng(0), [f"action {i}" for i in range(205)]
-    tags = [f"{kind}/{name}" for kind in ("actions/logged", "actions/model") for name in names]
-    tags += [f"train/{i}" for i in range(40)] + [f"time/{i}" for i in range(20)]
-    tags += [f"CPE/Reward/{name}" for name in ESTIMATORS]
+    names = [f"action {i}" for i in range(205)]
+    tags = [
+        *(f"{kind}/{name}" for kind in ("actions/logged", "actions/model") for name in names),
+        *(f"train/{i}" for i in range(40)), *(f"time/{i}" for i in range(20)),
+        *(f"CPE/Reward/{name}" for name in ESTIMATORS),
+    ]  # fmt: skip
+    rng = np.random.default_rng(0)
     series = {tag: [(200.0 * i, value) for i, value in enumerate(rng.normal(size=1000).tolist())] for tag in tags}
     rows = [replace(estimated(name, 0.123456, 0.1, Verdict.SUPPORT), reason=f"{name:w>80}") for name in ESTIMATORS]
     feature = json.dumps({"feature_type": "CONTINUOUS", "mean": 0.123456, "stddev": 0.123456})
