@@ -41,9 +41,9 @@ def iql(target: float = 1.0, **keys: Any) -> IQL:
 
 # Q(s, .), logits, V(s)
 STATE = [[1.0, 2.0, 0.0, 0.0, 1.0], [1.0, 2.0, 0.0, THREE, 5.0], [1.0, 9.0, 0.0, 0.0, 0.0]]
-AFTER = [[3.0, 4.0, 0.0, THREE, 3.0], [4.0, 2.0, 0.0, 0.0, 2.0], [7.0, 7.0, 0.0, 0.0, 7.0]]
 ROWS = make_batch(
-    STATE, AFTER, [0, 1, 1], [1.0, 0.0, 5.0],
+    STATE, [[3.0, 4.0, 0.0, THREE, 3.0], [4.0, 2.0, 0.0, 0.0, 2.0], [7.0, 7.0, 0.0, 0.0, 7.0]], [0, 1, 1],
+    [1.0, 0.0, 5.0],
     bootstrap=torch.tensor([1.0, 1.0, 0.0]), steps=torch.tensor([1.0, 2.0, 1.0]),
 )  # fmt: skip
 
@@ -53,8 +53,7 @@ def test_crr_on_three_rows() -> None:
     made = crr(target=10.0)
     loss, metrics = made(ROWS)
     td = ((1 - 19.75) ** 2 + (2 - 7.5) ** 2 + (9 - 5) ** 2) / 3
-    assert metrics["td_loss"].item() == pytest.approx(td)
-    assert loss.item() == pytest.approx(td + metrics["actor_loss"].item())
+    assert [metrics["td_loss"].item(), loss.item()] == pytest.approx([td, td + metrics["actor_loss"].item()])
     assert made.row_errors.tolist() == pytest.approx([18.75, 5.5, 4.0])
 
 
@@ -78,10 +77,9 @@ def test_iql_on_three_rows() -> None:
     td = ((1 - 2.5) ** 2 + (2 - 0.5) ** 2 + (9 - 5) ** 2) / 3
     value = (0.7 * 1 + 0.3 * 1 + 0.7 * 18**2) / 3
     actor = (math.exp(0.5) * math.log(2) + math.exp(-0.5) * math.log(4 / 3) + 100 * math.log(2)) / 3
-    assert {name: part.item() for name, part in metrics.items()} == pytest.approx(
-        {"td_loss": td, "actor_loss": actor, "value_loss": value}
+    assert {**metrics, "loss": loss.detach()} == pytest.approx(
+        {"td_loss": td, "actor_loss": actor, "value_loss": value, "loss": td + value + actor}
     )
-    assert loss.item() == pytest.approx(td + value + actor)
 
 
 @pytest.mark.parametrize("made", [crr(), iql()], ids=["crr", "iql"])
@@ -134,15 +132,12 @@ def test_policy_and_values_of_the_gridworld_are_exact(
 ) -> None:
     policy, values = solution
     learner = on_gridworld(name, {name: section}, parametric=parametric)
-    state = torch.eye(25)
     allowed = torch.from_numpy(gridworld.allowed())
-    features = torch.eye(100).view(25, 4, 100) if parametric else None
-    with torch.no_grad():
-        logits = learner.scorer(state, allowed, features)
-        q = learner.head(learner.critic(state, allowed, features))
-    chances = logits.masked_fill(~allowed, -1e9).softmax(1).numpy()
+    rows = (torch.eye(25), allowed, torch.eye(100).view(25, 4, 100) if parametric else None)
+    q = learner.head(learner.critic(*rows)).detach()
+    chances = learner.scorer(*rows).detach().masked_fill(~allowed, -1e9).softmax(1)
     free = gridworld.allowed().any(1)
-    np.testing.assert_allclose(chances[free], policy[free], atol=0.01)
+    np.testing.assert_allclose(chances[free].numpy(), policy[free], atol=0.01)
     np.testing.assert_allclose(q[allowed].numpy(), values[gridworld.allowed()], atol=0.02)
 
 
@@ -152,13 +147,12 @@ def on_gridworld(name: str, section: dict[str, Any], *, parametric: bool) -> Act
         "model_output_path": "out", "training_data_path": "log", "algorithm": name, **section,
         "rl": {"gamma": 0.9, "target_update_rate": 0.1}, "rainbow": {"dueling_architecture": False},
         "training": {"layers": [-1, -1], "activations": ["linear"], "l2_decay": 0.0},
+        **({"norm_params": {"cols_to_norm": ["state_features", "action"]}} if parametric
+           else {"actions": list(gridworld.ACTIONS)}),
     }  # fmt: skip
-    if parametric:
-        spec = SourceSpec(num_state_features=25, num_action_features=100)
-        config = check(ParametricDqnConfig, tree | {"norm_params": {"cols_to_norm": ["state_features", "action"]}})
-    else:
-        spec = SourceSpec(num_state_features=25, action_names=gridworld.ACTIONS)
-        config = check(DqnConfig, tree | {"actions": list(gridworld.ACTIONS)})
+    config = check(ParametricDqnConfig if parametric else DqnConfig, tree)
+    spec = SourceSpec(num_state_features=25, num_action_features=100 * parametric,
+                      action_names=() if parametric else gridworld.ACTIONS)  # fmt: skip
     chances = gridworld.transition_matrix()
     state, action, after = (torch.from_numpy(part) for part in np.nonzero(chances))
     tables = torch.eye(100).view(25, 4, 100)

@@ -41,10 +41,9 @@ def test_loss_by_hand():
     # rewards: .25 (3 - 1)^2 + .75 (4 - 2)^2 = 4
     # row 0: 1 + .5^2 (.25 * 30 + .75 * 40) = 10.375 against 10; row 1 ends: 2 against 40
     expected = 0.25 * 0.375**2 + 0.75 * 38**2
-    assert {name: metric.item() for name, metric in metrics.items()} == pytest.approx(
-        {"reward_loss": 4, "value_loss": expected}
+    assert {**metrics, "loss": loss.detach()} == pytest.approx(
+        {"reward_loss": 4, "value_loss": expected, "loss": 4 + expected}
     )
-    assert loss.item() == pytest.approx(4 + expected)
 
 
 def test_target_is_not_differentiated_and_follows_after_a_step():
@@ -98,8 +97,8 @@ def test_a_fit_ends_when_the_held_out_loss_no_longer_falls():
         stop = EarlyStopping(heads, lambda: losses.pop(0))
         return next(step for step in range(1, 10_000) if stop(step))
 
-    assert ended_after([1.0] * 50) == 1500  # the first look is after 1000, and five see nothing new
-    assert ended_after([3.0, 4.0, 5.0, 2.0, *[1.9999] * 50]) == 1300 + 500  # less than 0.1 % is nothing
+    # the first look is after 1000, and five see nothing new; less than 0.1 % is nothing
+    assert [ended_after([1.0] * 50), ended_after([3.0, 4.0, 5.0, 2.0, *[1.9999] * 50])] == [1500, 1300 + 500]
     heads.target_update_rate = 0.002
     assert ended_after([1.0] * 50) == 5500
 
@@ -119,9 +118,12 @@ def test_candidates_are_scored_like_named_actions():
 
 
 def test_streams_and_dropout_of_the_q_network_are_left_out():
-    spec = SourceSpec(num_state_features=3, action_names=("a", "b"))
-    settings = dataclasses.replace(SETTINGS, dueling=True, dropout=0.5, batch_norm=True, outputs=51)
-    heads = build_cpe_heads(spec, settings, gamma=0.9, target_update_rate=0.1)
+    heads = build_cpe_heads(
+        SourceSpec(num_state_features=3, action_names=("a", "b")),
+        dataclasses.replace(SETTINGS, dueling=True, dropout=0.5, batch_norm=True, outputs=51),
+        gamma=0.9,
+        target_update_rate=0.1,
+    )
     assert not any(isinstance(m, nn.Dropout | BatchNorm) for m in heads.modules())
     assert heads.predict(torch.zeros(1, 3), Actions(mask=torch.ones(1, 2, dtype=torch.bool)))[0].shape == (1, 2, 1)
 

@@ -23,14 +23,16 @@ CANDIDATES = SourceSpec(num_state_features=3, num_action_features=2)
 SETTINGS = DQNSettings(gamma=0.5, target_update_rate=0.1)
 
 
-def learner(*, double: bool = True, maxq: bool = True, target_scale: float = 1.0, **keys: object) -> DQN:
-    made = DQN(StateValues(), ScalarHead(), replace(SETTINGS, double=double, maxq=maxq), **keys)  # type: ignore[arg-type]
+def learner(*, target_scale: float = 1.0, reward_boost: Tensor | None = None, **settings: Any) -> DQN:
+    made = DQN(StateValues(), ScalarHead(), replace(SETTINGS, **settings), reward_boost=reward_boost)
     made.target_network = StateValues(target_scale).requires_grad_(False)
     return made
 
 
-AFTER = {"bootstrap": torch.tensor([1.0, 1.0, 0.0]), "steps": torch.tensor([1.0, 2.0, 1.0])}
-ROWS = make_batch([[1.0, 2.0]] * 3, [[3.0, 4.0], [4.0, 2.0], [9.0, 9.0]], [0, 1, 1], [1.0, 0.0, 5.0], **AFTER)
+ROWS = make_batch(
+    [[1.0, 2.0]] * 3, [[3.0, 4.0], [4.0, 2.0], [9.0, 9.0]], [0, 1, 1], [1.0, 0.0, 5.0],
+    bootstrap=torch.tensor([1.0, 1.0, 0.0]), steps=torch.tensor([1.0, 2.0, 1.0]),
+)  # fmt: skip
 
 
 def test_double_q_loss_on_three_rows() -> None:
@@ -49,8 +51,10 @@ def test_double_q_loss_on_three_rows() -> None:
         ({"maxq": False}, {"next_action": torch.tensor([0, 1])}, (1.5**2 + 2**2) / 2),
         # the mask restricts the next action, and empty means zero
         ({}, {"next_actions": Actions(mask=torch.tensor([[True, False], [False, False]]))}, 1.5**2 / 2),
+        # targets of 2 are clipped
+        ({"value_bounds": (-1.0, 1.8)}, {}, 1.8**2),
     ],
-    ids=["double", "single", "sarsa", "mask"],
+    ids=["double", "single", "sarsa", "mask", "bounds"],
 )
 def test_the_next_action(keys: dict[str, Any], other: dict[str, Any], loss: float) -> None:
     batch = make_batch([[0.0, 0.0]] * 2, [[3.0, 4.0]] * 2, [0, 0], [0.0, 0.0], **other)
@@ -63,13 +67,12 @@ def test_bcq_keeps_only_actions_the_imitator_finds_likely() -> None:
     restricted = DQN(StateValues(), ScalarHead(), settings, behavior_cloning=Habit([0.95, 0.05]))
     loss, metrics = restricted(batch)
     # action 1 is dropped: 1/2 * 3
-    assert {name: metric.item() for name, metric in metrics.items()} == pytest.approx(
-        {"td_loss": 2.25, "imitation_loss": -math.log(0.95)}
+    assert {**metrics, "loss": loss.detach()} == pytest.approx(
+        {"td_loss": 2.25, "imitation_loss": -math.log(0.95), "loss": 2.25 - math.log(0.95)}, rel=1e-5
     )
-    assert loss.item() == pytest.approx(2.25 - math.log(0.95), rel=1e-5)
     evaluation = restricted.evaluate(batch)
-    assert (evaluation.q.tolist(), evaluation.choices.tolist()) == ([[0, 0]], [[True, False]])
-    assert (evaluation.td_loss.item(), evaluation.target.tolist()) == (2.25, [1.5])
+    expected = {"q": [[0, 0]], "choices": [[True, False]], "td_loss": 2.25, "target": [1.5]}
+    assert {name: getattr(evaluation, name).tolist() for name in expected} == expected
 
 
 @pytest.mark.parametrize("parametric", [False, True])
@@ -89,10 +92,10 @@ def test_the_estimated_logging_policy_by_hand(parametric: bool) -> None:
 
 
 def test_evaluated_targets_are_those_of_the_loss() -> None:
-    made = learner(target_scale=10.0, reward_boost=torch.tensor([0.0, -1.0]))
-    assert made.evaluate(ROWS).target.tolist() == [21, 9, 4]  # as in test_double_q_loss_on_three_rows, b costs 1
-    made.settings = replace(SETTINGS, value_bounds=(-1.0, 5.0))
-    assert made.evaluate(ROWS).target.tolist() == [5, 5, 4]
+    # as in test_double_q_loss_on_three_rows, b costs 1
+    for bounds, targets in ((None, [21, 9, 4]), ((-1.0, 5.0), [5, 5, 4])):
+        made = learner(target_scale=10.0, reward_boost=torch.tensor([0.0, -1.0]), value_bounds=bounds)
+        assert made.evaluate(ROWS).target.tolist() == targets
 
 
 def test_targets_of_distributions_are_means() -> None:
@@ -110,13 +113,12 @@ def test_conservative_term_beside_half_the_squared_error(kind: str, scale: int) 
     made = DQN(StateValues(), ScalarHead(kind), replace(SETTINGS, cql_alpha=0.7))
     # q = (1, 0) w at w = 1; the reward 1.5 ends the episode: delta = w - 1.5, small enough for Huber to be a square
     loss, metrics = made(make_batch([[1.0, 0.0]], [[0.0, 0.0]], [0], [1.5], bootstrap=torch.zeros(1)))
-    loss.backward()
+    (gradient,) = torch.autograd.grad(loss, made.q_network.scale)
     gap = math.log(math.e + 1) - 1
-    assert {name: metric.item() for name, metric in metrics.items()} == pytest.approx(
-        {"cql_gap": gap, "td_loss": scale * 0.5**2 / 2}
+    assert {**metrics, "loss": loss.detach()} == pytest.approx(
+        {"cql_gap": gap, "td_loss": scale * 0.5**2 / 2, "loss": scale * (0.7 * gap + 0.5**2 / 2)}
     )
-    assert loss.item() == pytest.approx(scale * (0.7 * gap + 0.5**2 / 2))
-    assert made.q_network.scale.grad.item() == pytest.approx(scale * (0.7 * (math.e / (math.e + 1) - 1) - 0.5))
+    assert gradient.item() == pytest.approx(scale * (0.7 * (math.e / (math.e + 1) - 1) - 0.5))
 
 
 # the error of bce_with_logits is that of the probability sigma(3)
@@ -132,8 +134,7 @@ def test_priorities_are_absolute_errors(kind: str, reward: float, loss: float, e
     """Whatever the loss makes of a large one."""
     made = DQN(StateValues(), ScalarHead(kind), SETTINGS)
     result = made(make_batch([[3.0, 0.0]], [[0.0, 0.0]], [0], [reward]))[0]
-    assert result.item() == pytest.approx(loss)
-    assert made.row_errors.tolist() == pytest.approx([error])
+    assert [result.item(), *made.row_errors.tolist()] == pytest.approx([loss, error])
     assert not made.row_errors.requires_grad
 
 
@@ -151,16 +152,13 @@ def test_priorities_of_distributions_are_losses(head: str) -> None:
     assert float(batch.weight.dot(made.row_errors)) == pytest.approx(loss.item())
 
 
-def test_targets_are_clipped_to_value_bounds() -> None:
-    settings = replace(SETTINGS, value_bounds=(-1.0, 2.0))
-    # targets 3 + 1/2 * 4 = 5 and -7 become 2 and -1; 0 + 1/2 * 2 = 1 stays
-    batch = make_batch([[0.0, 0.0]] * 3, [[4.0, 0.0], [4.0, 0.0], [2.0, 0.0]], [0] * 3, [3.0, -9.0, 0.0])
-    assert DQN(StateValues(), ScalarHead(), settings)(batch)[0].item() == pytest.approx((2**2 + 1 + 1) / 3)
+def test_each_quantile_s_target_is_clipped_to_value_bounds() -> None:
     network = StateValues()
     network.forward = lambda state, mask, features=None: state.unsqueeze(2).expand(-1, -1, 3)  # type: ignore[method-assign]
-    made = DQN(network, QuantileHead(3), settings)
+    made = DQN(network, QuantileHead(3), replace(SETTINGS, value_bounds=(-1.0, 2.0)))
+    # targets 3 + 1/2 * 4 = 5 and -7 become 2 and -1; 0 + 1/2 * 2 = 1 stays
     # three quantiles 0 against three targets alike: midpoints (1/6, 1/2, 5/6) sum to 1.5 from either side
-    made(batch)
+    made(make_batch([[0.0, 0.0]] * 3, [[4.0, 0.0], [4.0, 0.0], [2.0, 0.0]], [0] * 3, [3.0, -9.0, 0.0]))
     assert made.row_errors.tolist() == pytest.approx([1.5 * (2 - 0.5), 1.5 * 0.5, 1.5 * 0.5])
 
 
@@ -188,13 +186,9 @@ def test_every_combination_has_finite_gradients_that_padding_does_not_change(
     made = build(
         head, spec, dueling=dueling, bcq=bcq, settings=DQNSettings(gamma=0.9, target_update_rate=0.1, cql_alpha=0.5)
     )
-    first, _ = batch.split([1, len(batch) - 1])
-    padded = joined((batch, first), (1.0, 0.0))
-    gradients = []
-    for rows in (batch, padded):
-        made.zero_grad()
-        made(rows)[0].backward()
-        gradients.append([p.grad.clone() for p in made.parameters() if p.requires_grad])  # type: ignore[union-attr]
+    padded = joined((batch, next(batch.split([1, len(batch) - 1]))), (1.0, 0.0))  # its first row again, at weight 0
+    trained = [p for p in made.parameters() if p.requires_grad]
+    gradients = [torch.autograd.grad(made(rows)[0], trained) for rows in (batch, padded)]
     assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients[0] if g.numel() > 1)
     torch.testing.assert_close(*gradients)
 

@@ -14,18 +14,20 @@ from reagent_lite.models.value_heads import ScalarHead
 from reagent_lite.training.loop import Optimization
 from reagent_lite.types import SourceSpec
 
-SPEC = SourceSpec(num_state_features=1, action_names=("a", "b"))
 # values are biases, as states are 0, and start at 0: an error is a reward
-TAGGERS = make_batch([[0.0]] * 2, [[0.0]] * 2, [0, 1], [2.0, -6.0])
-RUNNERS = make_batch([[0.0]] * 4, [[0.0]] * 4, [0, 0, 0, 1], [1.0, 1.0, 4.0, 0.0])
+ROWS = {
+    "tagger": make_batch([[0.0]] * 2, [[0.0]] * 2, [0, 1], [2.0, -6.0]),
+    "runner": make_batch([[0.0]] * 4, [[0.0]] * 4, [0, 0, 0, 1], [1.0, 1.0, 4.0, 0.0]),
+}
 
 
 def both() -> Learners:
-    network = build_q_network(SPEC, NetworkSettings(hidden=(), activations=()))
+    spec = SourceSpec(num_state_features=1, action_names=("a", "b"))
+    network = build_q_network(spec, NetworkSettings(hidden=(), activations=()))
     for parameter in network.parameters():
         nn.init.zeros_(parameter)
     settings = DQNSettings(gamma=0.5, target_update_rate=0.1)
-    return Learners({name: DQN(deepcopy(network), ScalarHead(), settings) for name in ("tagger", "runner")})
+    return Learners({name: DQN(deepcopy(network), ScalarHead(), settings) for name in ROWS})
 
 
 def biases(learners: Learners, network: str = "q_network") -> dict[str, list[float]]:
@@ -39,7 +41,7 @@ def biases(learners: Learners, network: str = "q_network") -> dict[str, list[flo
 def step(learners: Learners, rate: float, clip: float | None = None) -> dict[str, float]:
     trained = [[p for p in learner.parameters() if p.requires_grad] for learner in learners.by_type.values()]
     optimizer = torch.optim.SGD([p for each in trained for p in each], lr=rate)
-    loss, metrics = learners({"tagger": TAGGERS, "runner": RUNNERS})
+    loss, metrics = learners(ROWS)
     loss.backward()
     Optimization(optimizer=optimizer, clip_norm=clip, clipped=trained).step()
     learners.after_step()
@@ -63,8 +65,9 @@ def test_a_gradient_is_clipped_by_its_own_norm() -> None:
     learners = both()
     step(learners, 1.0, clip=3.0)
     # gradients -(2, -6) and -(3, 0): the first has a norm of sqrt(40), the second just 3 and stays
-    clipped = pytest.approx([6 / 40**0.5, -18 / 40**0.5], rel=1e-5)
-    assert biases(learners) == {"tagger": clipped, "runner": pytest.approx([3.0, 0.0], rel=1e-5)}
+    assert biases(learners) == {
+        "tagger": pytest.approx([6 / 40**0.5, -18 / 40**0.5], rel=1e-5), "runner": pytest.approx([3.0, 0.0], rel=1e-5),
+    }  # fmt: skip
 
 
 def test_names_may_be_those_of_methods_and_one_learner_is_its_own_type() -> None:

@@ -38,13 +38,6 @@ BASES: dict[str, tuple[type[Section], dict[str, Any]]] = {
     "normalize": (NormalizeConfig, {"training_data_path": "x", "norm_params": {"output_dir": "norm"}}),
     "shard": (ShardConfig, {"training_data_path": ["/data/a", "/data/c"], "shards_path": "/share"}),
 }
-LISTS: list[tuple[Any, str]] = [
-    ([], "an empty list"),
-    (["a", ""], "an empty path"),
-    (["a", "b", "a"], "'a' 2 times"),
-    (3, "3 (integer)"),
-    (["a", 3], '["a", 3] (array)'),
-]
 RULES: list[tuple[str, str | dict[str, Any], str, str]] = [
     ("logged", 'epochs="3"', "epochs", "valid integer"),
     ("serve", "host=", "host", "an address to listen on, got nothing"),
@@ -201,7 +194,13 @@ RULES: list[tuple[str, str | dict[str, Any], str, str]] = [
     ("collect", {"use_all_avail_gpus": True}, "simulation.mode", ""),
     ("shard", {"shards_path": "/data/c/shards"}, "shards_path", "which is inside /data/c"),
     *((base, {"training_data_path": path}, "training_data_path", f"got {got}")
-      for base in ("logged", "normalize", "shard") for path, got in LISTS),
+      for base in ("logged", "normalize", "shard") for path, got in [
+         ([], "an empty list"),
+         (["a", ""], "an empty path"),
+         (["a", "b", "a"], "'a' 2 times"),
+         (3, "3 (integer)"),
+         (["a", 3], '["a", 3] (array)'),
+     ]),
 ]  # fmt: skip
 
 

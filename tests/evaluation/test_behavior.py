@@ -48,9 +48,11 @@ def test_the_gradient_is_that_of_autograd(parametric: bool) -> None:
         action=torch.ones(20, dtype=torch.int64),
         fold=torch.arange(20) % FOLDS,
     )
-    spec = SourceSpec(num_state_features=2, num_action_features=3 * parametric, metric_names=(),
-                      action_names=() if parametric else tuple("abcd"))  # fmt: skip
-    parameters = torch.randn_like(FoldedSoftmax.uniform(spec).parameters).requires_grad_()
+    uniform = FoldedSoftmax.uniform(SourceSpec(
+        num_state_features=2, num_action_features=3 * parametric, metric_names=(),
+        action_names=() if parametric else tuple("abcd"),
+    ))  # fmt: skip
+    parameters = torch.randn_like(uniform.parameters).requires_grad_()
     loss, gradient = FoldedSoftmax(parameters).loss(rows)
     torch.testing.assert_close(torch.autograd.grad(loss, parameters)[0], gradient.detach())
     probability = FoldedSoftmax(parameters).probabilities(rows)

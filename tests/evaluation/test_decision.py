@@ -108,8 +108,8 @@ def test_simulation_is_beside_the_log_if_it_is_the_same_quantity(by_time: bool, 
     """A return of 15 in simulation against 10 logged, unless the log is discounted by time."""
     family = Family(logged=around(10.0, 1.0), continued=None, estimates=(undefined(PDIS),), events=None)
     result = replace(RESULT, outcomes=(OutcomeResult(name="Reward", one_step=family, sequential=family),))
-    played = game(around(15.0, 1.0), around(2.0, 1.0), around(13.0, 1.0))
     estimated_return = EstimatedReturn.of(result.overlap, gamma=0.8, by_time=by_time, horizon=1000)
+    played = game(around(15.0, 1.0), around(2.0, 1.0), around(13.0, 1.0))
     decision = decide(evidence_of(result, played, estimated_return))
     assert (decision.choice, "its discounted return is 15" in decision.reason) == (choice, not by_time)
 

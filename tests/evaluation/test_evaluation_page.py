@@ -43,12 +43,10 @@ def test_candidate_lists_of_unequal_length_make_one_page():
     narrow = dataclasses.replace(narrow, action=torch.tensor([1, 0]), actions=dataclasses.replace(
         narrow.actions, mask=torch.ones(2, 2, dtype=torch.bool)))  # fmt: skip
     page = build_page([wide, narrow], np.arange(5), policy=uniform, models=StateModels())
-    assert page.mask[3:].tolist() == [[True, True, False, False]] * 2
-    assert page.model_propensities[3:].tolist() == [[0.5, 0.5, 0, 0]] * 2
-    assert page.action.tolist() == [0, 0, 0, 1, 0]
+    expected = {"mask": [[True, True, False, False]] * 2, "model_propensities": [[0.5, 0.5, 0, 0]] * 2,
+                "action": [1, 0], "weight": [0.5, 0.5]}  # fmt: skip
+    assert {name: getattr(page, name)[3:].tolist() for name in expected} == expected
     assert page.q_values[~page.mask].abs().sum() == 0
-    # features of candidates are equal in value: weights depend on the index alone
-    assert page.weight[3:].tolist() == [0.5, 0.5]
 
 
 def test_probabilities_are_normalized_in_double_precision():
@@ -62,8 +60,9 @@ def test_discount_counts_the_steps_before_a_row():
     steps = torch.tensor([2.0, 3.0, 1.0, 4.0], dtype=torch.float64)
     table = tables_of(dataclasses.replace(page, steps=steps), 0.5)[0]
     # after 2 steps, and after 2 + 3
-    assert table.discount.tolist() == [[1, 0.25, 0.03125], [1, 0, 0]]
-    assert (table.reward.tolist(), table.running.tolist()) == ([[1, 1, 1], [5, 0, 0]], [[1, 1, 1], [1, 0, 0]])
+    expected = {"discount": [[1, 0.25, 0.03125], [1, 0, 0]], "reward": [[1, 1, 1], [5, 0, 0]],
+                "running": [[1, 1, 1], [1, 0, 0]]}  # fmt: skip
+    assert {name: getattr(table, name).tolist() for name in expected} == expected
 
 
 @pytest.mark.parametrize(("bootstrap", "expected"), [((1.0, 1.0), 2.0), ((1.0, 0.0), 1.5)])
@@ -101,13 +100,16 @@ def test_groups_hold_whole_episodes_of_like_length(limits: dict[str, int], group
 HASHES = np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.2, 0.5])
-def test_held_out_takes_about_its_share(share: float):
-    # 4 standard deviations of a binomial share
-    assert held_out(HASHES, share).mean() == pytest.approx(share, abs=4 * (share * (1 - share) / 20_000) ** 0.5)
-
-
-def test_held_out_is_independent_of_other_splits_of_the_same_hash():
-    # a split by the leading bits, and one by the last digits
-    for other in (np.uint64(2**61) > HASHES, HASHES % np.uint64(10) == 0):
-        assert held_out(HASHES[other], 0.2).mean() == pytest.approx(0.2, abs=0.04)
+@pytest.mark.parametrize(
+    ("hashes", "share", "tolerance"),
+    [
+        # 4 standard deviations of a binomial share
+        *((HASHES, share, 4 * (share * (1 - share) / 20_000) ** 0.5) for share in (0.1, 0.2, 0.5)),
+        # a split by the leading bits, and one by the last digits, are independent of it
+        (HASHES[np.uint64(2**61) > HASHES], 0.2, 0.04),
+        (HASHES[HASHES % np.uint64(10) == 0], 0.2, 0.04),
+    ],
+    ids=["a tenth", "a fifth", "half", "leading bits", "last digits"],
+)
+def test_held_out_takes_about_its_share(hashes: np.ndarray, share: float, tolerance: float):
+    assert held_out(hashes, share).mean() == pytest.approx(share, abs=tolerance)

@@ -71,8 +71,8 @@ def test_a_policy_that_plays_as_the_logging_policy_is_seldom_told_apart_from_it(
         result = evaluate_page(page, gamma=1.0, config=CONFIG, generator=torch.Generator().manual_seed(seed))
         returns = torch.from_numpy(rng.random((2, 100)) < rate).double()
         tables = torch.stack((returns, returns, torch.ones(2, 100), torch.zeros(2, 100)), 1)
-        spec = cast(Any, SimpleNamespace(name="events", parameters={}))
-        played = Played.of(spec, 1, dict(zip((MODEL, RANDOM), tables, strict=True)), level=0.95)
+        played = Played.of(cast(Any, SimpleNamespace(name="events", parameters={})), 1,
+                           dict(zip((MODEL, RANDOM), tables, strict=True)), level=0.95)  # fmt: skip
         estimated_return = EstimatedReturn.of(result.overlap, gamma=1.0, by_time=False, horizon=1000)
         told_apart += any(
             finding.source is FindingSource.BESIDE and finding.standing in (Standing.BETTER, Standing.WORSE)

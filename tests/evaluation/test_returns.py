@@ -85,8 +85,7 @@ def test_episodes_that_are_over_are_not_decided_any_more() -> None:
         return played(VectorEnv(backend, num_envs=count, first_env=first, seed=3), values, gamma=0.9, epsilon=0.8)
 
     together = episode(0, 400)
-    assert asked[0] == 400
-    assert min(asked) < 50
+    assert min(asked) < 50 < asked[0] == 400
     torch.testing.assert_close(together[1], 10 * 0.9 ** (together[2] - 1))  # the discounted return, and the length
     assert not together[3].any()
     for number in together[2].argsort()[[0, 100, 200, 300, 390, 395, 399]].tolist():

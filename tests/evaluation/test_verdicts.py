@@ -68,9 +68,8 @@ UNUSABLE = Verdict.DO_NOT_USE
 def test_verdicts(page: EvaluationPage, keys: dict[str, Any], names: tuple[str, ...], verdict: Verdict, reason: str
 ) -> None:  # fmt: skip
     result = evaluated(page, **keys)
-    for name in names:
-        estimate = estimate_of(result, name)
-        assert (estimate.verdict, reason in estimate.reason) == (verdict, True)
+    estimates = [estimate_of(result, name) for name in names]
+    assert [each for each in estimates if each.verdict is not verdict or reason not in each.reason] == []
 
 
 # ---- whole episodes: their mean weight should be 1, and products hide what rows do not show
@@ -103,10 +102,9 @@ def test_rows_that_are_a_little_off_multiply(
     result = evaluated(alike(weights), gamma=1.0)
     assert (result.overlap.judged_step, result.overlap.mean_weight.value) == (step, pytest.approx(mean))
     assert dataclasses.astuple(result.overlap.mean_episode_weight) == pytest.approx([product] * 3)  # none varies
-    for name in WEIGHTED:
-        estimate = estimate_of(result, name)
-        assert estimate.verdict is verdict
-        assert says.format(f"mean weight of an episode up to step {step}") in estimate.reason
+    estimates = [estimate_of(result, name) for name in WEIGHTED]
+    reason = says.format(f"mean weight of an episode up to step {step}")
+    assert [each for each in estimates if each.verdict is not verdict or reason not in each.reason] == []
     assert estimate_of(result, "IPS_Reward").verdict is TRUSTWORTHY  # of rows, 0.95 and 1.05 are within a tenth of 1
 
 

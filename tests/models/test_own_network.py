@@ -78,12 +78,10 @@ class Random(Squares):
 """
 
 
-README = Path(__file__).resolve().parents[2] / "reagent_lite/models/README.md"
-
-
 @pytest.fixture
 def tree(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    (example,) = re.findall("```python\n(.+?)```", README.read_text(), re.DOTALL)
+    readme = Path(__file__).resolve().parents[2] / "reagent_lite/models/README.md"
+    (example,) = re.findall("```python\n(.+?)```", readme.read_text(), re.DOTALL)
     (tmp_path / "own_networks.py").write_text(MODULE + example)
     monkeypatch.syspath_prepend(tmp_path)
     small["norm_params"] = {"feature_overrides": dict.fromkeys("012", "DO_NOT_PREPROCESS")}
@@ -94,7 +92,6 @@ def tree(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_network_of_ones_own_is_trained_and_exported(tree: dict[str, Any], tmp_path: Path) -> None:
     trained(tree)
     weights = load_file(tmp_path / "out/model/weights.safetensors")
-    assert weights.keys() == {"network.layer.bias", "network.layer.weight"}
     state = np.array([[1, 2, 3], [-1, 0.5, 2]], np.float32)
     expected = state**2 @ weights["network.layer.weight"].T + weights["network.layer.bias"]
     np.testing.assert_allclose(load_bundle(tmp_path / "out/model").predict(state).q, expected, rtol=1e-5)

@@ -73,14 +73,12 @@ def oracle(f: FeatureSpec, x: Floats) -> Floats:
     return y[:, None]
 
 
-# ends, categories and values between quantiles, of one type or another
-NOTABLE = [0.0, 1.0, 2.0, 4.0, 12.0, 13.0, 0.5, 1e-7, 0.9999999, 0.123, -500.0, 500.0, -1.7, -0.9, 0.3, 80.1]
-
-
 def raw_rows(spec: NormalizationSpec, num_rows: int, seed: int) -> tuple[Tensor, Tensor]:
     """Random raw values that hit every branch, with a quarter absent in each of the three ways."""
     rng = np.random.default_rng(seed)
-    pool = [*NOTABLE, *(quantile for f in spec.features for quantile in f.quantiles)]
+    # ends, categories and values between quantiles, of one type or another
+    pool = [0.0, 1.0, 2.0, 4.0, 12.0, 13.0, 0.5, 1e-7, 0.9999999, 0.123, -500.0, 500.0, -1.7, -0.9, 0.3, 80.1,
+            *(quantile for f in spec.features for quantile in f.quantiles)]  # fmt: skip
     shape = (num_rows, len(spec.features))
     values = np.where(rng.random(shape) < 0.5, rng.normal(0.5, 4.0, shape), rng.choice(pool, shape))
     absent = rng.choice(12, shape)
@@ -92,7 +90,7 @@ def expected(spec: NormalizationSpec, values: Tensor, presence: Tensor, *, missi
     raw = values.numpy().astype(np.float64)
     known = presence.numpy() & ~np.isnan(raw) & (raw != float(np.float32(-1337.1337)))
     blocks = [oracle(f, np.where(known[:, i], raw[:, i], 0.0)) for i, f in enumerate(spec.features)]
-    shown = [known[:, [i]] | missing_as_zero for i in range(len(blocks))]
+    shown = (known | missing_as_zero).T[:, :, None]
     return np.concatenate([np.where(show, block, 0.0) for show, block in zip(shown, blocks, strict=True)], axis=1)
 
 

@@ -42,8 +42,9 @@ def tick_labels(drawn: str) -> list[str]:
 
 
 def test_ticks_of_a_narrow_range_are_told_apart() -> None:
-    drawn = whiskers(estimated("IPS", 1.0009, 0.0009), **{"logged policy": around(1.0005, 0.0001)})
-    assert tick_labels(drawn) == ["1", "1.0005", "1.001", "1.0015", "1.002"]
+    assert tick_labels(whiskers(estimated("IPS", 1.0009, 0.0009), **{"logged policy": around(1.0005, 0.0001)})) == [
+        "1", "1.0005", "1.001", "1.0015", "1.002",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from oracles.reports import SEQUENTIAL, full
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.report.page import render
 
-PATH = "/mnt/storage/experiments/2019_recommendations/run-17/a_rather_long_name/training.json.bz2"
 # in CSS pixels
 SMALLEST_LETTERS = (
     "Math.min(...[...document.querySelectorAll('svg.chart text')].map(t => "
@@ -27,7 +26,10 @@ STYLE = Path(__file__).parents[2] / "reagent_lite/report/style.css"
 def test_a_page_fits_screens_and_paper(tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     figure = Interval(value=-0.0001234, low=-0.0005678, high=-1.2345e-05)  # as many letters as figures get
-    file.write_text(render(full(PATH, title="Logged policy", figure=figure)))
+    file.write_text(render(full(
+        "/mnt/storage/experiments/2019_recommendations/run-17/a_rather_long_name/training.json.bz2",
+        title="Logged policy", figure=figure,
+    )))  # fmt: skip
     tables = []
     with browsing(tmp_path / "profile") as browser:
         for width in (360, 768, 1440):
@@ -70,13 +72,9 @@ def test_curves_are_told_apart_without_colours() -> None:
     assert len(dashes) == len({dash for _, dash in dashes}) >= len(SEQUENTIAL)
 
 
-def contrast(color: str, other: str) -> float:
+def contrast(*colors: str) -> float:
     """Ratio of relative luminances, https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio."""
-    low, high = sorted(map(luminance, (color, other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def luminance(color: str) -> float:
-    parts = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    parts = np.array([list(bytes.fromhex(color[1:])) for color in colors]) / 255
     linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+    low, high = sorted(linear @ [0.2126, 0.7152, 0.0722])
+    return float((high + 0.05) / (low + 0.05))

@@ -124,13 +124,14 @@ def test_other_environments_are_curves_with_a_line_at_the_present() -> None:
 def test_agents_are_discs_on_a_square() -> None:
     """A tagger in the middle, runners in the lower left and upper right corners; the second one leaves."""
     places = np.array([[0.5, 0.0, 1.0]] * 3)
-    playing = np.array([[True, True, True], [True, True, False], [True, True, False]])
-    agents = Agents(x=places, y=places, in_game=playing, kind=np.array([0, 1, 1]), kinds=("tagger", "runner"))
+    agents = Agents(
+        x=places, y=places, in_game=np.array([[True, True, True], [True, True, False], [True, True, False]]),
+        kind=np.array([0, 1, 1]), kinds=("tagger", "runner"),
+    )  # fmt: skip
     trace = episode_of("tag_continuous", [[0.0] * 15] * 3, agents=agents)
     side = (BOTTOM - TOP) / 1.1
-    corners = [(round(WIDTH / 2 + sign * side / 2), round(MIDDLE - sign * side / 2)) for sign in (-1, 1)]
+    discs = [(round(WIDTH / 2 + sign * side / 2), round(MIDDLE - sign * side / 2)) for sign in (0, -1, 1)]
     for step, upper in ((0, (0, 114, 178)), (1, (217, 217, 217)), (2, (217, 217, 217))):
         shown = pixels(trace, step)
-        assert tuple(shown[round(MIDDLE), WIDTH // 2]) == VERMILION
-        assert [tuple(shown[y, x]) for x, y in corners] == [(0, 114, 178), upper]
+        assert [tuple(shown[y, x]) for x, y in discs] == [VERMILION, (0, 114, 178), upper]
     assert [trace.caption(step) for step in range(3)] == ["tagger 1   runner 2", "tagger 1   runner 1", "terminated"]

@@ -7,7 +7,6 @@ import pytest
 import torch
 from oracles.repeated import step_returns
 from oracles.tables import TWO_EPISODES, estimates, random_table, rows, some, table
-from torch import Tensor
 
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.magic import step_contributions
@@ -16,12 +15,8 @@ from reagent_lite.rl.sums import EpisodeSums, EpisodeTable, shrunk, switched
 LENGTHS = (3, 1, 5, 2)
 
 
-def sample(n: int) -> Tensor:
-    return torch.ones(1, n, dtype=torch.float64)
-
-
 def value(name: str, e: EpisodeTable) -> float:
-    return float(estimates(ESTIMATORS[name], e, sample(len(e.reward)))[0])
+    return float(estimates(ESTIMATORS[name], e, torch.ones(1, len(e.reward)))[0])
 
 
 def assert_values(e: EpisodeTable, expected: dict[str, float]) -> None:
@@ -70,7 +65,7 @@ def test_two_step_table_by_hand():
 
 def checked_step_returns(e: EpisodeTable) -> list[float]:
     """The j-step returns of the log itself; asserts that the contributions of its episodes sum to them."""
-    returns = step_returns(e, sample(len(e.reward)))[0]
+    returns = step_returns(e, torch.ones(1, len(e.reward)))[0]
     contributions = torch.cat(list(step_contributions(EpisodeSums.of([[e]]), 0)))
     torch.testing.assert_close(contributions.sum(0), returns)
     return returns.tolist()

@@ -51,9 +51,10 @@ def test_huber_loss_of_a_constant() -> None:
 
 
 def test_projection_splits_mass_between_neighbours() -> None:
-    probability = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5]])
-    values = torch.tensor([[0.25, 2.0, 9.0], [-5.0, 1.5, 7.0]])
-    projected = categorical_projection(probability, values, torch.tensor([0.0, 1.0, 2.0]))
+    support = torch.tensor([0.0, 1.0, 2.0])
+    projected = categorical_projection(
+        torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5]]), torch.tensor([[0.25, 2.0, 9.0], [-5.0, 1.5, 7.0]]), support
+    )
     # row 1: half a unit at 0.25 -> 0.375 at 0, 0.125 at 1; half at 2. Row 2: -5 -> 0, 1.5 -> 1 and 2, 7 -> 2
     torch.testing.assert_close(projected, torch.tensor([[0.375, 0.125, 0.5], [0.2, 0.15, 0.65]]))
 

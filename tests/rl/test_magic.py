@@ -38,8 +38,7 @@ def test_distance_from_the_interval():
     returns = torch.tensor([[13.0, 9.5, 7.0, 10.0], [0, 0, 0, 9.0], [0, 0, 0, 11.0]], dtype=torch.float64)
     # in the resample with WDR 9 the interval is 8 to 10
     distance = interval_distance(returns, 1.0)
-    assert distance[0].tolist() == pytest.approx([2, 0, 2, 0])
-    assert float(distance[1, 0]) == pytest.approx(8)
+    assert [*distance[0].tolist(), float(distance[1, 0])] == pytest.approx([2, 0, 2, 0, 8])
 
 
 def test_the_blend_of_two_rows_by_hand() -> None:

@@ -70,5 +70,5 @@ def test_weights_beyond_float64_keep_their_ratios_across_groups():
     assert log.relative_weights(1999).tolist() == pytest.approx([0, 0.5, 1])
     cwpdis = log.estimates([torch.ones(1, 3)], EVERY)[0]["Weighted_Per_Decision_Importance_Sampling"]
     # step t: (4^{t+1} 4 + 2 4^{t+1} 8) / (4 + 4^{t+1} + 2 4^{t+1}), and at t = 0 the short one's reward of 4 too
-    steps = [(4 * 4.0 + 2 * 4 * 8.0 + 4 * 4.0) / 16] + [20 / (3 + 4.0**-t) for t in range(1, 2000)]
-    assert float(cwpdis[0]) == pytest.approx(sum(steps))
+    first = (4 * 4.0 + 2 * 4 * 8.0 + 4 * 4.0) / 16
+    assert float(cwpdis[0]) == pytest.approx(first + sum(20 / (3 + 4.0**-t) for t in range(1, 2000)))

@@ -40,16 +40,16 @@ def test_values_of_distributions_keep_their_outputs() -> None:
 
 
 def test_discount_is_gamma_to_the_steps_and_zero_after_the_end() -> None:
-    d = discount(0.9, torch.tensor([4.0, 3.0, 1.0]), torch.tensor([1.0, 1.0, 0.0]))
-    assert d.tolist() == pytest.approx([0.6561, 0.729, 0.0])
+    assert discount(0.9, torch.tensor([4.0, 3.0, 1.0]), torch.tensor([1.0, 1.0, 0.0])).tolist() == pytest.approx(
+        [0.6561, 0.729, 0.0]
+    )
     assert discount(0.0, torch.tensor([1.0, 2.0]), torch.ones(2)).tolist() == [0.0, 0.0]
 
 
 def test_target_and_expectation() -> None:
-    reward = torch.tensor([1.0])
-    half = torch.tensor([0.5])
-    assert td_target(reward, half, torch.tensor([6.0])).item() == 4.0
-    assert td_target(reward, half, torch.tensor([[6.0, -9.0]]), (-3.0, 3.5)).tolist() == [[3.5, -3.0]]
+    step = (torch.tensor([1.0]), torch.tensor([0.5]))  # reward and discount
+    assert td_target(*step, torch.tensor([6.0])).item() == 4.0
+    assert td_target(*step, torch.tensor([[6.0, -9.0]]), (-3.0, 3.5)).tolist() == [[3.5, -3.0]]
     assert expected_value(Q, torch.tensor([[0.25, 0.75]])).item() == 3.75
 
 
