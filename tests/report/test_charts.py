@@ -73,7 +73,7 @@ IPS = estimated("IPS", 12.0, 1.0)
         (estimated("IPS", 12.0, 2.0), {}, [
             '<line class="whisker good" x1="104.4" x2="466" y1="52" y2="52">',
             'd="M280.2 52a5 5',
-            '<line class="mark" x1="104.4" x2="104.4"',
+            '<line class="mark" x1="104.4" x2="104.4" y1="18" y2="68">',  # down to the axis
             '<rect class="band" x="14" y="18" width="180.8"',  # 9 to 11
         ]),
         # 9 to 14, 90.4 a unit: 12 lies at 285.2; the name of a second mark moves the first row down by 14
