@@ -2,22 +2,21 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from oracles import gridworld
-from oracles.batches import make_batch
-from torch import Tensor, nn
+from oracles.batches import StateValues, make_batch
+from torch import Tensor
 
 from reagent_lite.algorithms.actor_critic import ActorCritic
 from reagent_lite.algorithms.crr import CRR
 from reagent_lite.algorithms.iql import IQL
 from reagent_lite.algorithms.policy_learner import TargetSettings
 from reagent_lite.algorithms.table import ALGORITHMS
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.config.algorithm import CRRConfig, IQLConfig
 from reagent_lite.models.value_heads import ScalarHead
 from reagent_lite.types import Actions, SourceSpec
@@ -26,37 +25,25 @@ SETTINGS = TargetSettings(gamma=0.5, target_update_rate=0.1)
 THREE = math.log(3)  # logits (0, THREE) are probabilities 1/4 and 3/4
 
 
-class Columns(nn.Module):
-    """Outputs read off the state itself: its columns from `first` on, times a parameter."""
-
-    needs_candidate_list = False
-
-    def __init__(self, first: int, count: int = 2) -> None:
-        super().__init__()
-        self.columns = slice(first, first + count)
-        self.scale = nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
-        return (state[:, self.columns] * self.scale).unsqueeze(2)
-
-
 def crr(target: float = 1.0, boost: Tensor | None = None, **keys: Any) -> CRR:
-    made = CRR(Columns(0), Columns(2), ScalarHead(), SETTINGS, CRRConfig(**keys), reward_boost=boost)
+    critic, actor = (StateValues(columns=part) for part in (slice(2), slice(2, 4)))
+    made = CRR(critic, actor, ScalarHead(), SETTINGS, CRRConfig(**keys), reward_boost=boost)
     made.target_network.scale.fill_(target)  # type: ignore[operator, union-attr]
     return made
 
 
 def iql(target: float = 1.0, **keys: Any) -> IQL:
-    made = IQL(Columns(0), Columns(2), Columns(4, 1), ScalarHead(), SETTINGS, IQLConfig(**keys))
+    critic, actor, value = (StateValues(columns=part) for part in (slice(2), slice(2, 4), slice(4, 5)))
+    made = IQL(critic, actor, value, ScalarHead(), SETTINGS, IQLConfig(**keys))
     made.target_network.scale.fill_(target)  # type: ignore[operator, union-attr]
     return made
 
 
 # Q(s, .), logits, V(s)
 STATE = [[1.0, 2.0, 0.0, 0.0, 1.0], [1.0, 2.0, 0.0, THREE, 5.0], [1.0, 9.0, 0.0, 0.0, 0.0]]
-AFTER = [[3.0, 4.0, 0.0, THREE, 3.0], [4.0, 2.0, 0.0, 0.0, 2.0], [7.0, 7.0, 0.0, 0.0, 7.0]]
 ROWS = make_batch(
-    STATE, AFTER, [0, 1, 1], [1.0, 0.0, 5.0],
+    STATE, [[3.0, 4.0, 0.0, THREE, 3.0], [4.0, 2.0, 0.0, 0.0, 2.0], [7.0, 7.0, 0.0, 0.0, 7.0]], [0, 1, 1],
+    [1.0, 0.0, 5.0],
     bootstrap=torch.tensor([1.0, 1.0, 0.0]), steps=torch.tensor([1.0, 2.0, 1.0]),
 )  # fmt: skip
 
@@ -66,22 +53,22 @@ def test_crr_on_three_rows() -> None:
     made = crr(target=10.0)
     loss, metrics = made(ROWS)
     td = ((1 - 19.75) ** 2 + (2 - 7.5) ** 2 + (9 - 5) ** 2) / 3
-    # advantages 1 - 1.5, 2 - 1.75 and 9 - 5, whose weight e^4 is cut to 20
-    actor = (math.exp(-0.5) * math.log(2) + math.exp(0.25) * math.log(4 / 3) + 20 * math.log(2)) / 3
-    assert {name: value.item() for name, value in metrics.items()} == pytest.approx(
-        {"td_loss": td, "actor_loss": actor}
-    )
-    assert loss.item() == pytest.approx(td + actor)
+    assert [metrics["td_loss"].item(), loss.item()] == pytest.approx([td, td + metrics["actor_loss"].item()])
     assert made.row_errors.tolist() == pytest.approx([18.75, 5.5, 4.0])
 
 
-def test_crr_imitates_only_the_better_half_with_binary_weights() -> None:
-    loss = crr(target=10.0, weights="binary")(ROWS)[1]["actor_loss"]
-    assert loss.item() == pytest.approx((math.log(4 / 3) + math.log(2)) / 3)
-    less = crr(target=10.0, beta=0.5)(ROWS)[1]["actor_loss"]
-    assert less.item() == pytest.approx(
-        (math.exp(-1) * math.log(2) + math.exp(0.5) * math.log(4 / 3) + 20 * math.log(2)) / 3
-    )
+@pytest.mark.parametrize(
+    ("keys", "weights"),
+    [
+        # advantages 1 - 1.5, 2 - 1.75 and 9 - 5, whose weight e^4 is cut to 20
+        ({}, (math.exp(-0.5), math.exp(0.25), 20)),
+        ({"beta": 0.5}, (math.exp(-1), math.exp(0.5), 20)),
+        ({"weights": "binary"}, (0, 1, 1)),
+    ],
+)
+def test_crr_imitates_what_is_better_than_the_policy(keys: dict[str, Any], weights: tuple[float, ...]) -> None:
+    loss = crr(target=10.0, **keys)(ROWS)[1]["actor_loss"]
+    assert loss.item() == pytest.approx(np.dot(weights, np.log([2, 4 / 3, 2])) / 3)
 
 
 def test_iql_on_three_rows() -> None:
@@ -90,36 +77,36 @@ def test_iql_on_three_rows() -> None:
     td = ((1 - 2.5) ** 2 + (2 - 0.5) ** 2 + (9 - 5) ** 2) / 3
     value = (0.7 * 1 + 0.3 * 1 + 0.7 * 18**2) / 3
     actor = (math.exp(0.5) * math.log(2) + math.exp(-0.5) * math.log(4 / 3) + 100 * math.log(2)) / 3
-    expected = {"td_loss": td, "actor_loss": actor, "value_loss": value}
-    assert {name: part.item() for name, part in metrics.items()} == pytest.approx(expected)
-    assert loss.item() == pytest.approx(td + value + actor)
+    assert {**metrics, "loss": loss.detach()} == pytest.approx(
+        {"td_loss": td, "actor_loss": actor, "value_loss": value, "loss": td + value + actor}
+    )
 
 
 @pytest.mark.parametrize("made", [crr(), iql()], ids=["crr", "iql"])
 def test_choices_that_are_not_allowed_do_not_count(made: ActorCritic) -> None:
     """One choice is left: its probability is 1 and its advantage 0; nothing follows a row without a next choice."""
-    first, neither = torch.tensor([[True, False]]), torch.tensor([[False, False]])
-    batch = make_batch([[2.0, 9.0, 0.0, 5.0, 2.0]], [[9.0] * 5], [0], [1.0])
-    batch = replace(batch, actions=Actions(mask=first), next_actions=Actions(mask=neither))
+    first = Actions(mask=torch.tensor([[True, False]]))
+    batch = make_batch([[2.0, 9.0, 0.0, 5.0, 2.0]], [[9.0] * 5], [0], [1.0], actions=first,
+                       next_actions=Actions(mask=torch.tensor([[False, False]])))  # fmt: skip
     metrics = made(batch)[1]
-    assert metrics["actor_loss"].item() == 0
-    assert metrics["td_loss"].item() == 1  # (2 - 1)^2
-    batch = replace(batch, next_actions=Actions(mask=first))
-    assert made(batch)[1]["td_loss"].item() == (2 - (1 + 9 / 2)) ** 2
+    assert (metrics["actor_loss"].item(), metrics["td_loss"].item()) == (0, 1)  # (2 - 1)^2
+    assert made(replace(batch, next_actions=first))[1]["td_loss"].item() == (2 - (1 + 9 / 2)) ** 2
 
 
-@pytest.mark.parametrize("made", [crr(boost=torch.tensor([0.0, 1.0])), iql()], ids=["crr", "iql"])
-def test_values_are_the_critics_and_scores_the_actors(made: ActorCritic) -> None:
+@pytest.mark.parametrize(
+    ("made", "target"),
+    [(crr(boost=torch.tensor([0.0, 1.0])), [1 + 3.75 / 2, 1 + 3 / 4, 6]), (iql(), [2.5, 0.5, 5])],
+    ids=["crr", "iql"],
+)
+def test_values_are_the_critics_and_scores_the_actors(made: ActorCritic, target: list[float]) -> None:
     evaluation = made.evaluate(ROWS)
     assert evaluation.q.tolist() == [row[:2] for row in STATE]
-    assert evaluation.scores.tolist() == torch.tensor(STATE)[:, 2:4].tolist()
+    for scores in (evaluation.scores, made.scorer(torch.tensor(STATE), ROWS.actions.mask, None)):
+        assert torch.equal(scores, torch.tensor(STATE)[:, 2:4])
     assert evaluation.choices.all()
     assert evaluation.td_loss.item() == made(ROWS)[1]["td_loss"].item()
-    expected = [1 + 3.75 / 2, 1 + 3 / 4, 6] if isinstance(made, CRR) else [2.5, 0.5, 5]
-    assert evaluation.target.tolist() == pytest.approx(expected)
+    assert evaluation.target.tolist() == pytest.approx(target)
     assert made.constant_loss(3.0, 4.0) == 4
-    state = torch.tensor(STATE)
-    assert torch.equal(made.scorer(state, ROWS.actions.mask, None), evaluation.scores)
 
 
 def test_nothing_but_the_actor_learns_from_its_loss_and_the_target_follows() -> None:
@@ -127,34 +114,31 @@ def test_nothing_but_the_actor_learns_from_its_loss_and_the_target_follows() -> 
     made(ROWS)[0].backward()
     # d of -w log pi by the scale of logits (0, THREE): w THREE (pi_1 - 1) in row 2 alone
     assert made.actor.scale.grad.item() == pytest.approx(math.exp(0.25) * THREE * -0.25 / 3)  # type: ignore[operator, union-attr]
-    with torch.no_grad():
-        made.critic.scale.fill_(2.0)  # type: ignore[operator, union-attr]
+    made.critic.scale.data.fill_(2.0)  # type: ignore[operator, union-attr]
     made.after_step()
     assert made.target_network.scale.item() == pytest.approx(1.1)  # type: ignore[operator, union-attr]
 
 
-SOLUTIONS = {
-    "crr": ({"crr": {"beta": 1.0}}, partial(gridworld.crr_solution, 1.0, 20.0)),
-    "iql": ({"iql": {"expectile": 0.7, "beta": 1.0}}, partial(gridworld.iql_solution, 0.7, 1.0, 100.0)),
-}
-
-
-@pytest.mark.parametrize(("name", "parametric"), [("crr", False), ("iql", True)])
-def test_policy_and_values_of_the_gridworld_are_exact(name: str, parametric: bool) -> None:
-    section, solution = SOLUTIONS[name]
-    policy, values = solution()
-    learner = on_gridworld(name, section, parametric=parametric)
-    state = torch.eye(25)
+@pytest.mark.parametrize(
+    ("name", "section", "parametric", "solution"),
+    [
+        ("crr", {"beta": 1.0}, False, gridworld.crr_solution(1.0, 20.0)),
+        ("iql", {"expectile": 0.7, "beta": 1.0}, True, gridworld.iql_solution(0.7, 1.0, 100.0)),
+    ],
+    ids=["crr", "iql"],
+)
+def test_policy_and_values_of_the_gridworld_are_exact(
+    name: str, section: dict[str, Any], parametric: bool, solution: tuple[gridworld.Array, gridworld.Array]
+) -> None:
+    policy, values = solution
+    learner = on_gridworld(name, {name: section}, parametric=parametric)
     allowed = torch.from_numpy(gridworld.allowed())
-    features = torch.eye(100).view(25, 4, 100) if parametric else None
-    with torch.no_grad():
-        logits = learner.scorer(state, allowed, features)
-        q = learner.head(learner.critic(state, allowed, features))
-    chances = logits.masked_fill(~allowed, -1e9).softmax(1).numpy()
+    rows = (torch.eye(25), allowed, torch.eye(100).view(25, 4, 100) if parametric else None)
+    q = learner.head(learner.critic(*rows)).detach()
+    chances = learner.scorer(*rows).detach().masked_fill(~allowed, -1e9).softmax(1)
     free = gridworld.allowed().any(1)
-    np.testing.assert_allclose(chances[free], policy[free], atol=0.01)
+    np.testing.assert_allclose(chances[free].numpy(), policy[free], atol=0.01)
     np.testing.assert_allclose(q[allowed].numpy(), values[gridworld.allowed()], atol=0.02)
-    assert gridworld.policy_values(policy)[0] > 5 * gridworld.policy_values(gridworld.random_policy())[0]
 
 
 def on_gridworld(name: str, section: dict[str, Any], *, parametric: bool) -> ActorCritic:
@@ -163,19 +147,18 @@ def on_gridworld(name: str, section: dict[str, Any], *, parametric: bool) -> Act
         "model_output_path": "out", "training_data_path": "log", "algorithm": name, **section,
         "rl": {"gamma": 0.9, "target_update_rate": 0.1}, "rainbow": {"dueling_architecture": False},
         "training": {"layers": [-1, -1], "activations": ["linear"], "l2_decay": 0.0},
+        **({"norm_params": {"cols_to_norm": ["state_features", "action"]}} if parametric
+           else {"actions": list(gridworld.ACTIONS)}),
     }  # fmt: skip
-    if parametric:
-        spec = SourceSpec(num_state_features=25, num_action_features=100)
-        columns = {"norm_params": {"cols_to_norm": ["state_features", "action"]}}
-        config: WorkflowConfig = check(ParametricDqnConfig, tree | columns)
-    else:
-        spec = SourceSpec(num_state_features=25, action_names=gridworld.ACTIONS)
-        config = check(DqnConfig, tree | {"actions": list(gridworld.ACTIONS)})
+    config = check(ParametricDqnConfig if parametric else DqnConfig, tree)
+    spec = SourceSpec(num_state_features=25, num_action_features=100 * parametric,
+                      action_names=() if parametric else gridworld.ACTIONS)  # fmt: skip
     chances = gridworld.transition_matrix()
     state, action, after = (torch.from_numpy(part) for part in np.nonzero(chances))
-    allowed, tables = torch.from_numpy(gridworld.allowed()), torch.eye(100).view(25, 4, 100)
+    tables = torch.eye(100).view(25, 4, 100)
     now, following = (
-        Actions(mask=allowed[part], features=tables[part] if parametric else None) for part in (state, after)
+        Actions(mask=torch.from_numpy(gridworld.allowed())[part], features=tables[part] if parametric else None)
+        for part in (state, after)
     )
     weight = torch.from_numpy(chances[state, action, after] * gridworld.random_policy()[state, action]).float()
     over = after == gridworld.GOAL
@@ -185,7 +168,6 @@ def on_gridworld(name: str, section: dict[str, Any], *, parametric: bool) -> Act
     )  # fmt: skip
     torch.manual_seed(0)
     learner = ALGORITHMS[name].build(config, spec, None)
-    assert isinstance(learner, ActorCritic)
     optimizer = torch.optim.Adam(learner.parameter_groups(config), lr=0.05)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.998)
     for _ in range(1500):

@@ -2,117 +2,104 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from oracles.batches import make_batch, random_batch
-from torch import Tensor, nn
+from oracles.batches import StateValues, make_batch, random_batch
+from oracles.bundles import Habit
+from torch import Tensor
+from torch.nn.functional import pad
 
 from reagent_lite.algorithms.bcq import LikelyInTheLog, LoggingPolicy
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
 from reagent_lite.data.sampling.mixture import joined
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead
-from reagent_lite.types import Actions, SourceSpec, TransitionBatch
+from reagent_lite.types import Actions, SourceSpec
 
 SPEC = SourceSpec(num_state_features=3, action_names=("a", "b"))
 CANDIDATES = SourceSpec(num_state_features=3, num_action_features=2)
 SETTINGS = DQNSettings(gamma=0.5, target_update_rate=0.1)
 
 
-class Table(nn.Module):
-    """Q read off the state itself: state [B, K] is Q(s, .)."""
-
-    needs_candidate_list = False
-
-    def __init__(self, scale: float = 1.0) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(scale))
-
-    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
-        return (state * self.scale).unsqueeze(2)
-
-
-def learner(*, double: bool = True, maxq: bool = True, target_scale: float = 1.0, **kwargs: object) -> DQN:
-    made = DQN(Table(), ScalarHead(), replace(SETTINGS, double=double, maxq=maxq), **kwargs)  # type: ignore[arg-type]
-    made.target_network = Table(target_scale).requires_grad_(False)
+def learner(*, target_scale: float = 1.0, reward_boost: Tensor | None = None, **settings: Any) -> DQN:
+    made = DQN(StateValues(), ScalarHead(), replace(SETTINGS, **settings), reward_boost=reward_boost)
+    made.target_network = StateValues(target_scale).requires_grad_(False)
     return made
 
 
-AFTER = {"bootstrap": torch.tensor([1.0, 1.0, 0.0]), "steps": torch.tensor([1.0, 2.0, 1.0])}
-ROWS = make_batch([[1.0, 2.0]] * 3, [[3.0, 4.0], [4.0, 2.0], [9.0, 9.0]], [0, 1, 1], [1.0, 0.0, 5.0], **AFTER)
+ROWS = make_batch(
+    [[1.0, 2.0]] * 3, [[3.0, 4.0], [4.0, 2.0], [9.0, 9.0]], [0, 1, 1], [1.0, 0.0, 5.0],
+    bootstrap=torch.tensor([1.0, 1.0, 0.0]), steps=torch.tensor([1.0, 2.0, 1.0]),
+)  # fmt: skip
 
 
 def test_double_q_loss_on_three_rows() -> None:
     # targets: 1 + 1/2 * 4 * 10 = 21; 0 + 1/4 * 40 = 10; 5 + 0 = 5. Errors 1 - 21, 2 - 10, 2 - 5
     loss, metrics = learner(target_scale=10.0)(ROWS)
-    assert math.isclose(loss.item(), (400 + 64 + 9) / 3, rel_tol=1e-6)
-    assert metrics["td_loss"].item() == pytest.approx(loss.item())
+    assert [loss.item(), metrics["td_loss"].item()] == pytest.approx([(400 + 64 + 9) / 3] * 2)
 
 
-def test_single_q_differs_from_double_where_the_networks_disagree() -> None:
-    # the target network negates: its best of (-3, -4) is -3, the online network's choice is worth -4
-    batch = make_batch([[0.0, 0.0]], [[3.0, 4.0]], [0], [0.0])
-    assert learner(double=True, target_scale=-1.0)(batch)[0].item() == 4.0
-    assert learner(double=False, target_scale=-1.0)(batch)[0].item() == 2.25
-
-
-def test_sarsa_takes_the_logged_next_action() -> None:
-    batch = make_batch([[0.0, 0.0]] * 2, [[3.0, 4.0]] * 2, [0, 0], [0.0, 0.0], next_action=torch.tensor([0, 1]))
-    assert learner(maxq=False)(batch)[0].item() == pytest.approx((1.5**2 + 2**2) / 2)
-
-
-def test_mask_restricts_the_next_action_and_empty_means_zero() -> None:
-    mask = torch.tensor([[True, False], [False, False]])
-    batch = make_batch([[0.0, 0.0]] * 2, [[3.0, 4.0]] * 2, [0, 0], [0.0, 1.0], next_actions=Actions(mask=mask))
-    assert learner()(batch)[0].item() == pytest.approx((1.5**2 + 1**2) / 2)
+@pytest.mark.parametrize(
+    ("keys", "other", "loss"),
+    [
+        # the target network negates: its best of (-3, -4) is -3, the online network's choice is worth -4
+        ({"double": True, "target_scale": -1.0}, {}, 2**2),
+        ({"double": False, "target_scale": -1.0}, {}, 1.5**2),
+        # the logged next action
+        ({"maxq": False}, {"next_action": torch.tensor([0, 1])}, (1.5**2 + 2**2) / 2),
+        # the mask restricts the next action, and empty means zero
+        ({}, {"next_actions": Actions(mask=torch.tensor([[True, False], [False, False]]))}, 1.5**2 / 2),
+        # targets of 2 are clipped
+        ({"value_bounds": (-1.0, 1.8)}, {}, 1.8**2),
+    ],
+    ids=["double", "single", "sarsa", "mask", "bounds"],
+)
+def test_the_next_action(keys: dict[str, Any], other: dict[str, Any], loss: float) -> None:
+    batch = make_batch([[0.0, 0.0]] * 2, [[3.0, 4.0]] * 2, [0, 0], [0.0, 0.0], **other)
+    assert learner(**keys)(batch)[0].item() == pytest.approx(loss)
 
 
 def test_bcq_keeps_only_actions_the_imitator_finds_likely() -> None:
-    class Imitator(Table):
-        def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
-            return torch.log(torch.tensor([[0.95, 0.05]])).expand(len(state), 2).unsqueeze(2) * self.scale
-
     batch = make_batch([[0.0, 0.0]], [[3.0, 4.0]], [0], [0.0])
-    restricted = DQN(Table(), ScalarHead(), replace(SETTINGS, drop_threshold=0.1), behavior_cloning=Imitator())
+    settings = replace(SETTINGS, drop_threshold=0.1)
+    restricted = DQN(StateValues(), ScalarHead(), settings, behavior_cloning=Habit([0.95, 0.05]))
     loss, metrics = restricted(batch)
-    assert metrics["td_loss"].item() == 2.25  # action 1 is dropped: 1/2 * 3
-    assert metrics["imitation_loss"].item() == pytest.approx(-math.log(0.95), rel=1e-5)
-    assert loss.item() == pytest.approx(2.25 - math.log(0.95), rel=1e-5)
+    # action 1 is dropped: 1/2 * 3
+    assert {**metrics, "loss": loss.detach()} == pytest.approx(
+        {"td_loss": 2.25, "imitation_loss": -math.log(0.95), "loss": 2.25 - math.log(0.95)}, rel=1e-5
+    )
     evaluation = restricted.evaluate(batch)
-    assert (evaluation.q.tolist(), evaluation.choices.tolist()) == ([[0, 0]], [[True, False]])
-    assert evaluation.td_loss.item() == 2.25
-    assert evaluation.target.tolist() == [1.5]
+    expected = {"q": [[0, 0]], "choices": [[True, False]], "td_loss": 2.25, "target": [1.5]}
+    assert {name: getattr(evaluation, name).tolist() for name in expected} == expected
 
 
 @pytest.mark.parametrize("parametric", [False, True])
 def test_the_estimated_logging_policy_by_hand(parametric: bool) -> None:
     """Odds of 3 in state 1, a fifth of uniform choices: 0.8 * 0.75 + 0.2 / 2. A third action is forbidden."""
     actions = () if parametric else ("a", "b", "c")
-    spec = SourceSpec(num_state_features=1, num_action_features=3 * parametric, action_names=actions, metric_names=())
-    policy = LoggingPolicy(spec)
+    policy = LoggingPolicy(
+        SourceSpec(num_state_features=1, num_action_features=3 * parametric, action_names=actions, metric_names=())
+    )
     policy.weight.copy_(torch.tensor([[math.log(3)], [0.0], [9.0]]))
     policy.share.fill_(0.2)
-    mask = torch.tensor([[True, True, False]])
     features = torch.eye(3).unsqueeze(0) if parametric else None
-    result = policy(torch.ones(1, 1), mask, features).squeeze(2).exp()
-    torch.testing.assert_close(result, torch.tensor([[0.7, 0.3, 0.0]]))
-    kept = LikelyInTheLog(policy, 0.5)(torch.ones(1, 1), mask, features)
-    assert kept.tolist() == [[True, False, False]]
+    row = (torch.ones(1, 1), torch.tensor([[True, True, False]]), features)
+    torch.testing.assert_close(policy(*row).squeeze(2).exp(), torch.tensor([[0.7, 0.3, 0.0]]))
+    assert LikelyInTheLog(policy, 0.5)(*row).tolist() == [[True, False, False]]
     assert not list(policy.parameters())
 
 
 def test_evaluated_targets_are_those_of_the_loss() -> None:
-    boost = torch.tensor([0.0, -1.0])
-    made = learner(target_scale=10.0, reward_boost=boost)
-    assert made.evaluate(ROWS).target.tolist() == [21, 9, 4]  # as in test_double_q_loss_on_three_rows, b costs 1
-    made.settings = replace(SETTINGS, value_bounds=(-1.0, 5.0))
-    assert made.evaluate(ROWS).target.tolist() == [5, 5, 4]
+    # as in test_double_q_loss_on_three_rows, b costs 1
+    for bounds, targets in ((None, [21, 9, 4]), ((-1.0, 5.0), [5, 5, 4])):
+        made = learner(target_scale=10.0, reward_boost=torch.tensor([0.0, -1.0]), value_bounds=bounds)
+        assert made.evaluate(ROWS).target.tolist() == targets
 
 
 def test_targets_of_distributions_are_means() -> None:
-    zero = torch.zeros(2, dtype=torch.int64)
-    last = make_batch([[0.0] * 3] * 2, [[0.0] * 3] * 2, zero, [1.0, 2.0], bootstrap=torch.zeros(2))
+    last = make_batch([[0.0] * 3] * 2, [[0.0] * 3] * 2, [0, 0], [1.0, 2.0], bootstrap=torch.zeros(2))
     for head in ("c51", "quantile"):
         made = build(head, SPEC)
         assert made.evaluate(last).target.tolist() == [1, 2]
@@ -123,14 +110,15 @@ def test_targets_of_distributions_are_means() -> None:
 @pytest.mark.parametrize(("kind", "scale"), [("mse", 2), ("huber", 1)])
 def test_conservative_term_beside_half_the_squared_error(kind: str, scale: int) -> None:
     """Kumar et al. (2020), eq. 4, times `scale`: alpha (log(e^q_0 + e^q_1) - q_0) + 1/2 delta^2."""
-    made = DQN(Table(), ScalarHead(kind), replace(SETTINGS, cql_alpha=0.7))
+    made = DQN(StateValues(), ScalarHead(kind), replace(SETTINGS, cql_alpha=0.7))
     # q = (1, 0) w at w = 1; the reward 1.5 ends the episode: delta = w - 1.5, small enough for Huber to be a square
     loss, metrics = made(make_batch([[1.0, 0.0]], [[0.0, 0.0]], [0], [1.5], bootstrap=torch.zeros(1)))
-    loss.backward()
-    assert metrics["cql_gap"].item() == pytest.approx(math.log(math.e + 1) - 1)
-    assert loss.item() == pytest.approx(scale * (0.7 * (math.log(math.e + 1) - 1) + 0.5**2 / 2))
-    assert made.q_network.scale.grad.item() == pytest.approx(scale * (0.7 * (math.e / (math.e + 1) - 1) - 0.5))
-    assert metrics["td_loss"].item() == pytest.approx(scale * 0.5**2 / 2)
+    (gradient,) = torch.autograd.grad(loss, made.q_network.scale)
+    gap = math.log(math.e + 1) - 1
+    assert {**metrics, "loss": loss.detach()} == pytest.approx(
+        {"cql_gap": gap, "td_loss": scale * 0.5**2 / 2, "loss": scale * (0.7 * gap + 0.5**2 / 2)}
+    )
+    assert gradient.item() == pytest.approx(scale * (0.7 * (math.e / (math.e + 1) - 1) - 0.5))
 
 
 # the error of bce_with_logits is that of the probability sigma(3)
@@ -144,19 +132,17 @@ def test_conservative_term_beside_half_the_squared_error(kind: str, scale: int) 
 )
 def test_priorities_are_absolute_errors(kind: str, reward: float, loss: float, error: float) -> None:
     """Whatever the loss makes of a large one."""
-    made = DQN(Table(), ScalarHead(kind), SETTINGS)
+    made = DQN(StateValues(), ScalarHead(kind), SETTINGS)
     result = made(make_batch([[3.0, 0.0]], [[0.0, 0.0]], [0], [reward]))[0]
-    assert result.item() == pytest.approx(loss)
-    assert made.row_errors.tolist() == pytest.approx([error])
+    assert [result.item(), *made.row_errors.tolist()] == pytest.approx([loss, error])
     assert not made.row_errors.requires_grad
 
 
 def test_values_of_a_cross_entropy_are_probabilities() -> None:
-    made = DQN(Table(), ScalarHead("bce_with_logits"), SETTINGS)
+    made = DQN(StateValues(), ScalarHead("bce_with_logits"), SETTINGS)
     evaluation = made.evaluate(make_batch([[math.log(3), 0.0]], [[0.0, 0.0]], [0], [1.0], bootstrap=torch.zeros(1)))
     torch.testing.assert_close(evaluation.q, torch.tensor([[0.75, 0.5]]))
-    assert evaluation.td_loss.item() == pytest.approx(-math.log(0.75))
-    assert evaluation.target.tolist() == [1]
+    assert [evaluation.td_loss.item(), *evaluation.target.tolist()] == pytest.approx([-math.log(0.75), 1])
 
 
 @pytest.mark.parametrize("head", ["c51", "quantile"])
@@ -166,16 +152,13 @@ def test_priorities_of_distributions_are_losses(head: str) -> None:
     assert float(batch.weight.dot(made.row_errors)) == pytest.approx(loss.item())
 
 
-def test_targets_are_clipped_to_value_bounds() -> None:
-    settings = replace(SETTINGS, value_bounds=(-1.0, 2.0))
-    # targets 3 + 1/2 * 4 = 5 and -7 become 2 and -1; 0 + 1/2 * 2 = 1 stays
-    batch = make_batch([[0.0, 0.0]] * 3, [[4.0, 0.0], [4.0, 0.0], [2.0, 0.0]], [0] * 3, [3.0, -9.0, 0.0])
-    assert DQN(Table(), ScalarHead(), settings)(batch)[0].item() == pytest.approx((2**2 + 1 + 1) / 3)
-    network = Table()
+def test_each_quantile_s_target_is_clipped_to_value_bounds() -> None:
+    network = StateValues()
     network.forward = lambda state, mask, features=None: state.unsqueeze(2).expand(-1, -1, 3)  # type: ignore[method-assign]
-    made = DQN(network, QuantileHead(3), settings)
+    made = DQN(network, QuantileHead(3), replace(SETTINGS, value_bounds=(-1.0, 2.0)))
+    # targets 3 + 1/2 * 4 = 5 and -7 become 2 and -1; 0 + 1/2 * 2 = 1 stays
     # three quantiles 0 against three targets alike: midpoints (1/6, 1/2, 5/6) sum to 1.5 from either side
-    made(batch)
+    made(make_batch([[0.0, 0.0]] * 3, [[4.0, 0.0], [4.0, 0.0], [2.0, 0.0]], [0] * 3, [3.0, -9.0, 0.0]))
     assert made.row_errors.tolist() == pytest.approx([1.5 * (2 - 0.5), 1.5 * 0.5, 1.5 * 0.5])
 
 
@@ -187,9 +170,9 @@ def build(
 ) -> DQN:
     torch.manual_seed(0)
     made = HEADS[head]()
-    network = NetworkSettings(hidden=(8,), activations=("relu",), dueling=dueling, outputs=made.outputs)
-    behavior_cloning = build_q_network(spec, NetworkSettings(hidden=(8,), activations=("relu",))) if bcq else None
-    return DQN(build_q_network(spec, network), made, settings, behavior_cloning=behavior_cloning)
+    plain = NetworkSettings(hidden=(8,), activations=("relu",))
+    network = build_q_network(spec, replace(plain, dueling=dueling, outputs=made.outputs))
+    return DQN(network, made, settings, behavior_cloning=build_q_network(spec, plain) if bcq else None)
 
 
 @pytest.mark.parametrize("bcq", [False, True])
@@ -203,20 +186,11 @@ def test_every_combination_has_finite_gradients_that_padding_does_not_change(
     made = build(
         head, spec, dueling=dueling, bcq=bcq, settings=DQNSettings(gamma=0.9, target_update_rate=0.1, cql_alpha=0.5)
     )
-    gradients = []
-    for rows in (batch, padded(batch)):
-        made.zero_grad()
-        made(rows)[0].backward()
-        gradients.append([p.grad.clone() for p in made.parameters() if p.requires_grad])  # type: ignore[union-attr]
+    padded = joined((batch, next(batch.split([1, len(batch) - 1]))), (1.0, 0.0))  # its first row again, at weight 0
+    trained = [p for p in made.parameters() if p.requires_grad]
+    gradients = [torch.autograd.grad(made(rows)[0], trained) for rows in (batch, padded)]
     assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients[0] if g.numel() > 1)
-    for first, second in zip(*gradients, strict=True):
-        torch.testing.assert_close(first, second)
-
-
-def padded(batch: TransitionBatch) -> TransitionBatch:
-    """The batch with its first row again, at weight 0."""
-    first, _ = batch.split([1, len(batch) - 1])
-    return joined((batch, first), (1.0, 0.0))
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -225,12 +199,9 @@ def test_padding_candidates_changes_nothing(head: str, dueling: bool) -> None:
     batch = random_batch(6, 3, 4, seed=2, num_features=2)
 
     def wider(actions: Actions) -> Actions:
-        assert actions.features is not None
-        features = nn.functional.pad(actions.features, (0, 0, 0, 3))
-        return Actions(mask=nn.functional.pad(actions.mask, (0, 3)), features=features)
+        return Actions(mask=pad(actions.mask, (0, 3)), features=pad(actions.features, (0, 0, 0, 3)))  # type: ignore[arg-type]
 
-    fields = {name: getattr(batch, name) for name in TransitionBatch.__dataclass_fields__}
-    wide = TransitionBatch(**(fields | {"actions": wider(batch.actions), "next_actions": wider(batch.next_actions)}))
+    wide = replace(batch, actions=wider(batch.actions), next_actions=wider(batch.next_actions))
     made = build(head, CANDIDATES, dueling=dueling)
     torch.testing.assert_close(made(wide)[0], made(batch)[0])
 
@@ -245,20 +216,15 @@ def test_the_soft_update_follows_parameters_that_are_assigned() -> None:
 
 
 def test_networks_have_the_mode_asked_for_even_after_a_failure() -> None:
-    class Failing(Table):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dropout = nn.Dropout()
-
+    class Failing(StateValues):
         def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
             if not self.training:
                 raise ValueError("on the next state")
             return super().forward(state, mask, features)
 
     made = DQN(Failing(), ScalarHead(), SETTINGS)
-    assert not made.eval().q_network.training
-    assert made.train().q_network.training
-    assert not made.target_network.training
+    modes = [made.train(mode).q_network.training for mode in (False, True)]
+    assert (modes, made.target_network.training) == ([False, True], False)
     with pytest.raises(ValueError, match="on the next state"):
         made(ROWS)
     assert made.q_network.training

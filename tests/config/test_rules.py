@@ -1,16 +1,24 @@
 """Contradictions and values that no key takes, one at a time: which key is named, and in what words."""
 
+import json
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from oracles.roles import role
+from oracles.runs import merged
 
 from reagent_lite.algorithms.table import ALGORITHMS
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, load_config, resolved
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, load_config, resolved
 from reagent_lite.config.algorithm import CRRConfig, IQLConfig
+from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.config.section import Section
 from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.shard import ShardConfig
 from reagent_lite.config.simulate import LOG_SUFFIXES, SimulateConfig
+from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.writing.files import FORMATS
 from reagent_lite.errors import ConfigError
 
@@ -24,8 +32,15 @@ BASES: dict[str, tuple[type[Section], dict[str, Any]]] = {
     "evaluate": (EvaluateConfig, {"model": "m", "simulation": PLAYED}),
     "serve": (ServeConfig, {"model": "m", "log": "l"}),
     "simulate": (SimulateConfig, PLAYED | {"output_path": "out/log.jsonl"}),
+    "convert": (ConvertConfig, {"input_path": "a.jsonl", "output_path": "b.csv"}),
+    "evaluate a log": (EvaluateConfig, {"model": "m", "data_path": "d"}),
+    "evaluate by playing": (EvaluateConfig, {"model": "m", "simulation": {"env": "x"}}),
+    "collect": (DqnConfig, {**role(Path("/run"), "collect"), "model_output_path": ""}),
+    "normalize": (NormalizeConfig, {"training_data_path": "x", "norm_params": {"output_dir": "norm"}}),
+    "timeline": (TimelineConfig, {"timeline": {"inputTableName": "x", "outputTableName": "y"}}),
+    "shard": (ShardConfig, {"training_data_path": ["/data/a", "/data/c"], "shards_path": "/share"}),
 }
-RULES = [
+RULES: list[tuple[str, str | dict[str, Any], str, str]] = [
     ("logged", 'epochs="3"', "epochs", "valid integer"),
     ("serve", "host=", "host", "an address to listen on, got nothing"),
     ("logged", "training.minibatch_size=1.5", "training.minibatch_size", "valid integer"),
@@ -138,23 +153,85 @@ RULES = [
     ("simulate", "value_of={}", "value_of.model", "kind greedy"),
     ("simulate", "value_of.model=m value_of.epsilon=0.3", "value_of.epsilon", "absent with kind greedy"),
     ("simulate", "backend=cuda use_gpu=false", "backend", "while use_gpu is false"),
+    ("convert", {"input_path": ""}, "input_path", ""),
+    ("convert", {"output_path": "x.tsv"}, "output_path", ".csv"),
+    ("convert", {"output_path": "a/.csv"}, "output_path", ".csv"),
+    ("convert", {"output_path": "s3://bucket/x.csv"}, "output_path", "a local path"),
+    ("convert", {"output_path": "x.minari"}, "output_path", ""),
+    ("convert", {"actions": ["a"]}, "actions", ""),
+    ("convert", {"inputpath": "x"}, "inputpath", "'input_path'"),
+    ("evaluate a log", {"policy": "greedy", "temperature": 0.5}, "temperature", "absent"),
+    ("evaluate a log", {"evaluation": {"calc_cpe_in_training": False}}, "evaluation.calc_cpe_in_training", ""),
+    ("evaluate a log", {"timeline": {"steps": 2}}, "timeline.steps", "expected 1"),
+    ("evaluate a log", {"timeline": {"evalTableName": "x"}}, "timeline.evalTableName", "absent"),
+    ("evaluate a log", {"query": {"actions": ["a"]}}, "query.actions", "absent"),
+    ("evaluate a log", {"output_path": "s3://bucket/e.json"}, "output_path", "a local path"),
+    ("evaluate a log", {"actions": ["a"]}, "actions", "absent"),
+    ("evaluate a log", {"model": "uniform"}, "output_path", "a path"),
+    ("evaluate a log", {"model": "column:"}, "model", "column:NAME"),
+    ("evaluate a log", {"model": "logged", "policy": "greedy"}, "policy", "its default"),
+    ("evaluate a log", {"simulation": {"env": "x"}, "against": "uniform"}, "simulation", "absent"),
+    ("evaluate by playing", {"simulation": {"env": ""}}, "simulation.env", "the name"),
+    ("evaluate by playing", {"simulation": {"evaluation_episodes": 0}}, "simulation.evaluation_episodes", "greater"),
+    ("evaluate by playing", {"simulation": {"episodes": 5}}, "simulation.episodes", "'evaluation_episodes'?"),
+    ("evaluate by playing", {"training_copy_dir": "y"}, "training_copy_dir", "its default"),
+    ("evaluate by playing", {"timeline": {}}, "timeline", "its default"),
+    ("evaluate by playing", {"query": {"tableSample": 5}}, "query", "its default"),
+    ("evaluate by playing", {"evaluation": {"max_horizon": 5}}, "evaluation.max_horizon", "its default"),
+    ("evaluate by playing", {"evaluation": {"bootstrap_resamples": 500}}, "evaluation.bootstrap_resamples", "its def"),
+    ("evaluate by playing", {"write_scored_rows": True}, "write_scored_rows", "its default"),
+    ("logged", {"publish_if": {"estimator": "sequential_doubly_robst"}}, "publish_if.estimator", "'Sequential_Do"),
+    ("logged", {"publish_if": {"estimator": "MAGICK"}}, "publish_if.estimator", "Did you mean 'MAGIC'?"),
+    ("logged", {"publish_if": {"lower_bound_above": "best"}}, "publish_if.lower_bound_above", "logged"),
+    ("logged", {"publish_if": {}, "training_data_path": "", "simulation": {"env": "x"}}, "publish_if", "absent"),
+    ("logged", {"data": {"items": "items.jsonl"}}, "data.items", "absent"),
+    ("candidates", {"data": {"item_id": "sku"}}, "data.item_id", "absent"),
+    ("collect", {"simulation": {"mode": "both"}}, "simulation.dataset", ""),
+    ("collect", {"simulation": {"dataset": None}}, "simulation.dataset", ""),
+    ("collect", {"simulation": {"dataset": {}}}, "simulation.dataset.path", ""),
+    ("collect", {"simulation": {"dataset": {"path": "d", "edits": True}}}, "simulation.dataset.max_bytes", ""),
+    ("collect", {"simulation": {"auto_scale": True}}, "simulation.auto_scale", ""),
+    ("collect", {"training_data_path": "log.jsonl", "actions": ["a", "b"]}, "training_data_path", ""),
+    ("collect", {"num_processes_per_node": 2}, "simulation.mode", ""),
+    ("collect", {"use_all_avail_gpus": True}, "simulation.mode", ""),
+    ("normalize", {"training_data_path": ""}, "training_data_path", "a path"),
+    ("normalize", {"norm_params": {"output_dir": None}}, "norm_params.output_dir", ""),
+    ("normalize", {"norm_params": {"output_dir": "s3://bucket/norm"}}, "norm_params.output_dir", "a local path"),
+    ("normalize", {"norm_params": {"cols_to_norm": []}}, "norm_params.cols_to_norm", ""),
+    ("normalize", {"norm_params": {"cols_to_norm": ["action"]}, "parametric": False}, "norm_params.cols_to_norm",
+     "while parametric is false"),
+    ("normalize", {"drift": {"psi_large": 0.1}}, "drift.psi_large", ""),
+    ("normalize", {"drift": {"psi_large": 0.1}}, "drift.psi_moderate", ""),
+    ("timeline", {"output": "rows"}, "output", "'transitions' or 'events'"),
+    *(("timeline", {"output": "events", "timeline": section}, f"timeline.{key}", "absent with output events")
+      for key, section in [
+         ("steps", {"steps": 2, "gamma": 0.9}),
+         ("timeWindowLimit", {"timeWindowLimit": 9}),
+         ("addTerminalStateRow", {"addTerminalStateRow": True}),
+     ]),
+    ("shard", {"shards_path": "/data/c/shards"}, "shards_path", "which is inside /data/c"),
+    *((base, {"training_data_path": path}, "training_data_path", f"got {got}")
+      for base in ("logged", "normalize", "shard") for path, got in [
+         ([], "an empty list"),
+         (["a", ""], "an empty path"),
+         (["a", "b", "a"], "'a' 2 times"),
+         (3, "3 (integer)"),
+         (["a", 3], '["a", 3] (array)'),
+     ]),
 ]  # fmt: skip
 
 
-def refused(base: str, sets: str) -> dict[str, str]:
-    """Returns the problems of a base with `--set` overrides, by key."""
+@pytest.mark.parametrize(("base", "changes", "where", "words"), RULES)
+def test_a_contradiction_is_named(
+    base: str, changes: str | dict[str, Any], where: str, words: str, tmp_path: Path
+) -> None:
+    """Changes are an object, or keys and values as for `--set`."""
     model, tree = BASES[base]
-    keys = [f"{key}.{name}={value}" if isinstance(inner, dict) else f"{key}={inner}".replace("'", '"')
-            for key, inner in tree.items()
-            for name, value in (inner.items() if isinstance(inner, dict) else [("", "")])]  # fmt: skip
+    sets = changes.split(" ") if isinstance(changes, str) else []
+    (tmp_path / "x.json").write_text(json.dumps(merged(tree, {} if isinstance(changes, str) else changes)))
     with pytest.raises(ConfigError) as caught:
-        load_config(model, None, (*keys, *sets.split(" ")))
-    return {problem.where: str(problem) for problem in caught.value.problems}
-
-
-@pytest.mark.parametrize(("base", "sets", "where", "words"), RULES)
-def test_a_contradiction_is_named(base: str, sets: str, where: str, words: str) -> None:
-    assert words in refused(base, sets)[where]
+        load_config(model, str(tmp_path / "x.json"), sets)
+    assert words in {problem.where: str(problem) for problem in caught.value.problems}[where]
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -163,20 +240,25 @@ def test_a_resolved_config_reads_back_as_itself(base: str) -> None:
     assert check(BASES[base][0], resolved(config)) == config
 
 
-def test_sections_and_temperature_follow_the_algorithm() -> None:
+@pytest.mark.parametrize(
+    ("changes", "section", "temperature"),
+    [
+        ({"algorithm": "dqn"}, None, 0.01),
+        ({"algorithm": "crr"}, CRRConfig(), 1.0),
+        ({"algorithm": "iql"}, IQLConfig(), 1.0),
+        ({"algorithm": "crr", "rl": {"temperature": 0.5}}, CRRConfig(), 0.5),
+    ],
+)
+def test_sections_and_temperature_follow_the_algorithm(
+    changes: dict[str, Any], section: Section | None, temperature: float
+) -> None:
     """A resolved config has the section of its algorithm alone; absent, softmax of values is sharp, of logits not."""
     model, tree = BASES["logged"]
-    for name, section, temperature in (("dqn", None, 0.01), ("crr", CRRConfig(), 1.0), ("iql", IQLConfig(), 1.0)):
-        config = check(model, tree | {"algorithm": name})
-        assert isinstance(config, WorkflowConfig)
-        assert (config.section, config.temperature, config.rl.temperature) == (section, temperature, temperature)
-        assert [section_name for section_name in ("crr", "iql") if resolved(config)[section_name] is not None] == [
-            name
-        ] * (name != "dqn")
-        assert check(model, resolved(config)) == config
-    config = check(model, tree | {"algorithm": "crr", "rl": {"temperature": 0.5}})
-    assert isinstance(config, WorkflowConfig)
-    assert config.temperature == 0.5
+    config = check(model, tree | changes)
+    assert (config.section, config.temperature) == (section, temperature)
+    sections = [name for name in ("crr", "iql") if resolved(config)[name] is not None]
+    assert sections == [changes["algorithm"]] * (section is not None)
+    assert check(model, resolved(config)) == config
 
 
 def test_every_algorithm_that_is_named_has_a_learner() -> None:
@@ -191,7 +273,6 @@ def test_how_much_is_simulated(base: str, changes: dict[str, float], share: floa
     model, tree = BASES[base]
     time_differences = {"rl": {"use_seq_num_diff_as_time_diff": not share}}  # which a simulation does not learn from
     config = check(model, tree | time_differences | ({"simulation": tree["simulation"] | changes} if changes else {}))
-    assert isinstance(config, DqnConfig)
     assert config.simulated_share == share
 
 
@@ -204,3 +285,8 @@ def test_every_suffix_has_a_writer() -> None:
     assert set(LOG_SUFFIXES) == set(FORMATS)
     for suffix in LOG_SUFFIXES:
         check(SimulateConfig, PLAYED | {"output_path": f"a/b{suffix}"})
+
+
+def test_policies_without_a_model_and_figures_of_a_played_one_are_allowed() -> None:
+    check(EvaluateConfig, {"model": "logged", "data_path": "d", "output_path": "e.json", "actions": ["a"]})
+    check(EvaluateConfig, {"model": "m", "simulation": {"env": "x"}, "evaluation": {"confidence_level": 0.9}})

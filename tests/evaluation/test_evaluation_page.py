@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from oracles.batches import make_batch, random_batch
+from oracles.batches import make_batch, random_batch, uniform
 from oracles.pages import bandit_page
 from oracles.tables import estimates
 from torch import Tensor
@@ -16,39 +16,24 @@ from reagent_lite.types import Actions
 
 
 class StateModels:
-    """Predicts the first state feature for the reward and twice that for values, of every choice and outcome."""
-
-    def __init__(self, num_outcomes: int = 1) -> None:
-        self.num_outcomes = num_outcomes
+    """Predicts the first state feature for the reward and twice that for values, of every choice."""
 
     def predict(self, state: Tensor, actions: Actions) -> tuple[Tensor, Tensor]:
-        first = state[:, :1].unsqueeze(2).expand(-1, actions.mask.shape[1], self.num_outcomes)
+        first = state[:, :1].unsqueeze(2).expand(-1, actions.mask.shape[1], 1)
         return first, 2 * first
 
 
-def uniform(state: Tensor, actions: Actions) -> Tensor:
-    return actions.mask / actions.mask.sum(1, keepdim=True).clamp(min=1)
-
-
-def test_rows_are_grouped_by_episode_in_order_of_time():
-    batch = make_batch([[1.0], [2.0], [3.0], [4.0]], [[0.0]] * 4, [0, 1, 0, 1], [10.0, 20.0, 30.0, 40.0])
-    page = build_page(batch.split([3, len(batch) - 3]), np.array([7, 3, 7, 3]), policy=uniform, models=StateModels())
-    assert page.episode.tolist() == [3, 3, 7, 7]
-    assert page.outcomes[:, 0].tolist() == [20, 40, 10, 30]
-    assert page.action.tolist() == [1, 1, 0, 0]
-    assert page.position.tolist() == [0, 1, 0, 1]
-    assert page.rank.tolist() == [0, 0, 1, 1]
-    assert page.reward_model[:, 1, 0].tolist() == [2, 4, 1, 3]
-    assert page.q_values[:, 0, 0].tolist() == [4, 8, 2, 6]
-    assert page.model_propensities.tolist() == [[0.5, 0.5]] * 4
-
-
-def test_padding_rows_are_left_out():
-    batch = make_batch(
-        [[1.0], [2.0], [3.0]], [[0.0]] * 3, [0, 1, 0], [1.0, 2.0, 3.0], weight=torch.tensor([0.5, 0.5, 0])
-    )
-    page = build_page([batch], np.array([0, 0]), policy=uniform, models=StateModels())
-    assert page.outcomes[:, 0].tolist() == [1, 2]
+def test_rows_are_grouped_by_episode_in_order_of_time_without_padding():
+    batch = make_batch([[1.0], [2.0], [3.0], [4.0], [5.0]], [[0.0]] * 5, [0, 1, 0, 1, 0],
+                       [10.0, 20.0, 30.0, 40.0, 50.0], weight=torch.tensor([0.25] * 4 + [0.0]))  # fmt: skip
+    page = build_page(batch.split([3, 2]), np.array([7, 3, 7, 3]), policy=uniform, models=StateModels())
+    expected = {
+        "episode": [3, 3, 7, 7], "position": [0, 1, 0, 1], "rank": [0, 0, 1, 1], "action": [1, 1, 0, 0],
+        "outcomes": [[20], [40], [10], [30]], "model_propensities": [[0.5, 0.5]] * 4,
+        "reward_model": [[[state]] * 2 for state in (2, 4, 1, 3)],
+        "q_values": [[[2 * state]] * 2 for state in (2, 4, 1, 3)],
+    }  # fmt: skip
+    assert {name: getattr(page, name).tolist() for name in expected} == expected
 
 
 def test_candidate_lists_of_unequal_length_make_one_page():
@@ -58,30 +43,26 @@ def test_candidate_lists_of_unequal_length_make_one_page():
     narrow = dataclasses.replace(narrow, action=torch.tensor([1, 0]), actions=dataclasses.replace(
         narrow.actions, mask=torch.ones(2, 2, dtype=torch.bool)))  # fmt: skip
     page = build_page([wide, narrow], np.arange(5), policy=uniform, models=StateModels())
-    assert page.mask.shape == (5, 4)
-    assert page.mask[3:].tolist() == [[True, True, False, False]] * 2
-    assert page.model_propensities[3:].tolist() == [[0.5, 0.5, 0, 0]] * 2
-    assert page.action.tolist() == [0, 0, 0, 1, 0]
+    expected = {"mask": [[True, True, False, False]] * 2, "model_propensities": [[0.5, 0.5, 0, 0]] * 2,
+                "action": [1, 0], "weight": [0.5, 0.5]}  # fmt: skip
+    assert {name: getattr(page, name)[3:].tolist() for name in expected} == expected
     assert page.q_values[~page.mask].abs().sum() == 0
-    # features of candidates are equal in value: weights depend on the index alone
-    assert page.weight[3:].tolist() == [0.5, 0.5]
 
 
 def test_probabilities_are_normalized_in_double_precision():
-    third = torch.tensor([[1 / 3, 1 / 3, 1 / 3]])
     batch = make_batch([[1.0]], [[0.0]], [0], [1.0], num_choices=3)
-    page = build_page([batch], np.array([0]), policy=lambda s, a: third * (1 + 1e-6), models=StateModels())
+    page = build_page([batch], np.array([0]), policy=lambda s, a: a.mask * (1 + 1e-6) / 3, models=StateModels())
     assert page.model_propensities.sum().item() == pytest.approx(1, abs=1e-15)
 
 
 def test_discount_counts_the_steps_before_a_row():
     page = bandit_page([1.0, 1.0, 1.0, 5.0], episode=[0, 0, 0, 1])
-    page = dataclasses.replace(page, steps=torch.tensor([2.0, 3.0, 1.0, 4.0], dtype=torch.float64))
-    table = tables_of(page, 0.5)[0]
+    steps = torch.tensor([2.0, 3.0, 1.0, 4.0], dtype=torch.float64)
+    table = tables_of(dataclasses.replace(page, steps=steps), 0.5)[0]
     # after 2 steps, and after 2 + 3
-    assert table.discount.tolist() == [[1, 0.25, 0.03125], [1, 0, 0]]
-    assert table.reward.tolist() == [[1, 1, 1], [5, 0, 0]]
-    assert table.running.tolist() == [[1, 1, 1], [1, 0, 0]]
+    expected = {"discount": [[1, 0.25, 0.03125], [1, 0, 0]], "reward": [[1, 1, 1], [5, 0, 0]],
+                "running": [[1, 1, 1], [1, 0, 0]]}  # fmt: skip
+    assert {name: getattr(table, name).tolist() for name in expected} == expected
 
 
 @pytest.mark.parametrize(("bootstrap", "expected"), [((1.0, 1.0), 2.0), ((1.0, 0.0), 1.5)])
@@ -92,37 +73,43 @@ def test_estimates_of_an_episode_that_was_cut(bootstrap: tuple[float, float], ex
                        bootstrap=torch.tensor(bootstrap))  # fmt: skip
     page = build_page([batch], np.array([0, 0]), policy=uniform, models=StateModels())
     assert page.next_value.squeeze(1).tolist() == [2 * b for b in bootstrap]
-    assert tables_of(page, 0.5)[0].tail.tolist() == [[0, 0.25 * 2 * bootstrap[1]]]
-    for name in ("Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust"):
-        assert float(estimates(ESTIMATORS[name], tables_of(page, 0.5)[0], torch.ones(1, 1))[0]) == pytest.approx(
-            expected
-        ), name
+    (table,) = tables_of(page, 0.5)
+    assert table.tail.tolist() == [[0, 0.25 * 2 * bootstrap[1]]]
     # all lengths agree on the cut episode; on the ended one a single episode says nothing of variance or bias
-    if bootstrap[1]:
-        assert float(estimates(ESTIMATORS["MAGIC"], tables_of(page, 0.5)[0], torch.ones(1, 1))[0]) == pytest.approx(2.0)
+    for name in ("Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust", *["MAGIC"] * int(bootstrap[1])):
+        assert float(estimates(ESTIMATORS[name], table, torch.ones(1, 1))[0]) == pytest.approx(expected), name
 
 
-def test_groups_hold_whole_episodes_of_like_length():
-    # lengths 3, 1, 2, 1: by length the episodes are 1, 3, 2, 0; four cells hold two of one row, or one of two or three
+@pytest.mark.parametrize(
+    ("limits", "groups"),
+    [
+        # lengths 3, 1, 2, 1: by length 1, 3, 2, 0; four cells hold two episodes of one row, or one of two or three
+        ({"max_cells": 4}, [[3, 6], [4, 5], [0, 1, 2]]),
+        # 6 cells: 3 episodes of up to 2 rows; the longest alone, though larger than 2 cells
+        ({"max_cells": 6}, [[3, 6, 4, 5], [0, 1, 2]]),
+        ({"max_cells": 2}, [[3, 6], [4, 5], [0, 1, 2]]),
+        ({"max_episodes": 3}, [[3, 6, 4, 5], [0, 1, 2]]),
+    ],
+)
+def test_groups_hold_whole_episodes_of_like_length(limits: dict[str, int], groups: list[list[int]]):
     episode = torch.tensor([5, 5, 5, 6, 7, 7, 9])
-    assert [group.tolist() for group in episode_groups(episode, max_cells=4)] == [[3, 6], [4, 5], [0, 1, 2]]
-    # 6 cells: 3 episodes of up to 2 rows; the longest alone, though larger than 2 cells
-    assert [group.tolist() for group in episode_groups(episode, max_cells=6)] == [[3, 6, 4, 5], [0, 1, 2]]
-    assert [len(group) for group in episode_groups(episode, max_cells=2)] == [2, 2, 3]
-    assert [group.tolist() for group in episode_groups(episode, max_episodes=3)] == [[3, 6, 4, 5], [0, 1, 2]]
-    assert episode_groups(episode[:0]) == []
+    assert [group.tolist() for group in episode_groups(episode, **limits)] == groups
+    assert episode_groups(episode[:0], **limits) == []
 
 
 HASHES = np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.2, 0.5])
-def test_held_out_takes_about_its_share(share: float):
-    # 4 standard deviations of a binomial share
-    assert held_out(HASHES, share).mean() == pytest.approx(share, abs=4 * (share * (1 - share) / 20_000) ** 0.5)
-
-
-def test_held_out_is_independent_of_other_splits_of_the_same_hash():
-    # a split by the leading bits, and one by the last digits
-    for other in (np.uint64(2**61) > HASHES, HASHES % np.uint64(10) == 0):
-        assert held_out(HASHES[other], 0.2).mean() == pytest.approx(0.2, abs=0.04)
+@pytest.mark.parametrize(
+    ("hashes", "share", "tolerance"),
+    [
+        # 4 standard deviations of a binomial share
+        *((HASHES, share, 4 * (share * (1 - share) / 20_000) ** 0.5) for share in (0.1, 0.2, 0.5)),
+        # a split by the leading bits, and one by the last digits, are independent of it
+        (HASHES[np.uint64(2**61) > HASHES], 0.2, 0.04),
+        (HASHES[HASHES % np.uint64(10) == 0], 0.2, 0.04),
+    ],
+    ids=["a tenth", "a fifth", "half", "leading bits", "last digits"],
+)
+def test_held_out_takes_about_its_share(hashes: np.ndarray, share: float, tolerance: float):
+    assert held_out(hashes, share).mean() == pytest.approx(share, abs=tolerance)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from oracles.batches import make_batch
+from oracles.batches import StateValues, make_batch
 from oracles.bundles import Habit
 from oracles.runs import ALONE
 from torch import Tensor, nn
@@ -20,34 +20,25 @@ ROWS = make_batch([[3.0, 4.0], [4.0, 2.0]], [[0.0, 0.0]] * 2, [0, 1], [0.0, 1.0]
                   weight=torch.ones(2))  # fmt: skip
 
 
-class Table(nn.Module):
-    needs_candidate_list = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
-        return (state * self.scale).unsqueeze(2)
+def figures_of(behavior_cloning: nn.Module | None = None, group: Group = ALONE) -> dict[str, float]:
+    settings = DQNSettings(gamma=0.9, target_update_rate=0.1)
+    learner = DQN(StateValues(), ScalarHead(), settings, behavior_cloning=behavior_cloning)
+    return figures([ROWS], learner, group, action_names=("a", "b"), policy=Softmax(1.0))
 
 
-def figures_of(behavior_cloning: nn.Module | None) -> dict[str, float]:
-    learner = DQN(
-        Table(), ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1), behavior_cloning=behavior_cloning
-    )
-    return figures([ROWS], learner, ALONE, action_names=("a", "b"), policy=Softmax(1.0))
+ANY_ACTION = {
+    "td_loss/mean": (9 + 1) / 2,  # errors 3 - 0 and 2 - 1
+    "td_target/mean": 0.5, "td_target/variance": 0.25,  # targets are the rewards 0 and 1
+    "reward/logged/mean": 0.5, "propensities/logged/mean": 1, "actions/logged/a": 0.5, "actions/logged/b": 0.5,
+    "actions/model/a": 0.5, "actions/model/b": 0.5,
+    "propensities/model/a/mean": (1 / (1 + math.e) + math.e**2 / (1 + math.e**2)) / 2,
+    "propensities/model/b/mean": (math.e / (1 + math.e) + 1 / (1 + math.e**2)) / 2,
+    "value/logged/mean": 2.5, "value/model/mean": 4, "value/model/a/mean": 3.5, "value/model/b/mean": 3,
+}  # fmt: skip
 
 
 def test_any_action() -> None:
-    result = figures_of(None)
-    # errors 3 - 0 and 2 - 1
-    assert result["td_loss/mean"] == pytest.approx((9 + 1) / 2)
-    # targets are the rewards 0 and 1
-    assert (result["td_target/mean"], result["td_target/variance"]) == (0.5, 0.25)
-    assert (result["actions/model/a"], result["actions/model/b"]) == (0.5, 0.5)
-    assert result["value/model/mean"] == 4
-    a = (1 / (1 + math.e) + math.e**2 / (1 + math.e**2)) / 2
-    assert result["propensities/model/a/mean"] == pytest.approx(a)
+    assert figures_of() == pytest.approx(ANY_ACTION)
 
 
 def test_target_variance_is_that_of_the_rows_of_all_ranks() -> None:
@@ -55,24 +46,16 @@ def test_target_variance_is_that_of_the_rows_of_all_ranks() -> None:
 
     class Another(Group):
         def all_reduce(self, tensor: Tensor) -> Tensor:
-            other = torch.zeros_like(tensor)
-            # rows, squared targets, targets
-            other[0] = 2
-            other[1] = 41
-            other[3] = 9
-            return tensor + other
+            # rows, squared targets, losses, targets
+            return tensor + nn.functional.pad(torch.tensor([2.0, 41.0, 0.0, 9.0]), (0, len(tensor) - 4))
 
-    learner = DQN(Table(), ScalarHead(), DQNSettings(gamma=0.9, target_update_rate=0.1))
-    group = Another(ProcessRanks(), ALONE.device)
-    result = figures([ROWS], learner, group, action_names=("a", "b"), policy=Softmax(1.0))
+    result = figures_of(group=Another(ProcessRanks(), ALONE.device))
     assert (result["td_target/mean"], result["td_target/variance"]) == (2.5, 4.25)
 
 
 def test_a_restricted_policy_is_evaluated_as_it_plays() -> None:
     """The share of b relative to a is 0.04 / 0.96, below 0.1: only a is allowed, with values 3 and 4."""
-    result = figures_of(Habit([0.96, 0.04]))
-    assert (result["actions/model/a"], result["actions/model/b"]) == (1, 0)
-    assert (result["propensities/model/a/mean"], result["propensities/model/b/mean"]) == (1, 0)
-    assert result["value/model/mean"] == 3.5
+    only_a = {"actions/model/a": 1, "actions/model/b": 0, "propensities/model/a/mean": 1,
+              "propensities/model/b/mean": 0, "value/model/mean": 3.5}  # fmt: skip
     # what the log did and what the network says of each action is as before
-    assert (result["actions/logged/b"], result["value/model/b/mean"]) == (0.5, 3)
+    assert figures_of(Habit([0.96, 0.04])) == pytest.approx(ANY_ACTION | only_a)

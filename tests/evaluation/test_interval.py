@@ -7,15 +7,14 @@ from oracles.reports import UNDEFINED
 
 from reagent_lite.evaluation.interval import Interval, effective, number
 
-HALF = Interval(value=1234.5, low=0.5, high=math.inf)
-
 
 def test_text_json_and_tags() -> None:
-    assert str(HALF) == "1,234 (0.5 to –)"
-    assert str(UNDEFINED) == "–"
-    assert HALF.json() == {"value": 1234.5, "low": 0.5, "high": None}
-    assert str(Interval(value=5.8, low=math.nan, high=math.nan)) == "5.8"
-    assert HALF.tags("a") == {"a/mean": 1234.5, "a/lower": 0.5, "a/upper": math.inf}
+    half = Interval(value=1234.5, low=0.5, high=math.inf)
+    assert [str(interval) for interval in (half, UNDEFINED, Interval(value=5.8, low=math.nan, high=math.nan))] == [
+        "1,234 (0.5 to –)", "–", "5.8",
+    ]  # fmt: skip
+    assert half.json() == {"value": 1234.5, "low": 0.5, "high": None}
+    assert half.tags("a") == {"a/mean": 1234.5, "a/lower": 0.5, "a/upper": math.inf}
 
 
 @pytest.mark.parametrize(
@@ -34,6 +33,4 @@ def test_an_effective_number_agrees_with_its_noun() -> None:
 @pytest.mark.parametrize(("low", "high", "side"), [(0.1, 2.0, 1), (-2.0, -0.1, -1), (-1.0, 1.0, 0), (math.nan, 1.0, 0)])
 def test_the_side_of_zero_needs_the_whole_interval(low: float, high: float, side: int) -> None:
     interval = Interval(value=0.0, low=low, high=high)
-    assert interval.side == side
-    assert interval.excludes(0.0) == bool(side)
-    assert interval.defined == math.isfinite(low)
+    assert (interval.side, interval.excludes(0.0), interval.defined) == (side, bool(side), math.isfinite(low))

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from collections.abc import Callable
+from dataclasses import astuple
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,8 +16,7 @@ from torch import Tensor
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 
 LOGS = 100
-# of 100 comparisons: what a decision that is false in 2.5 % exceeds once in a thousand times
-MOST_FALSE = 8 / LOGS
+MOST_FALSE = 8  # what a decision that is false in 2.5 % exceeds once in a thousand times
 
 
 def played(model: Tensor, other: Tensor | None = None) -> Played:
@@ -25,18 +26,15 @@ def played(model: Tensor, other: Tensor | None = None) -> Played:
         for key, total in ((MODEL, model), (RANDOM, other))
         if total is not None
     }
-    spec = cast(Any, SimpleNamespace(name="events", parameters={}))
-    return Played.of(spec, 200, tables, level=0.95)
+    return Played.of(cast(Any, SimpleNamespace(name="events", parameters={})), 200, tables, level=0.95)
 
 
 def test_the_interval_of_many_episodes_is_that_of_a_normal_mean() -> None:
     total = torch.linspace(0, 10, 500, dtype=torch.float64)
     policy = played(total).policies[MODEL]
     half = 1.96 * float(total.std()) / 500**0.5
-    assert policy.total.value == pytest.approx(5.0)
-    assert policy.total.low == pytest.approx(5 - half, abs=0.02)
-    assert policy.total.high == pytest.approx(5 + half, abs=0.02)
-    assert policy.discounted.high == pytest.approx(policy.total.high / 2)
+    assert astuple(policy.total) == pytest.approx((5, 5 - half, 5 + half), abs=0.02)
+    assert astuple(policy.discounted) == pytest.approx([figure / 2 for figure in astuple(policy.total)])
 
 
 def test_differences_are_taken_episode_by_episode() -> None:
@@ -44,9 +42,8 @@ def test_differences_are_taken_episode_by_episode() -> None:
     rng = np.random.default_rng(0)
     start = torch.from_numpy(rng.normal(0, 100, 400))
     difference = played(start + torch.from_numpy(rng.normal(1, 1, 400)), start).differences[RANDOM].total
-    half = 1.96 * 400**-0.5
-    assert difference.value == pytest.approx(1, abs=2 * half)
-    assert difference.high - difference.low == pytest.approx(2 * half, rel=0.2)
+    assert difference.value == pytest.approx(1, abs=2 * 1.96 * 400**-0.5)
+    assert difference.high - difference.low == pytest.approx(2 * 1.96 * 400**-0.5, rel=0.2)
 
 
 @pytest.mark.parametrize("episodes", [100, 1000])
@@ -54,42 +51,32 @@ def test_equal_returns_are_no_proof_that_the_others_return_is_impossible(episode
     """An event of chance 3 / n is missing in n episodes in 5 % of all cases; Hanley & Lippman-Hand (1983)."""
     other = torch.zeros(episodes, dtype=torch.float64)
     total = played(torch.ones_like(other), other).policies[MODEL].total
-    assert total.value == total.high == 1
-    assert 1 - total.low == pytest.approx(3 / episodes, rel=0.4)
+    assert (total.value, 1 - total.low, total.high) == (1, pytest.approx(3 / episodes, rel=0.4), 1)
 
 
 def test_returns_that_no_policy_varies_have_no_interval() -> None:
     equal = torch.full((1000,), 86.60203251420378, dtype=torch.float64)
     total = played(equal, equal).policies[MODEL].total
-    assert total.value == pytest.approx(86.60203251420378)
-    assert not total.defined
+    assert (total.value, total.defined) == (pytest.approx(86.60203251420378), False)
 
 
 @pytest.mark.parametrize(("episodes", "rate"), [(100, 0.02), (1000, 0.004)])
 def test_policies_with_the_same_chance_of_an_event_are_seldom_told_apart(episodes: int, rate: float) -> None:
     """The exact chance, over the numbers of events that each of two policies has, in different episodes."""
     chance = 0.0
-    counts = range(int(3 * episodes * rate) + 6)
-    for ours, others in itertools.product(counts, counts):
-        model = torch.zeros(episodes, dtype=torch.float64)
-        other = model.clone()
-        model[:ours] = 1
-        other[ours : ours + others] = 1
-        if ours > others and played(model, other).differences[RANDOM].total.low > 0:
-            chance += math.prod(binom.pmf(count, episodes, rate) for count in (ours, others))
+    episode = torch.arange(episodes)
+    for others, ours in itertools.combinations(range(int(3 * episodes * rate) + 6), 2):
+        if played((episode < ours).double(), (episode >= episodes - others).double()).differences[RANDOM].total.low > 0:
+            chance += math.prod(binom.pmf([ours, others], episodes, rate))
     assert chance < 0.025
 
 
-@pytest.mark.parametrize("kind", ["lognormal", "rare and large"])
-def test_policies_that_play_alike_are_seldom_told_apart(kind: str) -> None:
-    draw = {
-        "lognormal": lambda rng: rng.lognormal(0, 1.5, 100),
-        "rare and large": lambda rng: 100 * (rng.random(100) < 0.01) + rng.normal(0, 1, 100),
-    }[kind]
-    sides = [0, 0]
-    for seed in range(LOGS):
-        rng = np.random.default_rng(seed)
-        difference = played(*(torch.from_numpy(draw(rng)) for _ in (MODEL, RANDOM))).differences[RANDOM].total
-        sides[0] += difference.low > 0
-        sides[1] += difference.high < 0
-    assert max(sides) / LOGS <= MOST_FALSE
+@pytest.mark.parametrize(
+    "draw",
+    [lambda rng: rng.lognormal(0, 1.5, 100), lambda rng: 100 * (rng.random(100) < 0.01) + rng.normal(0, 1, 100)],
+    ids=["lognormal", "rare and large"],
+)
+def test_policies_that_play_alike_are_seldom_told_apart(draw: Callable[[np.random.Generator], np.ndarray]) -> None:
+    pairs = [[torch.from_numpy(draw(rng)) for _ in range(2)] for rng in map(np.random.default_rng, range(LOGS))]
+    sides = [played(*pair).differences[RANDOM].total.side for pair in pairs]
+    assert max(sides.count(1), sides.count(-1)) <= MOST_FALSE

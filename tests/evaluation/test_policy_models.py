@@ -11,8 +11,7 @@ from reagent_lite.types import SourceSpec
 
 def test_a_checkpoint_without_the_mean_outcome_has_zero() -> None:
     spec = SourceSpec(num_state_features=2, action_names=("a", "b"))
-    linear = NetworkSettings(hidden=(), activations=())
-    heads = build_cpe_heads(spec, linear, gamma=0.9, target_update_rate=0.1)
+    heads = build_cpe_heads(spec, NetworkSettings(hidden=(), activations=()), gamma=0.9, target_update_rate=0.1)
     models = PolicyModels(heads, EvaluationConfig(), ALONE)
     saved = models.state_dict()
     heads.mean.fill_(3.0)

@@ -1,7 +1,6 @@
 """Returns in simulation: by hand on episodes of known length, no bias to short episodes."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,8 +13,6 @@ from reagent_lite.evaluation.returns import play
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import ObservationPolicy, VectorEnv
 from reagent_lite.sim.rollout import Actor
-
-CPU = torch.device("cpu")
 
 # An episode lasts 2 or 8 steps, drawn at its start; each step pays 1. Action 1 ends it at once.
 COIN = """
@@ -35,9 +32,8 @@ DEVICE float step(State &s, int action, Random &random, bool &terminated) {
 
 
 def coins(folder: Path, num_envs: int, *, time_limit: int = 100, source: str = COIN) -> VectorEnv:
-    file = folder / "coin.cuh"
-    file.write_text(source)
-    backend = open_backend(EnvironmentConfig(env=str(file), backend="cpu"), CPU)
+    (folder / "coin.cuh").write_text(source)
+    backend = open_backend(EnvironmentConfig(env=str(folder / "coin.cuh"), backend="cpu"), torch.device("cpu"))
     return VectorEnv(backend, num_envs=num_envs, seed=5, time_limit=time_limit)
 
 
@@ -45,31 +41,20 @@ def stay(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> T
     return torch.tensor([1.0, 0.0]).expand(len(observation), 2)
 
 
-class Returns(NamedTuple):
-    """The rows of a table of `play`."""
-
-    total: Tensor
-    discounted: Tensor
-    length: Tensor
-    truncated: Tensor
-
-
-def played(env: VectorEnv, policy: ObservationPolicy, gamma: float = 1.0, epsilon: float = 0.0) -> Returns:
+def played(env: VectorEnv, policy: ObservationPolicy, gamma: float = 1.0, epsilon: float = 0.0) -> Tensor:
+    """Total and discounted return, length, and whether the time limit has cut it, of each episode [4, N]."""
     (table,) = play(env, [Actor(policy=policy, epsilon=torch.tensor([epsilon]))], gamma=gamma)
-    return Returns(*table)
+    return table
 
 
 def test_each_environment_counts_once_with_its_first_episode(tmp_path: Path) -> None:
     env = coins(tmp_path, 4000)
     env.reset()
-    first = env.observation[:, 0].long().clone()
-    result = played(env, stay, gamma=0.5)
-    assert torch.equal(result.length, first.double())
-    assert torch.equal(result.total, first.double())
+    first = env.observation[:, 0].double().clone()
     # 1 + 1/2, or 1 + ... + 1/128
-    assert torch.equal(result.discounted, torch.where(first == 2, 1.5, 2 - 2.0**-7).double())
-    assert not result.truncated.any()
-    assert result.total.mean() == pytest.approx(5, abs=4 * 3 / 4000**0.5)  # not 3.2, as by episodes ended per step
+    discounted = torch.where(first == 2, 1.5, 2 - 2.0**-7).double()
+    assert torch.equal(played(env, stay, gamma=0.5), torch.stack((first, discounted, first, 0 * first)))
+    assert first.mean() == pytest.approx(5, abs=4 * 3 / 4000**0.5)  # not 3.2, as by episodes ended per step
 
 
 def test_infinite_returns_are_refused_where_other_episodes_have_followed(tmp_path: Path) -> None:
@@ -80,32 +65,28 @@ def test_infinite_returns_are_refused_where_other_episodes_have_followed(tmp_pat
 
 
 def test_a_time_limit_truncates(tmp_path: Path) -> None:
-    result = played(coins(tmp_path, 50, time_limit=5), stay, gamma=1.0)
-    assert torch.equal(result.total, torch.where(result.truncated == 0, 2.0, 5.0).double())
-    assert 0 < result.truncated.sum() < 50
+    total, _, _, truncated = played(coins(tmp_path, 50, time_limit=5), stay)
+    assert torch.equal(total, torch.where(truncated == 0, 2.0, 5.0).double())
+    assert 0 < truncated.sum() < 50
 
 
 def test_episodes_that_are_over_are_not_decided_any_more() -> None:
     """The policy acts in fewer and fewer environments; each episode is the same as if its environment played alone."""
-    backend = open_backend(EnvironmentConfig(env="gridworld", backend="cpu"), CPU)
+    backend = open_backend(EnvironmentConfig(env="gridworld", backend="cpu"), torch.device("cpu"))
     weight = torch.from_numpy(gridworld.optimal_q()).float()
     asked = []
 
-    def values(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-        assert mask is not None
+    def values(observation: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
         assert len(mask) == len(observation)
         asked.append(len(observation))
         return observation @ weight
 
-    def episode(first: int, count: int) -> Returns:
+    def episode(first: int, count: int) -> Tensor:
         return played(VectorEnv(backend, num_envs=count, first_env=first, seed=3), values, gamma=0.9, epsilon=0.8)
 
     together = episode(0, 400)
-    assert asked[0] == 400
-    assert min(asked) < 50
-    assert not together.truncated.any()
-    for number in together.length.argsort()[[0, 100, 200, 300, 390, 395, 399]].tolist():
-        alone = episode(number, 1)
-        assert int(alone.length) == int(together.length[number])
-        assert float(alone.discounted) == pytest.approx(10 * 0.9 ** (int(alone.length) - 1))
-        assert float(alone.discounted) == float(together.discounted[number])
+    assert min(asked) < 50 < asked[0] == 400
+    torch.testing.assert_close(together[1], 10 * 0.9 ** (together[2] - 1))  # the discounted return, and the length
+    assert not together[3].any()
+    for number in together[2].argsort()[[0, 100, 200, 300, 390, 395, 399]].tolist():
+        assert torch.equal(episode(number, 1)[:, 0], together[:, number])

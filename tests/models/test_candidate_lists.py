@@ -8,24 +8,20 @@ from torch import Tensor, nn
 from reagent_lite.models.q_networks import BatchNorm, NetworkSettings, allowed_values, build_q_network
 from reagent_lite.types import Actions, SourceSpec
 
-SPEC = SourceSpec(num_state_features=3, num_action_features=2)
-LENGTHS = [1, 7, 2, 0, 3, 1, 4, 2]
-
 
 def network(*, dueling: bool, batch_norm: bool = False) -> nn.Module:
     torch.manual_seed(0)
     settings = NetworkSettings(
-        hidden=(16, 8), activations=("relu", "relu"), dueling=dueling, outputs=2, batch_norm=batch_norm
+        hidden=(16, 8), activations=("relu", "relu"), outputs=2, dueling=dueling, batch_norm=batch_norm
     )
-    return build_q_network(SPEC, settings)
+    return build_q_network(SourceSpec(num_state_features=3, num_action_features=2), settings)
 
 
 def lists(lengths: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """States, masks and features; padding is no zeros, to be seen where it counts."""
     generator = torch.Generator().manual_seed(len(lengths))
     mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
-    features = torch.randn(*mask.shape, 2, generator=generator)
-    return torch.randn(len(lengths), 3, generator=generator), mask, features
+    return torch.randn(len(lengths), 3, generator=generator), mask, torch.randn(*mask.shape, 2, generator=generator)
 
 
 def rows_of(made: nn.Module) -> list[int]:
@@ -39,35 +35,30 @@ def rows_of(made: nn.Module) -> list[int]:
 @pytest.mark.parametrize("dueling", [False, True], ids=["plain", "dueling"])
 def test_padding_is_not_computed(dueling: bool) -> None:
     made = network(dueling=dueling)
-    state, mask, features = lists(LENGTHS)
-    rows, results = rows_of(made), []
+    state, mask, features = lists([1, 7, 2, 0, 3, 1, 4, 2])
+    rows = rows_of(made)
+    results = []
     for outputs in (allowed_values(made, state, Actions(mask=mask, features=features)), made(state, mask, features)):
-        made.zero_grad()
-        assert outputs.shape == (8, 7, 2)
         allowed = outputs[mask]
-        (allowed * torch.arange(1, allowed.numel() + 1).view_as(allowed)).sum().backward()
-        results.append((allowed.detach(), *(p.grad.clone() for p in made.parameters())))  # type: ignore[union-attr]
+        gradients = torch.autograd.grad(allowed, list(made.parameters()), torch.arange(40.0).view_as(allowed) + 1)
+        results.append((allowed.detach(), *gradients))
     assert rows == [20, 56]
-    for allowed, padded in zip(*results, strict=True):
-        torch.testing.assert_close(allowed, padded, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 
 
 def test_no_candidate_at_all() -> None:
     made = network(dueling=True)
     state, _, features = lists([2, 2])
-    outputs = allowed_values(made, state, Actions(mask=torch.zeros(2, 2, dtype=torch.bool), features=features))
-    assert outputs.isfinite().all()
-    outputs.sum().backward()
+    none = Actions(mask=torch.zeros(2, 2, dtype=torch.bool), features=features)
+    allowed_values(made, state, none).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in made.value.parameters())  # type: ignore[union-attr, operator]
 
 
 def test_batch_statistics_never_see_padding() -> None:
     made = network(dueling=False, batch_norm=True)
     seen = rows_of(made)
-    made(*lists([5, 4, 5, 5]))
-    assert seen == [19]
-    made.eval()
-    made(*lists([5, 4, 5, 5]))
+    for mode in (True, False):
+        made.train(mode)(*lists([5, 4, 5, 5]))
     assert seen == [19, 20]
 
 
@@ -75,11 +66,10 @@ def test_a_network_by_itself_values_what_is_not_allowed_too() -> None:
     """As the exported model does, whose callers may look at it."""
     made = network(dueling=False)
     state, _, features = lists([2, 2])
-    every, first = torch.ones(2, 2, dtype=torch.bool), torch.tensor([[True, False]] * 2)
-    assert torch.equal(made(state, first, features), made(state, every, features))
-    assert not torch.equal(
-        allowed_values(made, state, Actions(mask=first, features=features)), made(state, every, features)
-    )
+    first = torch.tensor([[True, False]] * 2)
+    every = made(state, torch.ones(2, 2, dtype=torch.bool), features)
+    assert torch.equal(made(state, first, features), every)
+    assert not torch.equal(allowed_values(made, state, Actions(mask=first, features=features)), every)
 
 
 @pytest.mark.parametrize(("ranks", "over_ranks"), [(1, 0), (2, 1)])
@@ -92,8 +82,8 @@ def test_a_rank_with_a_single_row_takes_part_in_the_statistics_of_all(
     monkeypatch.setattr(dist, "is_initialized", lambda: ranks > 1)
     monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
     norm = BatchNorm(3)
-    assert norm(torch.ones(1, 1, 3)).shape == (1, 1, 3)
-    assert len(calls) == over_ranks
-    norm(torch.ones(2, 1, 3))
+    for rows, total in ((1, over_ranks), (2, over_ranks + 1)):
+        assert norm(torch.ones(rows, 1, 3)).shape == (rows, 1, 3)
+        assert len(calls) == total
     norm.eval()(torch.ones(2, 1, 3))
     assert len(calls) == over_ranks + 1

@@ -78,12 +78,10 @@ class Random(Squares):
 """
 
 
-README = Path(__file__).resolve().parents[2] / "reagent_lite/models/README.md"
-
-
 @pytest.fixture
 def tree(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    (example,) = re.findall("```python\n(.+?)```", README.read_text(), re.DOTALL)
+    readme = Path(__file__).resolve().parents[2] / "reagent_lite/models/README.md"
+    (example,) = re.findall("```python\n(.+?)```", readme.read_text(), re.DOTALL)
     (tmp_path / "own_networks.py").write_text(MODULE + example)
     monkeypatch.syspath_prepend(tmp_path)
     small["norm_params"] = {"feature_overrides": dict.fromkeys("012", "DO_NOT_PREPROCESS")}
@@ -94,29 +92,22 @@ def tree(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_network_of_ones_own_is_trained_and_exported(tree: dict[str, Any], tmp_path: Path) -> None:
     trained(tree)
     weights = load_file(tmp_path / "out/model/weights.safetensors")
-    assert sorted(weights) == ["network.layer.bias", "network.layer.weight"]
     state = np.array([[1, 2, 3], [-1, 0.5, 2]], np.float32)
-    bundle = load_bundle(tmp_path / "out/model")
-    assert bundle.state_feature_ids == (0, 1, 2)
     expected = state**2 @ weights["network.layer.weight"].T + weights["network.layer.bias"]
-    np.testing.assert_allclose(bundle.predict(state).q, expected, rtol=1e-5)
+    np.testing.assert_allclose(load_bundle(tmp_path / "out/model").predict(state).q, expected, rtol=1e-5)
 
 
-def test_the_readme_s_network_is_trained_and_exported(tree: dict[str, Any], tmp_path: Path) -> None:
-    tree["training"]["network"] = "own_networks:Normed"
-    trained(tree)
-    assert load_file(tmp_path / "out/model/weights.safetensors")["network.body.1.weight"].shape == (64,)
-    assert load_bundle(tmp_path / "out/model").predict(np.zeros((5, 3), np.float32)).q.shape == (5, 2)
-
-
-@pytest.mark.parametrize("workflow", ["dqn", "parametric_dqn"])
-def test_convolutions_attention_recurrent_layers_and_batch_normalization_are_exported(
-    tree: dict[str, Any], tmp_path: Path, workflow: str
-) -> None:
+@pytest.mark.parametrize(
+    ("network", "workflow"),
+    [("Layers", "dqn"), ("Layers", "parametric_dqn"), ("Normed", "dqn")],
+    ids=["layers of all kinds", "for candidates", "the README's"],
+)
+def test_networks_of_any_layers_are_exported(tree: dict[str, Any], tmp_path: Path, network: str, workflow: str) -> None:
+    """Layers has convolutions, attention, recurrent layers and batch normalization."""
     if workflow == "parametric_dqn":
         del tree["actions"]
         tree["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", candidate_rows(200)))
-    tree["training"]["network"] = "own_networks:Layers"
+    tree["training"]["network"] = f"own_networks:{network}"
     model = Path(str(trained(tree, workflow).model))
     assert load_bundle(model).check_golden() < 1e-5
     assert str(tmp_path).encode() not in (model / "model.onnx").read_bytes()
@@ -143,7 +134,6 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(
     network: str, message: str, tree: dict[str, Any], tmp_path: Path
 ) -> None:
     tree["training"]["network"] = network
-    with pytest.raises(ConfigError, match=r"training\.network: ") as caught:
+    with pytest.raises(ConfigError, match=f"training\\.network: .*{message}"):
         trained(tree)
-    assert re.search(message, str(caught.value)), caught.value
     assert not (tmp_path / "out").exists()

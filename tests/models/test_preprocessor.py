@@ -2,11 +2,13 @@
 
 import math
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 import pytest
+import scipy.special
 import torch
 from torch import Tensor, nn
 
@@ -52,21 +54,18 @@ def oracle(f: FeatureSpec, x: Floats) -> Floats:
         case FeatureType.BINARY:
             y = np.where(x == 0, 0.0, 1.0)
         case FeatureType.PROBABILITY:
-            p = np.clip(x, 1e-5, 1 - 1e-5)
-            y = np.log(p / (1 - p))
+            y = scipy.special.logit(np.clip(x, 1e-5, 1 - 1e-5))
         case FeatureType.CONTINUOUS:
             y = np.clip((x - f.mean) / f.stddev, -11.513, 11.513)
         case FeatureType.BOXCOX:
-            z = np.maximum(x + f.boxcox_shift, 1e-6)
-            z = np.log(z) if f.boxcox_lambda == 0 else (z**f.boxcox_lambda - 1) / f.boxcox_lambda
+            z = scipy.special.boxcox(np.maximum(x + f.boxcox_shift, 1e-6), f.boxcox_lambda)
             y = np.clip((z - f.mean) / f.stddev, -11.513, 11.513)
         case FeatureType.ENUM:
             return (x[:, None] == np.array(f.possible_values)).astype(np.float64)
         case FeatureType.QUANTILE:
             y = np.interp(x, f.quantiles, np.linspace(0, 1, len(f.quantiles)))
         case FeatureType.CONTINUOUS_ACTION:
-            share = (x - f.min_value) / (f.max_value - f.min_value)
-            y = np.clip(-1 + 1e-6 + share * (2 - 2e-6), -1 + 1e-6, 1 - 1e-6)
+            y = np.interp(x, (f.min_value, f.max_value), (-1 + 1e-6, 1 - 1e-6))
         case FeatureType.CLIP_LOG:
             y = np.log(np.maximum(x, 1e-6))
         case _:
@@ -77,134 +76,86 @@ def oracle(f: FeatureSpec, x: Floats) -> Floats:
 def raw_rows(spec: NormalizationSpec, num_rows: int, seed: int) -> tuple[Tensor, Tensor]:
     """Random raw values that hit every branch, with a quarter absent in each of the three ways."""
     rng = np.random.default_rng(seed)
-    columns = []
-    for f in spec.features:
-        x = rng.normal(0.5, 4.0, num_rows)
-        if f.feature_type is FeatureType.PROBABILITY:
-            x = rng.choice([0.0, 1.0, 0.5, 1e-7, 0.9999999, 0.123], num_rows)
-        elif f.feature_type in (FeatureType.ENUM, FeatureType.BINARY):
-            x = rng.choice([0.0, 1.0, 2.0, 4.0, 12.0, 13.0], num_rows)
-        elif f.feature_type is FeatureType.QUANTILE:
-            x = rng.choice([*f.quantiles, -500.0, 500.0, f.quantiles[0] + 0.3, f.quantiles[1] + 0.1], num_rows)
-        columns.append(x)
-    values = np.stack(columns, axis=1).astype(np.float32)
-    absent = rng.choice(12, values.shape)
-    values[absent == 0] = np.nan
-    values[absent == 1] = -1337.1337
+    # ends, categories and values between quantiles, of one type or another
+    pool = [0.0, 1.0, 2.0, 4.0, 12.0, 13.0, 0.5, 1e-7, 0.9999999, 0.123, -500.0, 500.0, -1.7, -0.9, 0.3, 80.1,
+            *(quantile for f in spec.features for quantile in f.quantiles)]  # fmt: skip
+    shape = (num_rows, len(spec.features))
+    values = np.where(rng.random(shape) < 0.5, rng.normal(0.5, 4.0, shape), rng.choice(pool, shape))
+    absent = rng.choice(12, shape)
+    values = np.select([absent == 0, absent == 1], [np.nan, -1337.1337], values).astype(np.float32)
     return torch.from_numpy(values), torch.from_numpy(absent != 2)
 
 
 def expected(spec: NormalizationSpec, values: Tensor, presence: Tensor, *, missing_as_zero: bool = False) -> Floats:
     raw = values.numpy().astype(np.float64)
-    sentinel = float(np.float32(-1337.1337))
-    known = presence.numpy() & ~np.isnan(raw) & (raw != sentinel)
-    blocks = []
-    for column, f in enumerate(spec.features):
-        block = oracle(f, np.where(known[:, column], raw[:, column], 0.0))
-        blocks.append(block if missing_as_zero else np.where(known[:, column, None], block, 0.0))
-    return np.concatenate(blocks, axis=1)
+    known = presence.numpy() & ~np.isnan(raw) & (raw != float(np.float32(-1337.1337)))
+    blocks = [oracle(f, np.where(known[:, i], raw[:, i], 0.0)) for i, f in enumerate(spec.features)]
+    shown = (known | missing_as_zero).T[:, :, None]
+    return np.concatenate([np.where(show, block, 0.0) for show, block in zip(shown, blocks, strict=True)], axis=1)
 
 
-def normalized(f: FeatureSpec, *values: float) -> list[list[float]]:
-    rows: list[list[float]] = Preprocessor(spec_of(f)).dense(torch.tensor([[v] for v in values])).tolist()
-    return rows
+def boxcox(exponent: float, shift: float = 0.0) -> FeatureSpec:
+    return feature(1, "BOXCOX", boxcox_lambda=exponent, boxcox_shift=shift, mean=0.0, stddev=1.0)
 
 
-def test_contract_quantile_figures() -> None:
-    rows = normalized(feature(1, "QUANTILE", quantiles=(0.0, 80.0, 100.0)), 0.0, 80.0, 100.0, -5.0, 500.0, 40.0, NAN)
-    # 40 is half of the first of two intervals: (0 + 40/80) / 2 = 0.25
-    assert rows == [[0.0], [0.5], [1.0], [0.0], [1.0], [0.25], [0.0]]
-
-
-def test_contract_enum_continuous_enum_figures() -> None:
-    spec = spec_of(
-        feature(1, "ENUM", possible_values=(12.0, 4.0, 2.0)),
-        feature(2, "CONTINUOUS", mean=0.0, stddev=1.0),
-        feature(3, "ENUM", possible_values=(15.0, 3.0)),
-    )
-    assert spec.feature_ids == (2, 1, 3)
-    # The contract gives (f1, f2, f3) = (12,1,15), (4,2,3), (2,3,15), (2,3,missing): columns here are f2, f1, f3.
-    raw = torch.tensor([[1.0, 12.0, 15.0], [2.0, 4.0, 3.0], [3.0, 2.0, 15.0], [3.0, 2.0, NAN]])
-    assert Preprocessor(spec).dense(raw).tolist() == [
-        [1, 1, 0, 0, 1, 0],
-        [2, 0, 1, 0, 0, 1],
-        [3, 0, 0, 1, 1, 0],
-        [3, 0, 0, 1, 0, 0],
-    ]
+@pytest.mark.parametrize(
+    ("features", "raw", "normalized"),
+    [
+        # the contract's: 40 is half of the first of two intervals, (0 + 40/80) / 2 = 0.25
+        ([feature(1, "QUANTILE", quantiles=(0.0, 80.0, 100.0))], [[0], [80], [100], [-5], [500], [40], [NAN]],
+         [[0], [0.5], [1], [0], [1], [0.25], [0]]),
+        # (f1, f2, f3) = (12,1,15), (4,2,3), (2,3,15), (2,3,missing) in the contract: columns here are f2, f1, f3
+        ([feature(1, "ENUM", possible_values=(12.0, 4.0, 2.0)), feature(2, "CONTINUOUS", mean=0.0, stddev=1.0),
+          feature(3, "ENUM", possible_values=(15.0, 3.0))],
+         [[1, 12, 15], [2, 4, 3], [3, 2, 15], [3, 2, NAN]],
+         [[1, 1, 0, 0, 1, 0], [2, 0, 1, 0, 0, 1], [3, 0, 0, 1, 1, 0], [3, 0, 0, 1, 0, 0]]),
+        ([feature(1, "DO_NOT_PREPROCESS")], [[-1337.1337], [-1337]], [[0], [-1337]]),  # the second is a value
+        ([feature(1, "PROBABILITY")], [[0], [1], [0.5]], [[math.log(1e-5 / (1 - 1e-5))], [math.log((1 - 1e-5) / 1e-5)],
+                                                          [0]]),
+        # (5^λ - 1)/λ = log 5 + λ (log 5)^2 / 2 + O(λ^2); a float32 power loses 1e-7/λ of it
+        ([boxcox(0.0)], [[5]], [[math.log(5)]]),
+        ([boxcox(1e-7)], [[5]], [[math.log(5)]]),
+        ([boxcox(1e-5)], [[5]], [[math.log(5) + 1e-5 * math.log(5) ** 2 / 2]]),
+        ([boxcox(1.0)], [[5]], [[4]]),
+        # extremes stay finite
+        ([feature(1, "CONTINUOUS", mean=0.0, stddev=1e-300)], [[3e38], [0]], [[11.513], [0]]),
+        ([boxcox(-10.0)], [[-3e38]], [[-11.513]]),
+        ([feature(1, "QUANTILE", quantiles=(-3e38, 3e38))], [[-3e38], [3e38]], [[0], [1]]),
+        # two quantiles that are one number in float32 make a step there
+        ([feature(1, "QUANTILE", quantiles=(0.0, 1.0, 1.0 + 1e-12, 2.0))], [[0.5], [1], [1.5], [3e38]],
+         [[1 / 6], [1 / 3], [2.5 / 3], [1]]),
+        # 2^24 + 1 is rounded to 2^24: possible values that are one number have two columns
+        ([feature(1, "ENUM", possible_values=(2.0**24, 3.0, 2.0**24 + 1))], [[2**24], [3], [4]],
+         [[1, 0, 1], [0, 1, 0], [0, 0, 0]]),
+        # an enum without values has no column
+        ([feature(1, "ENUM"), feature(2, "CLIP_LOG")], [[5, 1], [5, NAN]], [[0], [0]]),
+        ([feature(1, "ENUM"), feature(2, "ENUM", possible_values=(7.0,)), feature(3, "BINARY")], [[9, 3, 7]], [[1, 1]]),
+        ([feature(1, "ENUM")], [[0]] * 4, [[]] * 4),
+        ([], [[]] * 4, [[]] * 4),
+    ],
+)  # fmt: skip
+def test_figures_by_hand(features: list[FeatureSpec], raw: list[list[float]], normalized: list[list[float]]) -> None:
+    result = Preprocessor(spec_of(*features)).dense(torch.tensor(raw, dtype=torch.float32))
+    np.testing.assert_allclose(result.numpy(), np.array(normalized), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("missing_as_zero", [False, True])
 def test_every_type_equals_float64_oracle(missing_as_zero: bool) -> None:
     assert set(TRANSFORMS) == {f.feature_type for f in EVERY_TYPE.features} == set(FeatureType)
     values, presence = raw_rows(EVERY_TYPE, 2000, seed=1)
-    out = Preprocessor(EVERY_TYPE, missing_as_zero=missing_as_zero)(values, presence)
-    assert out.dtype == torch.float32
-    assert out.shape == (2000, EVERY_TYPE.width)
+    out = Preprocessor(EVERY_TYPE, missing_as_zero=missing_as_zero)(values, presence).numpy()
+    assert out.dtype == np.float32
     want = expected(EVERY_TYPE, values, presence, missing_as_zero=missing_as_zero)
-    np.testing.assert_allclose(out.numpy(), want, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(out, want, rtol=2e-6, atol=2e-6)
 
 
-def test_missing_is_zero_and_may_be_raw_zero() -> None:
-    f = feature(1, "CONTINUOUS", mean=2.0, stddev=4.0)
-    module = Preprocessor(spec_of(f), missing_as_zero=True)
-    assert module.dense(torch.tensor([[NAN], [0.0], [-1337.1337], [6.0]])).tolist() == [[-0.5], [-0.5], [-0.5], [1.0]]
-    enum = Preprocessor(spec_of(feature(1, "ENUM", possible_values=(3.0, 0.0))), missing_as_zero=True)
-    assert enum.dense(torch.tensor([[NAN]])).tolist() == [[0.0, 1.0]]
-    assert normalized(feature(1, "DO_NOT_PREPROCESS"), -1337.1337, -1337.0) == [
-        [0.0],
-        [-1337.0],
-    ]  # the second is a value
-
-
-def test_probability_is_symmetric_and_exact_at_the_ends() -> None:
-    (at_zero,), (at_one,), (at_half,) = normalized(feature(1, "PROBABILITY"), 0.0, 1.0, 0.5)
-    assert at_zero == pytest.approx(math.log(1e-5 / (1 - 1e-5)), abs=1e-6)
-    assert at_one == -at_zero
-    assert at_half == 0.0
-
-
-def test_boxcox_small_lambda_is_continuous_with_log() -> None:
-    def at(exponent: float) -> float:
-        return normalized(feature(1, "BOXCOX", boxcox_lambda=exponent, boxcox_shift=0.0, mean=0.0, stddev=1.0), 5.0)[0][
-            0
-        ]
-
-    # (5^λ - 1)/λ = log 5 + λ (log 5)^2 / 2 + O(λ^2); a float32 power loses 1e-7/λ of it.
-    assert at(0.0) == pytest.approx(math.log(5), rel=1e-6)
-    assert at(1e-7) == pytest.approx(math.log(5), rel=1e-6)
-    assert at(1e-5) == pytest.approx(math.log(5) + 1e-5 * math.log(5) ** 2 / 2, rel=1e-6)
-    assert at(1.0) == pytest.approx(4.0, rel=1e-6)
-
-
-def test_extremes_stay_finite() -> None:
-    huge = 3e38
-    assert normalized(feature(1, "CONTINUOUS", mean=0.0, stddev=1e-300), huge, 0.0) == [[pytest.approx(11.513)], [0.0]]
-    assert normalized(feature(1, "BOXCOX", boxcox_lambda=-10.0, mean=0.0, stddev=1.0), -huge) == [
-        [pytest.approx(-11.513)]
-    ]
-    # Two quantiles that are one number in float32 make a step there.
-    close = feature(1, "QUANTILE", quantiles=(0.0, 1.0, 1.0 + 1e-12, 2.0))
-    np.testing.assert_allclose(normalized(close, 0.5, 1.0, 1.5, huge), [[1 / 6], [1 / 3], [2.5 / 3], [1.0]], rtol=1e-6)
-    assert normalized(feature(1, "QUANTILE", quantiles=(-huge, huge)), -huge, huge) == [[0.0], [1.0]]
-
-
-def test_zero_width_enum_and_absent_types() -> None:
-    spec = spec_of(feature(1, "ENUM"), feature(2, "CLIP_LOG"))
-    assert spec.feature_ids == (1, 2)
-    assert Preprocessor(spec).dense(torch.tensor([[5.0, 1.0], [5.0, NAN]])).tolist() == [[0.0], [0.0]]
-    mixed = spec_of(feature(1, "ENUM"), feature(2, "ENUM", possible_values=(7.0,)), feature(3, "BINARY"))
-    assert Preprocessor(mixed).dense(torch.tensor([[9.0, 3.0, 7.0]])).tolist() == [[1.0, 1.0]]
-    assert Preprocessor(NormalizationSpec(())).dense(torch.zeros(4, 0)).shape == (4, 0)
-    assert Preprocessor(spec_of(feature(1, "ENUM"))).dense(torch.zeros(4, 1)).shape == (4, 0)
-
-
-def test_wide_enum() -> None:
+@pytest.mark.parametrize("missing_as_zero", [False, True])
+def test_wide_enum(missing_as_zero: bool) -> None:
     """NumPy compares in float64."""
     rng = np.random.default_rng(0)
-    wide = tuple(rng.permutation(713).astype(float) - 100)
     spec = spec_of(
         feature(9, "BINARY"),
-        feature(1, "ENUM", possible_values=wide),
+        feature(1, "ENUM", possible_values=tuple(rng.permutation(713).astype(float) - 100)),
         feature(3, "ENUM"),
         feature(2, "ENUM", possible_values=(2.5, -7.0, 0.0)),
         feature(4, "ENUM", possible_values=(5.0,)),
@@ -213,18 +164,9 @@ def test_wide_enum() -> None:
     raw[:, 2:] = rng.choice([2.5, -7.0, 0.0, -0.0, 5.0, 1.0, 1e30], (1024, 3))
     odd = rng.random(raw.shape) < 0.1
     raw[odd] = rng.choice([NAN, -1337.1337, math.inf, -math.inf, 0.5], odd.sum())
-    values, presence = torch.from_numpy(raw), torch.from_numpy(rng.random(raw.shape) < 0.9)
-    for missing_as_zero in (False, True):
-        module = Preprocessor(spec, missing_as_zero=missing_as_zero)
-        want = expected(spec, values, presence, missing_as_zero=missing_as_zero)
-        np.testing.assert_array_equal(module(values, presence).numpy(), want)
-
-
-def test_possible_values_that_are_one_number_in_float32_have_two_columns() -> None:
-    """2^24 + 1 is rounded to 2^24."""
-    assert normalized(feature(1, "ENUM", possible_values=(2.0**24, 3.0, 2.0**24 + 1)), 2.0**24, 3.0, 4.0) == [
-        [1, 0, 1], [0, 1, 0], [0, 0, 0],
-    ]  # fmt: skip
+    rows = (torch.from_numpy(raw), torch.from_numpy(rng.random(raw.shape) < 0.9))
+    result = Preprocessor(spec, missing_as_zero=missing_as_zero)(*rows).numpy()
+    np.testing.assert_array_equal(result, expected(spec, *rows, missing_as_zero=missing_as_zero))
 
 
 def test_spec_out_of_column_order_is_refused() -> None:
@@ -236,8 +178,7 @@ def scripted(module: Preprocessor) -> torch.jit.ScriptModule:
     with warnings.catch_warnings():
         # torch 2.13 deprecates TorchScript; the bundle keeps a model for the original's users.
         warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
-        script: torch.jit.ScriptModule = torch.jit.script(module)
-    return script
+        return torch.jit.script(module)
 
 
 class Alone(nn.Module):
@@ -251,33 +192,33 @@ class Alone(nn.Module):
         return (self.module(values, presence),)
 
 
-def exported(module: Preprocessor, spec: NormalizationSpec) -> onnxruntime.InferenceSession:
-    axes = ("rows", len(spec.features))
+def exported(module: Preprocessor, spec: NormalizationSpec) -> Callable[[Tensor, Tensor], Floats]:
     model = onnx_model(
         Alone(module),
         raw_rows(spec, 3, seed=0),
-        inputs={"values": axes, "presence": axes},
+        inputs=dict.fromkeys(("values", "presence"), ("rows", len(spec.features))),
         outputs={"normalized": ("rows", spec.width)},
     )
-    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-
-
-ZERO_WIDTH = spec_of(feature(1, "ENUM"), feature(2, "CONTINUOUS", mean=3.0, stddev=2.0))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return lambda values, presence: session.run(None, {"values": values.numpy(), "presence": presence.numpy()})[0]
 
 
 @pytest.mark.parametrize("missing_as_zero", [False, True])
-@pytest.mark.parametrize("spec", [EVERY_TYPE, ZERO_WIDTH], ids=["every type", "an enum of no width"])
+@pytest.mark.parametrize(
+    "spec",
+    [EVERY_TYPE, spec_of(feature(1, "ENUM"), feature(2, "CONTINUOUS", mean=3.0, stddev=2.0))],
+    ids=["every type", "an enum of no width"],
+)
 def test_script_and_onnx_equal_eager_with_any_number_of_rows(spec: NormalizationSpec, missing_as_zero: bool) -> None:
     eager = Preprocessor(spec, missing_as_zero=missing_as_zero)
-    script, session = scripted(eager), exported(eager, spec)
+    script = scripted(eager)
+    onnx = exported(eager, spec)
     for num_rows in (0, 1, 257):
-        values, presence = raw_rows(spec, num_rows, seed=num_rows)
-        want = eager(values, presence).numpy()
-        np.testing.assert_array_equal(script(values, presence).numpy(), want)
-        np.testing.assert_array_equal(script.dense(values).numpy(), eager.dense(values).numpy())
-        (got,) = session.run(None, {"values": values.numpy(), "presence": presence.numpy()})
-        assert got.shape == (num_rows, spec.width)
-        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+        rows = raw_rows(spec, num_rows, seed=num_rows)
+        assert torch.equal(script(*rows), eager(*rows))
+        assert torch.equal(script.dense(rows[0]), eager.dense(rows[0]))
+        assert onnx(*rows).shape == (num_rows, spec.width)
+        np.testing.assert_allclose(onnx(*rows), eager(*rows).numpy(), rtol=1e-6, atol=1e-6)
 
 
 def test_features_far_from_zero_keep_their_digits() -> None:
@@ -290,18 +231,14 @@ def test_features_far_from_zero_keep_their_digits() -> None:
     )
     values = (1e6 + torch.arange(-16, 17) / 16).unsqueeze(1).repeat(1, 4)
     values[[0, 1, 2], :] = torch.tensor([NAN, -1337.1337, 0.0]).unsqueeze(1)
-    presence = torch.ones(values.shape, dtype=torch.bool)
+    rows = (values, torch.ones(values.shape, dtype=torch.bool))
     eager = Preprocessor(spec)
-    want = expected(spec, values, presence)
-    np.testing.assert_allclose(eager(values, presence).numpy(), want, rtol=2e-6, atol=2e-6)
-    np.testing.assert_allclose(scripted(eager)(values, presence).numpy(), want, rtol=2e-6, atol=2e-6)
-    (got,) = exported(eager, spec).run(None, {"values": values.numpy(), "presence": presence.numpy()})
-    np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6)
+    for module in (eager, scripted(eager), exported(eager, spec)):
+        np.testing.assert_allclose(np.asarray(module(*rows)), expected(spec, *rows), rtol=2e-6, atol=2e-6)
 
 
 def test_state_dict_carries_parameters() -> None:
-    f, g = (feature(1, "CONTINUOUS", mean=m, stddev=2.0) for m in (1.0, 5.0))
-    target = Preprocessor(spec_of(f))
-    target.load_state_dict(Preprocessor(spec_of(g)).state_dict())
+    target, source = (Preprocessor(spec_of(feature(1, "CONTINUOUS", mean=m, stddev=2.0))) for m in (1.0, 5.0))
+    target.load_state_dict(source.state_dict())
     assert target.dense(torch.tensor([[9.0]])).tolist() == [[2.0]]
     assert list(target.parameters()) == []

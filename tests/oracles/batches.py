@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reagent_lite.types import Actions, TransitionBatch
 
@@ -54,3 +54,22 @@ def random_batch(rows: int, num_state: int, num_choices: int, seed: int, num_fea
         next_actions=after,
         bootstrap=(torch.rand(rows, generator=rng) < 0.8).float(),
     )
+
+
+def uniform(state: Tensor, actions: Actions) -> Tensor:
+    """Probabilities of the policy that takes all allowed choices alike."""
+    return actions.mask / actions.mask.sum(1, keepdim=True).clamp(min=1)
+
+
+class StateValues(nn.Module):
+    """Outputs read off the state itself: some of its columns, times a parameter."""
+
+    needs_candidate_list = False
+
+    def __init__(self, scale: float = 1.0, columns: slice = slice(None)) -> None:
+        super().__init__()
+        self.columns = columns
+        self.scale = nn.Parameter(torch.tensor(scale))
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        return (state[:, self.columns] * self.scale).unsqueeze(2)

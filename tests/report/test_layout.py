@@ -1,6 +1,7 @@
 """The report page in a real browser: at no width anything scrolls sideways or is cut; colours and print."""
 
 import re
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,44 +12,41 @@ from oracles.reports import SEQUENTIAL, full
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.report.page import render
 
-PATH = "/mnt/storage/experiments/2019_recommendations/run-17/a_rather_long_name/training.json.bz2"
+# in CSS pixels
+SMALLEST_LETTERS = (
+    "Math.min(...[...document.querySelectorAll('svg.chart text')].map(t => "
+    "parseFloat(getComputedStyle(t).fontSize) * t.ownerSVGElement.getBoundingClientRect().width / 480))"
+)
+HIGHEST_CARD = "Math.max(...[...document.querySelectorAll('.card')].map(e => e.getBoundingClientRect().height))"
+BREAKS = "[...document.querySelectorAll('.card, svg.chart, .verdict, tr')].map(e => getComputedStyle(e).breakInside)"
 STYLE = Path(__file__).parents[2] / "reagent_lite/report/style.css"
-
-
-def page(folder: Path) -> Path:
-    file = folder / "page.html"
-    figure = Interval(value=-0.0001234, low=-0.0005678, high=-1.2345e-05)  # as many letters as figures get
-    file.write_text(render(full(PATH, title="Logged policy", figure=figure)))
-    return file
 
 
 @needs_browser
 def test_a_page_fits_screens_and_paper(tmp_path: Path) -> None:
-    file, tables = page(tmp_path), []
+    file = tmp_path / "page.html"
+    figure = Interval(value=-0.0001234, low=-0.0005678, high=-1.2345e-05)  # as many letters as figures get
+    file.write_text(render(full(
+        "/mnt/storage/experiments/2019_recommendations/run-17/a_rather_long_name/training.json.bz2",
+        title="Logged policy", figure=figure,
+    )))  # fmt: skip
+    tables = []
     with browsing(tmp_path / "profile") as browser:
         for width in (360, 768, 1440):
             browser.open(file, width=width)
-            assert browser.value(COLLIDING) == []
             whole(browser)
             assert browser.value("document.documentElement.scrollWidth") <= width
-            assert browser.complaints() == []
+            assert browser.value(COLLIDING) == browser.complaints() == []
             assert browser.requests() == [file.as_uri()]
-            # letters of drawings in CSS pixels
-            size = "parseFloat(getComputedStyle(t).fontSize) * t.ownerSVGElement.getBoundingClientRect().width / 480"
-            assert browser.value(f"Math.min(...[...document.querySelectorAll('svg.chart text')].map(t => {size}))") >= 9
+            assert browser.value(SMALLEST_LETTERS) >= 9
             # who cannot see finds the same tables on a phone
             roles = browser.roles()
             tables.append([roles[name] for name in ("table", "row", "columnheader", "rowheader", "image")])
         assert tables[0] == tables[1] == tables[2]
         browser.open(file, width=718)  # A4 without margins of a centimetre, in CSS pixels
         browser.media("print")
-        held = (
-            "[...document.querySelectorAll('.card, svg.chart, .verdict, tr')].map(e => getComputedStyle(e).breakInside)"
-        )
-        assert set(browser.value(held)) == {"avoid"}
-        # a drawing that is higher than a page would be cut all the same
-        high = "Math.max(...[...document.querySelectorAll('.card')].map(e => e.getBoundingClientRect().height))"
-        assert browser.value(high) < 1000
+        assert set(browser.value(BREAKS)) == {"avoid"}
+        assert browser.value(HIGHEST_CARD) < 1000  # a drawing that is higher than a page would be cut all the same
         whole(browser)
 
 
@@ -63,12 +61,10 @@ def whole(browser: Browser) -> None:
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_colours_have_enough_contrast(scheme: int) -> None:
     """WCAG 2.2: 4.5 for text, 3 for drawings."""
-    assert contrast("#000000", "#ffffff") == pytest.approx(21.0)
     colours = dict(re.findall(r"--(\w+): (#\w{6})", STYLE.read_text().split(":root {")[1 + scheme]))
-    for name in ("ink", "soft", "good", "unclear", "bad", *(f"c{i}" for i in range(8))):
-        least = 3.0 if re.fullmatch(r"c\d", name) else 4.5
-        for under in ("ground", "card"):
-            assert contrast(colours[name], colours[under]) >= least, (name, under)
+    least = dict.fromkeys(("ink", "soft", "good", "unclear", "bad"), 4.5) | {f"c{i}": 3.0 for i in range(8)}
+    for (name, ratio), under in product(least.items(), ("ground", "card")):
+        assert contrast(colours[name], colours[under]) >= ratio, (name, under)
 
 
 def test_curves_are_told_apart_without_colours() -> None:
@@ -76,13 +72,9 @@ def test_curves_are_told_apart_without_colours() -> None:
     assert len(dashes) == len({dash for _, dash in dashes}) >= len(SEQUENTIAL)
 
 
-def contrast(color: str, other: str) -> float:
+def contrast(*colors: str) -> float:
     """Ratio of relative luminances, https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio."""
-    low, high = sorted(map(luminance, (color, other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def luminance(color: str) -> float:
-    parts = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    parts = np.array([list(bytes.fromhex(color[1:])) for color in colors]) / 255
     linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+    low, high = sorted(linear @ [0.2126, 0.7152, 0.0722])
+    return float((high + 0.05) / (low + 0.05))

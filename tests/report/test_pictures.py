@@ -25,18 +25,18 @@ from reagent_lite.report.pictures import (
 
 drawn = pytest.mark.skipif(find_spec("PIL") is None, reason="the extra `pictures` is not installed")
 
-VERMILION, GREY = (213, 94, 0), (153, 153, 153)
+VERMILION = (213, 94, 0)
+GREY = (153, 153, 153)
 MIDDLE = (TOP + BOTTOM) / 2
 
 
 def episode_of(env: str, observation: list[list[float]], **changes: object) -> Episode:
     """An episode through these observations; action 0 and reward 1 at every step by default."""
-    steps = len(observation) - 1
     values = {
         "env": env,
         "observation": np.array(observation, dtype=np.float32),
-        "action": np.zeros(steps, dtype=np.int64),
-        "reward": np.ones(steps, dtype=np.float32),
+        "action": np.zeros(len(observation) - 1, dtype=np.int64),
+        "reward": np.ones(len(observation) - 1, dtype=np.float32),
         "ending": "terminated",
     }
     return Episode(**(values | changes))  # type: ignore[arg-type]
@@ -57,13 +57,10 @@ def centre(picture: NDArray[np.uint8], colour: tuple[int, int, int] = VERMILION)
     return float(columns.mean()), float(rows.mean())
 
 
-@pytest.mark.parametrize("module", ["PIL"])
-def test_missing_packages_are_named_with_the_way_to_get_them(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=r"pip install 'reagent-lite\[pictures\]'") as error:
+def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ConfigError, match=r"simulation\.pictures: .*PIL.*pip install 'reagent-lite\[pictures\]'"):
         require_pictures()
-    assert error.value.problems[0].where == "simulation.pictures"
-    assert module.split(".")[0] in error.value.problems[0].got
 
 
 # ---- the animation
@@ -91,8 +88,8 @@ def test_an_animation_has_the_first_and_the_last_state_and_no_more_frames_than_a
 
 def test_captions() -> None:
     episode = episode_of("mountain_car", [[0, 0]] * 3, action=np.array([0, 2]), action_names=("left", "right"))
-    captions = [episode.caption(step) for step in range(3)]
-    assert captions == ["action: left", "action: 2", "terminated"]  # an action without a name is its number
+    # an action without a name is its number
+    assert [episode.caption(step) for step in range(3)] == ["action: left", "action: 2", "terminated"]
     assert episode_of("x", [[0]], ending="").caption(0) == "the recording ends here"
 
 
@@ -105,11 +102,10 @@ def test_captions() -> None:
 def test_cartpole(x: float, angle: float, limit: float) -> None:
     trace = episode_of("cartpole_v0", [[0, 0, 0, 0], [x, 0, angle, 0]], parameters={"position_limit": limit})
     scale = 440 / 5.2  # pixels of the pole's length; the track fills the picture
-    before, after = centre(pixels(trace, 0)), centre(pixels(trace, 1))
-    moved = x * 2.4 / limit + 0.5 * math.sin(angle)
-    assert after[0] - before[0] == pytest.approx(moved * scale, abs=3.5)
-    assert after[1] - before[1] == pytest.approx(0.5 * (1 - math.cos(angle)) * scale, abs=3.5)
-    assert before[0] == pytest.approx(240, abs=1)
+    (before_x, before_y), after = (centre(pixels(trace, step)) for step in (0, 1))
+    moved = (x * 2.4 / limit + 0.5 * math.sin(angle), 0.5 * (1 - math.cos(angle)))
+    assert after == pytest.approx((240 + moved[0] * scale, before_y + moved[1] * scale), abs=3.5)
+    assert before_x == pytest.approx(240, abs=1)
 
 
 @drawn
@@ -121,23 +117,21 @@ def test_other_environments_are_curves_with_a_line_at_the_present() -> None:
     # of four rows, 70 pixels each, the first feature has the uppermost: its lowest value is 0.9 of that below the top
     assert near(picture, GREY)[TOP + 63 - 3 : TOP + 63 + 4, 20:60].any()
     # a CartPole with three features is not the one that the scene is of
-    of_another_size = pixels(replace(trace, env="cartpole_v1"), 1)
-    np.testing.assert_array_equal(of_another_size[TOP:], picture[TOP:])
+    np.testing.assert_array_equal(pixels(replace(trace, env="cartpole_v1"), 1)[TOP:], picture[TOP:])
 
 
 @drawn
-def test_agents_are_discs_on_a_square(tmp_path: Path) -> None:
+def test_agents_are_discs_on_a_square() -> None:
     """A tagger in the middle, runners in the lower left and upper right corners; the second one leaves."""
     places = np.array([[0.5, 0.0, 1.0]] * 3)
-    playing = np.array([[True, True, True], [True, True, False], [True, True, False]])
-    agents = Agents(x=places, y=places, in_game=playing, kind=np.array([0, 1, 1]), kinds=("tagger", "runner"))
+    agents = Agents(
+        x=places, y=places, in_game=np.array([[True, True, True], [True, True, False], [True, True, False]]),
+        kind=np.array([0, 1, 1]), kinds=("tagger", "runner"),
+    )  # fmt: skip
     trace = episode_of("tag_continuous", [[0.0] * 15] * 3, agents=agents)
     side = (BOTTOM - TOP) / 1.1
-    corners = [(round(WIDTH / 2 + sign * side / 2), round(MIDDLE - sign * side / 2)) for sign in (-1, 1)]
+    discs = [(round(WIDTH / 2 + sign * side / 2), round(MIDDLE - sign * side / 2)) for sign in (0, -1, 1)]
     for step, upper in ((0, (0, 114, 178)), (1, (217, 217, 217)), (2, (217, 217, 217))):
         shown = pixels(trace, step)
-        assert tuple(shown[round(MIDDLE), WIDTH // 2]) == VERMILION
-        assert [tuple(shown[y, x]) for x, y in corners] == [(0, 114, 178), upper]
+        assert [tuple(shown[y, x]) for x, y in discs] == [VERMILION, (0, 114, 178), upper]
     assert [trace.caption(step) for step in range(3)] == ["tagger 1   runner 2", "tagger 1   runner 1", "terminated"]
-    write_animation(tmp_path / "tag.gif", trace)
-    assert (tmp_path / "tag.gif").read_bytes()[:6] == b"GIF89a"

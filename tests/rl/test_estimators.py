@@ -1,13 +1,12 @@
 """Estimators against arithmetic by hand, identities that must hold exactly, and a slow NumPy transcription."""
 
+import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from oracles.repeated import step_returns
 from oracles.tables import TWO_EPISODES, estimates, random_table, rows, some, table
-from torch import Tensor
 
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.magic import step_contributions
@@ -16,58 +15,57 @@ from reagent_lite.rl.sums import EpisodeSums, EpisodeTable, shrunk, switched
 LENGTHS = (3, 1, 5, 2)
 
 
-def sample(n: int) -> Tensor:
-    return torch.ones(1, n, dtype=torch.float64)
-
-
 def value(name: str, e: EpisodeTable) -> float:
-    return float(estimates(ESTIMATORS[name], e, sample(len(e.reward)))[0])
+    return float(estimates(ESTIMATORS[name], e, torch.ones(1, len(e.reward)))[0])
+
+
+def assert_values(e: EpisodeTable, expected: dict[str, float]) -> None:
+    values = {name: value(name, e) for name in expected}
+    assert values == pytest.approx(expected, rel=1e-9, abs=1e-12, nan_ok=True)
 
 
 def test_three_rows_by_hand():
     # propensities .2 .5 .4; the greedy policy agrees in row 2 only: weights 0, 1 / .5, 0
-    e = rows([0, 2, 0], [4, 5, 7], [2, 4, 6], [1, 4, 5])
-    assert value("Direct_Method_Reward", e) == pytest.approx(10 / 3, abs=1e-6)  # (1 + 4 + 5) / 3
-    assert value("IPS_Reward", e) == pytest.approx(10 / 3, abs=1e-6)  # 2 * 5 / 3
-    assert value("Doubly_Robust_Reward", e) == pytest.approx(4.0, abs=1e-6)  # (1 + 4 + 2 * (5 - 4) + 5) / 3
-    assert value("Self_Normalized_IPS_Reward", e) == pytest.approx(5.0, abs=1e-6)  # 2 * 5 / 2
-    assert value("Self_Normalized_Doubly_Robust_Reward", e) == pytest.approx(13 / 3, abs=1e-6)  # 10 / 3 + 2 / 2
+    assert_values(rows([0, 2, 0], [4, 5, 7], [2, 4, 6], [1, 4, 5]), {
+        "Direct_Method_Reward": 10 / 3,  # (1 + 4 + 5) / 3
+        "IPS_Reward": 10 / 3,  # 2 * 5 / 3
+        "Doubly_Robust_Reward": 4.0,  # (1 + 4 + 2 * (5 - 4) + 5) / 3
+        "Self_Normalized_IPS_Reward": 5.0,  # 2 * 5 / 2
+        "Self_Normalized_Doubly_Robust_Reward": 13 / 3,  # 10 / 3 + 2 / 2
+    })  # fmt: skip
 
 
 def test_switch_and_shrinkage_by_hand():
     e = rows([2, 0.5], [4, 6], [1, 4], [3, 5])
     # residuals 2 * 3 and .5 * 2; with threshold 1 the first is left out
-    assert switched(2.0)(e).sum(1).tolist() == pytest.approx([6, 1])
-    assert switched(1.0)(e).sum(1).tolist() == pytest.approx([0, 1])
+    assert [switched(limit)(e).sum(1).tolist() for limit in (2.0, 1.0)] == [[6, 1], [0, 1]]
     # lambda 4: 4 * 2 / (4 + 4) = 1 and 4 * .5 / (.25 + 4) = 2 / 4.25; lambda 0 is DM, infinity DR
-    assert shrunk(4.0)(e).sum(1).tolist() == pytest.approx([1 * 3, 2 / 4.25 * 2])
-    assert shrunk(0.0)(e).sum(1).tolist() == [0, 0]
-    assert shrunk(1e12)(e).sum(1).tolist() == pytest.approx([6, 1])
-    assert value("Switch_Doubly_Robust_Reward", e) == pytest.approx((3 + 6 + 5 + 1) / 2)  # both weights are below 10
-    over = rows([10.5, 0.5], [4, 6], [1, 4], [3, 5])
-    assert value("Switch_Doubly_Robust_Reward", over) == pytest.approx((3 + 5 + 1) / 2)
-    # lambda 100: 200 / 104 and 50 / 100.25
-    assert value("Shrunk_Doubly_Robust_Reward", e) == pytest.approx((8 + 200 / 104 * 3 + 50 / 100.25 * 2) / 2)
+    assert [shrunk(strength)(e).sum(1).tolist() for strength in (4.0, 0.0, 1e12)] == [
+        pytest.approx([1 * 3, 2 / 4.25 * 2]), [0, 0], pytest.approx([6, 1])
+    ]  # fmt: skip
+    assert_values(e, {
+        "Switch_Doubly_Robust_Reward": (3 + 6 + 5 + 1) / 2,  # both weights are below 10
+        "Shrunk_Doubly_Robust_Reward": (8 + 200 / 104 * 3 + 50 / 100.25 * 2) / 2,  # lambda 100: 200 / 104, 50 / 100.25
+    })  # fmt: skip
+    assert_values(rows([10.5, 0.5], [4, 6], [1, 4], [3, 5]), {"Switch_Doubly_Robust_Reward": (3 + 5 + 1) / 2})
 
 
 def test_two_step_table_by_hand():
-    e = TWO_EPISODES
-    assert value("Per_Decision_Importance_Sampling", e) == pytest.approx((2 * 1 + 0.5 * 1 * 4 + 3 * 2) / 2)
     # omega_0 = 2/5, 3/5; omega_1 = 1/4, 3/4
-    assert value("Weighted_Per_Decision_Importance_Sampling", e) == pytest.approx(
-        2 / 5 * 1 + 3 / 5 * 2 + 1 / 4 * 0.5 * 4
-    )
-    a = 2 * (1 - 2) + 4 + 0.5 * (1 * (4 - 3) + 2 * 5)
-    b = 3 * (2 - 1) + 6
-    assert value("Sequential_Doubly_Robust", e) == pytest.approx((a + b) / 2)
-    wdr = (4 + 6) / 2 + 2 / 5 * (1 - 2) + 3 / 5 * (2 - 1) + 0.5 * (2 / 5 * 5 + 1 / 4 * (4 - 3))
-    assert value("Weighted_Sequential_Doubly_Robust", e) == pytest.approx(wdr)
-    assert value("Fitted_Q_Evaluation", e) == pytest.approx((4 + 6) / 2)
+    assert_values(TWO_EPISODES, {
+        "Per_Decision_Importance_Sampling": (2 * 1 + 0.5 * 1 * 4 + 3 * 2) / 2,
+        "Weighted_Per_Decision_Importance_Sampling": 2 / 5 * 1 + 3 / 5 * 2 + 1 / 4 * 0.5 * 4,
+        # A and B
+        "Sequential_Doubly_Robust": (2 * (1 - 2) + 4 + 0.5 * (1 * (4 - 3) + 2 * 5) + 3 * (2 - 1) + 6) / 2,
+        "Weighted_Sequential_Doubly_Robust":
+            (4 + 6) / 2 + 2 / 5 * (1 - 2) + 3 / 5 * (2 - 1) + 0.5 * (2 / 5 * 5 + 1 / 4 * (4 - 3)),
+        "Fitted_Q_Evaluation": (4 + 6) / 2,
+    })  # fmt: skip
 
 
 def checked_step_returns(e: EpisodeTable) -> list[float]:
     """The j-step returns of the log itself; asserts that the contributions of its episodes sum to them."""
-    returns = step_returns(e, sample(len(e.reward)))[0]
+    returns = step_returns(e, torch.ones(1, len(e.reward)))[0]
     contributions = torch.cat(list(step_contributions(EpisodeSums.of([[e]]), 0)))
     torch.testing.assert_close(contributions.sum(0), returns)
     return returns.tolist()
@@ -79,10 +77,9 @@ def test_the_value_model_continues_where_the_record_is_cut():
     assert checked_step_returns(TWO_EPISODES) == pytest.approx([5.0, g0, g0 + 0.5 * 1 / 4])
     # as above, but the record of A ends in a state of value 8: its D is .25, rho A at the last row 1, omega 1/4
     e = replace(TWO_EPISODES, tail=torch.tensor([[0, 0.25 * 8], [0, 0]], dtype=torch.float64))
-    for name, added in (("Sequential_Doubly_Robust", 2 / 2), ("Weighted_Sequential_Doubly_Robust", 1 / 4 * 2)):
-        assert value(name, e) == pytest.approx(value(name, TWO_EPISODES) + added), name
-    for name in ("Per_Decision_Importance_Sampling", "Fitted_Q_Evaluation"):
-        assert value(name, e) == value(name, TWO_EPISODES), name
+    added = {"Sequential_Doubly_Robust": 2 / 2, "Weighted_Sequential_Doubly_Robust": 1 / 4 * 2,
+             "Per_Decision_Importance_Sampling": 0.0, "Fitted_Q_Evaluation": 0.0}  # fmt: skip
+    assert_values(e, {name: value(name, TWO_EPISODES) + more for name, more in added.items()})
     assert checked_step_returns(e) == pytest.approx([5, g0, g0 + 0.5 * 1 / 4 + 1 / 4 * 2])
 
 
@@ -90,62 +87,58 @@ def test_the_value_model_continues_where_the_record_is_cut():
 def test_same_policy_gives_the_mean_return_of_unequal_episodes(seed: int):
     # an ended episode whose weight fell to 0 would lift this, by 1.467 in the system this guards against
     e = random_table(LENGTHS, seed, spread=0)
-    returns = [sum(0.95**t * float(e.reward[i, t]) for t in range(length)) for i, length in enumerate(LENGTHS)]
-    for name in ("Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling"):
-        assert value(name, e) == pytest.approx(sum(returns) / len(LENGTHS), abs=1e-12)
-    for name in ("IPS_Reward", "Self_Normalized_IPS_Reward"):
-        assert value(name, e) == pytest.approx(float(e.reward.sum()) / sum(LENGTHS), abs=1e-12)
+    mean = sum(0.95**t * float(e.reward[i, t]) for i, length in enumerate(LENGTHS) for t in range(length)) / 4
+    sequential = ("Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling")
+    assert_values(e, dict.fromkeys(sequential, mean))
+    one_step = ("IPS_Reward", "Self_Normalized_IPS_Reward")
+    assert_values(e, dict.fromkeys(one_step, float(e.reward.sum()) / sum(LENGTHS)))
 
 
-ROBUST = {
-    "Sequential_Doubly_Robust": "Per_Decision_Importance_Sampling",
-    "Weighted_Sequential_Doubly_Robust": "Weighted_Per_Decision_Importance_Sampling",
-    "Doubly_Robust_Reward": "IPS_Reward",
-    "Self_Normalized_Doubly_Robust_Reward": "Self_Normalized_IPS_Reward",
-}
-SEQUENTIAL = {
-    "Fitted_Q_Evaluation": "Direct_Method_Reward",
-    "Per_Decision_Importance_Sampling": "IPS_Reward",
-    "Weighted_Per_Decision_Importance_Sampling": "Self_Normalized_IPS_Reward",
-    "Sequential_Doubly_Robust": "Doubly_Robust_Reward",
-    "Weighted_Sequential_Doubly_Robust": "Self_Normalized_Doubly_Robust_Reward",
-}
 DRAWN = random_table(LENGTHS, 1)
 
 
 @pytest.mark.parametrize(
     ("pairs", "e"),
     [
-        (ROBUST, table(LENGTHS, 0.9, weight=DRAWN.weight, reward=DRAWN.reward)),
-        (SEQUENTIAL, rows([2, 0.6, 1.75], [4, 5, 7], [2, 4, 6], [1, 4, 5])),
+        ({
+            "Sequential_Doubly_Robust": "Per_Decision_Importance_Sampling",
+            "Weighted_Sequential_Doubly_Robust": "Weighted_Per_Decision_Importance_Sampling",
+            "Doubly_Robust_Reward": "IPS_Reward",
+            "Self_Normalized_Doubly_Robust_Reward": "Self_Normalized_IPS_Reward",
+         }, table(LENGTHS, 0.9, weight=DRAWN.weight, reward=DRAWN.reward)),
+        ({
+            "Fitted_Q_Evaluation": "Direct_Method_Reward",
+            "Per_Decision_Importance_Sampling": "IPS_Reward",
+            "Weighted_Per_Decision_Importance_Sampling": "Self_Normalized_IPS_Reward",
+            "Sequential_Doubly_Robust": "Doubly_Robust_Reward",
+            "Weighted_Sequential_Doubly_Robust": "Self_Normalized_Doubly_Robust_Reward",
+         }, rows([2, 0.6, 1.75], [4, 5, 7], [2, 4, 6], [1, 4, 5])),
     ],
     ids=["no model", "horizon 1"],
-)
+)  # fmt: skip
 def test_one_form_becomes_another(pairs: dict[str, str], e: EpisodeTable):
-    for name, other in pairs.items():
-        assert value(name, e) == pytest.approx(value(other, e), abs=1e-12), name
+    assert_values(e, {name: value(other, e) for name, other in pairs.items()})
 
 
 @pytest.mark.parametrize("name", [n for n in ESTIMATORS if n != "MAGIC"])
 def test_counts_are_repeated_episodes(name: str):
     e = random_table(LENGTHS, 4)
     counts = torch.tensor([[1, 1, 1, 1], [1, 0, 2, 1]], dtype=torch.float64)
-    repeated = value(name, some(e, torch.tensor([3, 2, 0, 2])))
-    assert float(estimates(ESTIMATORS[name], e, counts)[1]) == pytest.approx(repeated, abs=1e-12)
+    counted = float(estimates(ESTIMATORS[name], e, counts)[1])
+    assert_values(some(e, torch.tensor([3, 2, 0, 2])), {name: counted})
 
 
 def test_after_the_last_supported_step_the_value_model_continues():
     # both episodes leave the policy at step 1: WDR is r_0 plus the discounted value there
     e = table((2, 2), 0.5, weight=[[1, 0], [1, 0]], reward=[[2, 9], [4, 9]], value_expected=[[0, 6], [0, 8]])
-    assert value("Weighted_Sequential_Doubly_Robust", e) == pytest.approx(3 + 0.5 * 7)
-    assert value("Weighted_Per_Decision_Importance_Sampling", e) == pytest.approx(3)
+    expected = {"Weighted_Sequential_Doubly_Robust": 3 + 0.5 * 7, "Weighted_Per_Decision_Importance_Sampling": 3}
+    assert_values(e, expected)
 
 
 def test_without_any_weight_the_estimate_is_undefined():
-    e = rows([0, 0], [4, 5], [2, 4], [1, 4])
-    for name in ("Self_Normalized_IPS_Reward", "Weighted_Per_Decision_Importance_Sampling",
-                 "Weighted_Sequential_Doubly_Robust", "MAGIC"):  # fmt: skip
-        assert np.isnan(value(name, e)), name
+    undefined = ("Self_Normalized_IPS_Reward", "Weighted_Per_Decision_Importance_Sampling",
+                 "Weighted_Sequential_Doubly_Robust", "MAGIC")  # fmt: skip
+    assert_values(rows([0, 0], [4, 5], [2, 4], [1, 4]), dict.fromkeys(undefined, math.nan))
 
 
 def test_magic_is_exact_where_all_lengths_agree():
@@ -154,4 +147,4 @@ def test_magic_is_exact_where_all_lengths_agree():
     q = torch.tensor([[1.5, 1.0]] * 3)
     e = table((2, 2, 2), 0.5, weight=[[2, 0.5], [1, 3], [0.25, 1]], reward=ones, reward_taken=ones,
               reward_expected=ones, value_taken=q, value_expected=q)  # fmt: skip
-    assert value("MAGIC", e) == pytest.approx(1.5, abs=1e-9)
+    assert_values(e, {"MAGIC": 1.5})

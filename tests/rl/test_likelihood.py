@@ -7,10 +7,8 @@ from reagent_lite.rl.likelihood import Contributions
 
 
 def contributions(total: list[float], size: list[float], **changes: torch.Tensor) -> Contributions:
-    ones = torch.ones(len(total), dtype=torch.float64)
-    values = torch.tensor(total, dtype=torch.float64)
-    sizes = torch.tensor(size, dtype=torch.float64)
-    return Contributions(total=values, size=sizes, weight=ones, outcome=values / sizes, **changes)  # type: ignore[arg-type]
+    values, sizes = torch.tensor([total, size], dtype=torch.float64)
+    return Contributions(total=values, size=sizes, weight=torch.ones_like(sizes), outcome=values / sizes, **changes)  # type: ignore[arg-type]
 
 
 def test_informative_episodes_of_unequal_sizes() -> None:

@@ -1,6 +1,7 @@
 """Losses, by hand arithmetic and against numpy."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,19 +18,19 @@ from reagent_lite.rl.losses import (
 )
 
 
-def test_td_losses() -> None:
-    prediction = torch.tensor([3.0, 0.5])
-    target = torch.tensor([1.0, 1.0])
-    assert td_loss(prediction, target, "mse").tolist() == [4.0, 0.25]
-    assert td_loss(prediction, target, "huber").tolist() == [1.5, 0.125]  # 2 - 1/2; 0.5^2 / 2
-    bce = td_loss(torch.tensor([0.0]), torch.tensor([1.0]), "bce_with_logits")
-    assert math.isclose(bce.item(), math.log(2), rel_tol=1e-6)
-
-
-def test_td_errors() -> None:
-    for kind in ("mse", "huber"):
-        assert td_error(torch.tensor([3.0, 0.5]), torch.tensor([1.0, 1.0]), kind).tolist() == [2.0, 0.5]
-    assert td_error(torch.tensor([0.0]), torch.tensor([1.0]), "bce_with_logits").tolist() == [0.5]
+@pytest.mark.parametrize(
+    ("kind", "prediction", "target", "losses", "errors"),
+    [
+        ("mse", [3.0, 0.5], [1.0, 1.0], [4.0, 0.25], [2.0, 0.5]),
+        ("huber", [3.0, 0.5], [1.0, 1.0], [1.5, 0.125], [2.0, 0.5]),  # 2 - 1/2; 0.5^2 / 2
+        ("bce_with_logits", [0.0], [1.0], [math.log(2)], [0.5]),
+    ],
+)
+def test_td_losses_and_errors(
+    kind: str, prediction: list[float], target: list[float], losses: list[float], errors: list[float]
+) -> None:
+    assert td_loss(torch.tensor(prediction), torch.tensor(target), kind).tolist() == pytest.approx(losses)
+    assert td_error(torch.tensor(prediction), torch.tensor(target), kind).tolist() == errors
 
 
 @pytest.mark.parametrize("kind", ["mse", "huber", "bce_with_logits"])
@@ -41,15 +42,12 @@ def test_no_constant_is_needed_to_have_less_than_the_loss_of_a_constant(kind: st
     constants = torch.linspace(float(target.min()) - 3, float(target.max()) + 3, 4001, dtype=torch.float64)
     least = min(float(td_loss(c.expand(500), torch.tensor(target), kind).mean()) for c in constants)
     bound = constant_loss(float(target.mean()), float(target.var()), kind)
-    if kind == "huber":
-        assert bound >= least
-    else:
-        assert bound == pytest.approx(least, rel=1e-3)
+    assert bound >= least if kind == "huber" else bound == pytest.approx(least, rel=1e-3)
 
 
 def test_huber_loss_of_a_constant() -> None:
-    assert constant_loss(0.0, 0.25, "huber") == 0.125  # 0.5^2 / 2
-    assert constant_loss(7.0, 9.0, "huber") == 2.5  # 3 - 1/2
+    # 0.5^2 / 2; 3 - 1/2
+    assert [constant_loss(0.0, 0.25, "huber"), constant_loss(7.0, 9.0, "huber")] == [0.125, 2.5]
 
 
 def test_projection_splits_mass_between_neighbours() -> None:
@@ -66,11 +64,10 @@ def test_quantile_huber_by_hand() -> None:
     # errors of quantile 0: 1, 4 -> huber 0.5, 3.5, weight 1/4 -> mean (0.125 + 0.875) / 2 = 0.5
     # errors of quantile 2: -1, 2 -> huber 0.5, 1.5, weights 1/4, 3/4 -> mean (0.125 + 1.125) / 2 = 0.625
     loss = quantile_huber_loss(torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 4.0]]))
-    assert math.isclose(loss.item(), 1.125, rel_tol=1e-6)
+    assert loss.item() == pytest.approx(1.125)
 
 
-def test_conservative_and_imitation_ignore_forbidden_choices() -> None:
-    q = torch.tensor([[1.0, 1.0, 50.0]])
-    mask = torch.tensor([[True, True, False]])
-    assert math.isclose(conservative_loss(q, mask, torch.tensor([0])).item(), math.log(2), rel_tol=1e-6)
-    assert math.isclose(imitation_loss(q, mask, torch.tensor([1])).item(), math.log(2), rel_tol=1e-6)
+@pytest.mark.parametrize(("loss", "action"), [(conservative_loss, 0), (imitation_loss, 1)])
+def test_conservative_and_imitation_ignore_forbidden_choices(loss: Any, action: int) -> None:
+    result = loss(torch.tensor([[1.0, 1.0, 50.0]]), torch.tensor([[True, True, False]]), torch.tensor([action]))
+    assert result.item() == pytest.approx(math.log(2))

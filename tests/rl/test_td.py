@@ -11,7 +11,6 @@ from reagent_lite.rl.td import (
     discount,
     double_q_value,
     expected_value,
-    greedy_choice,
     greedy_value,
     td_target,
     value_bounds,
@@ -19,49 +18,38 @@ from reagent_lite.rl.td import (
 
 Q = torch.tensor([[3.0, 4.0]])
 Q_TARGET = torch.tensor([[2.0, 1.0]])
-TARGET = partial(chosen, Q_TARGET)
-BOTH = torch.tensor([[True, True]])
-FIRST = torch.tensor([[True, False]])
-SECOND = torch.tensor([[False, True]])
 
 
-def test_double_q_takes_the_online_choice_and_the_target_value() -> None:
-    assert greedy_choice(Q, BOTH).item() == 1
-    assert double_q_value(Q, TARGET, BOTH).item() == 1
-    assert greedy_choice(Q, FIRST).item() == 0
-    assert double_q_value(Q, TARGET, FIRST).item() == 2
-
-
-def test_single_q_takes_the_largest_allowed_target_value() -> None:
-    assert greedy_choice(Q_TARGET, BOTH).item() == 0
-    assert greedy_value(Q_TARGET, Q_TARGET, BOTH).item() == 2
-    assert greedy_choice(Q_TARGET, SECOND).item() == 1
-    assert greedy_value(Q_TARGET, Q_TARGET, SECOND).item() == 1
-
-
-def test_a_row_without_choices_has_value_zero() -> None:
-    none = torch.tensor([[False, False]])
-    assert greedy_value(Q, Q, none).item() == 0
-    assert double_q_value(Q, TARGET, none).item() == 0
+@pytest.mark.parametrize(
+    ("mask", "double", "single"),
+    [([True, True], 1, 2), ([True, False], 2, 2), ([False, True], 1, 1), ([False, False], 0, 0)],
+)
+def test_double_q_takes_the_online_choice_and_single_q_the_largest_target_value(
+    mask: list[bool], double: float, single: float
+) -> None:
+    """Of the allowed choices; a row without any has value 0."""
+    allowed = torch.tensor([mask])
+    assert double_q_value(Q, partial(chosen, Q_TARGET), allowed).item() == double
+    assert greedy_value(Q_TARGET, Q_TARGET, allowed).item() == single
 
 
 def test_values_of_distributions_keep_their_outputs() -> None:
     outputs = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])
-    mask = torch.tensor([[True, True], [False, False]])
-    assert greedy_value(outputs.mean(2), outputs, mask).tolist() == [[3.0, 4.0], [0.0, 0.0]]
+    allowed = torch.tensor([[True, True], [False, False]])
+    assert greedy_value(outputs.mean(2), outputs, allowed).tolist() == [[3.0, 4.0], [0.0, 0.0]]
 
 
 def test_discount_is_gamma_to_the_steps_and_zero_after_the_end() -> None:
-    d = discount(0.9, torch.tensor([4.0, 3.0, 1.0]), torch.tensor([1.0, 1.0, 0.0]))
-    torch.testing.assert_close(d, torch.tensor([0.6561, 0.729, 0.0]))
+    assert discount(0.9, torch.tensor([4.0, 3.0, 1.0]), torch.tensor([1.0, 1.0, 0.0])).tolist() == pytest.approx(
+        [0.6561, 0.729, 0.0]
+    )
     assert discount(0.0, torch.tensor([1.0, 2.0]), torch.ones(2)).tolist() == [0.0, 0.0]
 
 
 def test_target_and_expectation() -> None:
-    reward = torch.tensor([1.0])
-    half = torch.tensor([0.5])
-    assert td_target(reward, half, torch.tensor([6.0])).item() == 4.0
-    assert td_target(reward, half, torch.tensor([[6.0, -9.0]]), (-3.0, 3.5)).tolist() == [[3.5, -3.0]]
+    step = (torch.tensor([1.0]), torch.tensor([0.5]))  # reward and discount
+    assert td_target(*step, torch.tensor([6.0])).item() == 4.0
+    assert td_target(*step, torch.tensor([[6.0, -9.0]]), (-3.0, 3.5)).tolist() == [[3.5, -3.0]]
     assert expected_value(Q, torch.tensor([[0.25, 0.75]])).item() == 3.75
 
 
