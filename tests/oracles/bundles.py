@@ -32,8 +32,8 @@ class Linear(nn.Module):
 
     def __init__(self, weight: Array, bias: Array | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float32))
-        self.bias = nn.Parameter(torch.zeros(len(weight)) if bias is None else torch.tensor(bias, dtype=torch.float32))
+        self.weight = nn.Parameter(torch.as_tensor(weight).float())
+        self.bias = nn.Parameter(torch.as_tensor(np.zeros(len(weight)) if bias is None else bias).float())
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
         values = nn.functional.linear(state, self.weight, self.bias)
@@ -88,8 +88,7 @@ def linear_bundle(
         policy=policy,
         restriction=restriction,
     )
-    rows = SampleRows(values=sample(len(ids)))
-    return write_bundle(folder, predictor, content=content("dqn", rows, state=ids))
+    return write_bundle(folder, predictor, content=content("dqn", SampleRows(values=sample(len(ids))), state=ids))
 
 
 def bilinear_bundle(

@@ -6,9 +6,8 @@ outcome; contexts are drawn anew at every step. The tables are drawn anew for ea
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,29 +63,22 @@ class Regime:
         mu = _logging(self, prefers)
         pi = _evaluated(self, mu, likes)
         mean = _means(self, pi, rng)
-        count, length = self.episodes, self.horizon
-        context = rng.integers(CONTEXTS, size=(count, length))
-        action = _drawn(mu, context, rng)
-        reward = _rewards(self, mean[context, action], rng)
-        step = np.arange(length)
-        pays = step == length - 1 if self.sparse else np.ones(length, bool)
-        reward = np.where(pays, reward, 0.0)
+        context = rng.integers(CONTEXTS, size=(self.episodes, self.horizon))
+        action = drawn(mu[context], rng)
+        pays = np.arange(self.horizon) >= (self.horizon - 1) * self.sparse
+        reward = np.where(pays, _rewards(self, mean[context, action], rng), 0.0)
         amount = np.exp(HEAVY**2 / 2) if self.outcome == "purchase" else 1.0
         shift = np.exp(HEAVY**2 / 2) if self.outcome.startswith("heavy") else 0.0
         exact = self.sign * (amount * mean + shift)
         error = rng.normal(size=mean.shape)
         model = exact * (1 + error / 3) if self.sparse else exact + 0.3 * error
-        later = np.where(pays, 0.0, 1.0) if self.sparse else (length - 1 - step).astype(float)
-        rest = later * float((pi * model).sum(1).mean())
-        model_taken = np.where(pays, model[context, action], 0.0)
-        model_expected = np.where(pays, (pi * model).sum(1)[context], 0.0)
-        value = float((pi * exact).sum(1).mean())
-        logged = float((mu * exact).sum(1).mean())
-        rows = 1 if self.sparse else length
+        expected = (pi * model).sum(1)
+        later = pays[::-1].cumsum()[::-1] - pays
+        columns = (reward, np.where(pays, model[context, action], 0.0), np.where(pays, expected[context], 0.0))
         return LogOfRegime(
-            page=page_of(pi[context, action], mu[context, action], reward, model_taken, model_expected, rest),
-            value=rows * value,
-            logged=rows * logged,
+            page=page_of(pi[context, action], mu[context, action], *columns, later * expected.mean()),
+            value=float(pays.sum() * (pi * exact).sum(1).mean()),
+            logged=float(pays.sum() * (mu * exact).sum(1).mean()),
         )
 
     @property
@@ -112,19 +104,6 @@ class LogOfRegime:
     logged: float
     calibration: Calibration | None = None
     gamma: float = 1.0
-
-
-class AnyRegime(Protocol):
-    """A kind of log."""
-
-    @property
-    def horizon(self) -> int:
-        """Rows of an episode."""
-        ...
-
-    def draw(self, rng: np.random.Generator) -> LogOfRegime:
-        """Draws a log."""
-        ...
 
 
 def _logging(regime: Regime, prefers: Array) -> Array:
@@ -153,12 +132,10 @@ def _means(regime: Regime, pi: Array, rng: np.random.Generator) -> Array:
     return np.clip(rates * (1 + (regime.gain - 1) * pi), 0.0, 1.0)
 
 
-def _drawn(mu: Array, context: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    uniform, action = rng.random(context.shape), np.zeros(context.shape, np.int64)
-    for number, ends in enumerate(mu.cumsum(1)):
-        rows = context == number
-        action[rows] = np.searchsorted(ends, uniform[rows]).clip(max=mu.shape[1] - 1)
-    return action
+def drawn(probabilities: Array, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Returns an action for each row of probabilities [..., actions]."""
+    below = probabilities.cumsum(-1) < rng.random((*probabilities.shape[:-1], 1))
+    return np.asarray(below.sum(-1).clip(max=probabilities.shape[-1] - 1))
 
 
 def _rewards(regime: Regime, mean: Array, rng: np.random.Generator) -> Array:
@@ -207,54 +184,45 @@ def page_of(
     )
 
 
-def outcome_of(regime: AnyRegime, seed: int) -> tuple[dict[str, tuple[bool, ...]], str]:
+def outcome_of(regime: Any, seed: int) -> tuple[dict[str, tuple[bool, ...]], str]:
     """Returns on which sides the intervals of each trustworthy estimate miss, and the decision.
 
-    Intervals of the value above and below the truth, then intervals of the difference.
+    Intervals of the value above and below the truth, then intervals of the difference. A regime has a `horizon` of
+    rewards that its value adds up, and `draw(rng)` returns a LogOfRegime.
     """
     log = regime.draw(np.random.default_rng(seed))
     generator = torch.Generator().manual_seed(seed)
     result = evaluate_page(log.page, gamma=log.gamma, config=CONFIG, generator=generator, calibration=log.calibration)
-    decision = decide(Evidence(result=result, comparisons=tuple(compared(result))))
-    misses = {}
-    families = [(result.outcomes[0].one_step, regime.horizon)]
-    if log.gamma > 0:
-        families.append((result.outcomes[0].sequential, 1))
-    for family, rows in families:
-        for estimate in family.estimates:
-            if estimate.verdict is Verdict.TRUSTWORTHY:
-                truths = log.value / rows, (log.value - log.logged) / rows
-                figures = estimate.figure, estimate.difference
-                misses[estimate.name] = tuple(
-                    side
-                    for figure, truth in zip(figures, truths, strict=True)
-                    for side in (figure.low > truth + ROUNDING, figure.high < truth - ROUNDING)
-                )
-    return misses, decision.choice
+    families = [(result.outcomes[0].one_step, regime.horizon), (result.outcomes[0].sequential, 1)]
+    misses = {
+        estimate.name: tuple(
+            side
+            for figure, truth in ((estimate.figure, log.value), (estimate.difference, log.value - log.logged))
+            for side in (figure.low > truth / rows + ROUNDING, figure.high < truth / rows - ROUNDING)
+        )
+        for family, rows in families[: 2 if log.gamma > 0 else 1]
+        for estimate in family.estimates
+        if estimate.verdict is Verdict.TRUSTWORTHY
+    }
+    return misses, decide(Evidence(result=result, comparisons=tuple(compared(result)))).choice
 
 
-def measure(regime: AnyRegime, logs: int, seed: int) -> dict[str, float]:
+def measure(regime: Any, logs: int, seed: int) -> dict[str, float]:
     """Returns the figures of a regime."""
-    trusted = 0
-    choices: Counter[str] = Counter()
-    misses: dict[str, list[tuple[bool, ...]]] = defaultdict(list)
-    for number in range(logs):
-        result, choice = outcome_of(regime, seed + number)
-        trusted += bool(result)
-        choices[choice] += 1
-        for name, missed in result.items():
-            misses[name].append(missed)
-    shares = [np.mean(missed, axis=0) for missed in misses.values() if len(missed) >= min(FEWEST_TRUSTED, logs // 2)]
-    worst = np.max(shares, axis=0) if shares else np.full(4, np.nan)
-    cover = [1 - max(share[first] + share[first + 1] for share in shares) if shares else np.nan for first in (0, 2)]
+    results, choices = zip(*(outcome_of(regime, seed + number) for number in range(logs)), strict=True)
+    misses = {name: [result[name] for result in results if name in result] for name in set().union(*results)}
+    enough = [missed for missed in misses.values() if len(missed) >= min(FEWEST_TRUSTED, logs // 2)]
+    shares = np.array([np.mean(missed, axis=0) for missed in enough] or [[np.nan] * 4])
+    cover = 1 - (shares[:, ::2] + shares[:, 1::2]).max(0)
+    worst = shares.max(0)
     return {
-        "trusted": trusted / logs,
+        "trusted": np.mean([bool(result) for result in results]),
         "cover": cover[0],
         "low": worst[0],
         "high": worst[1],
         "cover difference": cover[1],
         "difference low": worst[2],
         "difference high": worst[3],
-        "ship": choices[Choice.SHIP] / logs,
-        "do not ship": choices[Choice.DO_NOT_SHIP] / logs,
+        "ship": choices.count(Choice.SHIP) / logs,
+        "do not ship": choices.count(Choice.DO_NOT_SHIP) / logs,
     }

@@ -48,8 +48,7 @@ class Run:
     @property
     def outcome(self) -> dict[str, Any]:
         """The last line of standard output."""
-        result: dict[str, Any] = json.loads(self.out.splitlines()[-1])
-        return result
+        return json.loads(self.out.splitlines()[-1])
 
 
 def end(process: Interpreter, timeout: float = 240) -> Run:
@@ -82,12 +81,11 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Runner:
 
 def quick(data: Path, out: Path, **sections: Any) -> dict[str, Any]:
     """A config over a log of actions a and b that trains in a moment, with other sections."""
-    tree = {
+    return merged({
         "training_data_path": str(data), "model_output_path": str(out), "use_gpu": False, "actions": ["a", "b"],
         "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
         "evaluation": {"bootstrap_resamples": 100, "learn_from_scored": True},  # all rows count
-    }  # fmt: skip
-    return merged(tree, sections)
+    }, sections)  # fmt: skip
 
 
 @pytest.fixture

@@ -63,8 +63,7 @@ DEVICE float step(State &s, int action, Random &random, bool &terminated) {
 
 
 def backends(path: Path, parameters: dict[str, float] | None = None) -> tuple[CudaBackend, CpuBackend]:
-    constants = parameters or {}
-    return CudaBackend(path, constants, "exact", GPU), CpuBackend(path, constants, "exact")
+    return CudaBackend(path, parameters or {}, "exact", GPU), CpuBackend(path, parameters or {}, "exact")
 
 
 def known_nan(tensor: Tensor) -> bytes:

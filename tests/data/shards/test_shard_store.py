@@ -8,7 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from oracles.disks import small_disk
-from oracles.shards import multiset, plain, rows_of, stage, table, write
+from oracles.shards import multiset, rows_of, stage, table, write
 
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.shards.fetch import fetch_shard
@@ -56,7 +56,7 @@ def test_shards_go_to_a_place_and_come_back(tmp_path: Path, place: str) -> None:
         fetched = fetch_shard(store, shard, tmp_path / "disk" / str(number))
         assert sorted(fetched) == sorted(shard.files)
         rows += rows_of(tmp_path / "disk" / str(number))
-    assert multiset(rows) == multiset([plain(row, ROWS.schema) for row in ROWS.to_pylist()])
+    assert multiset(rows) == multiset(ROWS.to_pylist())
     assert not [file for file in (tmp_path / "disk").rglob(".*") if not file.name.endswith(".lock")]
 
 

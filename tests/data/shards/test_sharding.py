@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.event_files import small_blocks
 from oracles.logs import random_rows, write_lines
-from oracles.shards import multiset, names, plain, rows_of, stage, table, write
+from oracles.shards import multiset, names, rows_of, stage, table, write
 
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.shards import partition
@@ -137,7 +137,7 @@ def test_any_episodes_in_any_files(
     if timeline:  # whose files never share an episode
         stage(folder / "in")
     whole = pa.concat_tables(tables)
-    expected = [plain(row, whole.schema) for row in whole.to_pylist()]
+    expected = whole.to_pylist()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partition, "CHUNK_BYTES", chunk_bytes)
         shards, manifests = made(folder / "in", folder / "out", num_nodes, seed=seed)
