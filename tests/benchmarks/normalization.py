@@ -55,16 +55,19 @@ def write_logs(folder: Path, rows: int) -> dict[str, Path]:
         "reward": rng.normal(size=rows).astype(np.float32),
     }
     for kind, state in states.items():
-        table = pa.table({**others, "state_features": state})
-        pq.write_table(table, folder / f"{kind}.parquet", compression="zstd", row_group_size=1 << 17)
+        pq.write_table(
+            pa.table({**others, "state_features": state}),
+            folder / f"{kind}.parquet",
+            compression="zstd",
+            row_group_size=1 << 17,
+        )
     return {kind: folder / f"{kind}.parquet" for kind in states}
 
 
 def ours(file: Path) -> None:
     folder = file.with_name("norm")
     shutil.rmtree(folder, ignore_errors=True)
-    tree = {"training_data_path": str(file), "norm_params": {"output_dir": str(folder)}}
-    normalize(check(NormalizeConfig, tree))
+    normalize(check(NormalizeConfig, {"training_data_path": str(file), "norm_params": {"output_dir": str(folder)}}))
 
 
 def summarize(file: Path) -> None:
@@ -74,15 +77,10 @@ def summarize(file: Path) -> None:
         connection.execute(f"SUMMARIZE SELECT {named} FROM '{file}'").fetchall()
 
 
-def main() -> None:
+if __name__ == "__main__":
     options = options_of(__doc__, rows=2_000_000, repeats=5)
     with tempfile.TemporaryDirectory() as name:
         for kind, file in write_logs(Path(name), options.rows).items():
             ways = {"ours": partial(ours, file), "summarize": partial(summarize, file)}
             times = in_turns({what: partial(seconds_of, way) for what, way in ways.items()}, options.repeats)
-            to_summarize = round(ratio(times["ours"], times["summarize"]), 3)
-            show({kind: {"seconds": medians(times, 3), "ratio": to_summarize}})
-
-
-if __name__ == "__main__":
-    main()
+            show({kind: {"seconds": medians(times, 3), "ratio": round(ratio(times["ours"], times["summarize"]), 3)}})

@@ -31,16 +31,21 @@ class Browser:
         self._write, self._read, self._rest, self._count = write, read, b"", 0
         self.events: list[dict[str, Any]] = []
         self._session: dict[str, str] = {}
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = self.ask(
+            "Target.attachToTarget",
+            targetId=self.ask("Target.createTarget", url="about:blank")["targetId"],
+            flatten=True,
+        )
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.ask(f"{domain}.enable")
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
         """Returns the answer to a command."""
         self._count += 1
-        message = {"id": self._count, "method": method, "params": params, **self._session}
-        os.write(self._write, json.dumps(message).encode() + b"\0")
+        os.write(
+            self._write,
+            json.dumps({"id": self._count, "method": method, "params": params, **self._session}).encode() + b"\0",
+        )
         while (answer := self._next()).get("id") != self._count:
             self.events.append(answer)
         assert "error" not in answer, answer
@@ -69,8 +74,13 @@ class Browser:
 
     def roles(self) -> dict[str, int]:
         """Returns how many things of each kind the page has for who cannot see it."""
-        nodes = self.ask("Accessibility.getFullAXTree")["nodes"]
-        return dict(Counter(node["role"]["value"] for node in nodes if not node["ignored"]))
+        return dict(
+            Counter(
+                node["role"]["value"]
+                for node in self.ask("Accessibility.getFullAXTree")["nodes"]
+                if not node["ignored"]
+            )
+        )
 
     def requests(self) -> list[str]:
         """Returns the addresses that the page asked for."""
@@ -148,9 +158,11 @@ def browsing(profile: Path) -> Iterator[Browser]:
     (command_read, command_write), (answer_read, answer_write) = os.pipe(), os.pipe()
     # out of the way of 3 and 4, where the protocol expects them and the shell puts them
     theirs = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (command_read, answer_write)]
-    start = f'exec "$@" 3<&{theirs[0]} 4>&{theirs[1]}'
-    process = subprocess.Popen(["bash", "-c", start, "bash", PROGRAM, *FLAGS, f"--user-data-dir={profile}"],
-                               pass_fds=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    process = subprocess.Popen(
+        ["bash", "-c", f'exec "$@" 3<&{theirs[0]} 4>&{theirs[1]}', "bash", PROGRAM, *FLAGS,
+         f"--user-data-dir={profile}"],
+        pass_fds=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
     for descriptor in (command_read, answer_write, *theirs):
         os.close(descriptor)
     try:

@@ -133,15 +133,27 @@ CATEGORIES = NormalizationSpec(
 
 def category_bundle(folder: Path, weight: Array, names: tuple[str, ...]) -> Path:
     """Writes a model with q = weight [K, 5] @ the columns of CATEGORIES."""
-    ids = CATEGORIES.feature_ids
     predictor = DiscretePredictor(
-        Preprocessor(CATEGORIES), Linear(weight), state_feature_ids=ids, action_names=names, policy=PLAIN
+        Preprocessor(CATEGORIES),
+        Linear(weight),
+        state_feature_ids=CATEGORIES.feature_ids,
+        action_names=names,
+        policy=PLAIN,
     )
-    codes = [code_of_text("DE"), code_of_text("FR"), code_of_text("US"), np.nan]
-    values = np.stack(([0.5, -1.0, 2.0, 0.0], [2, 5, 7, np.nan], codes), axis=1).astype(np.float32)
-    rows = content("dqn", SampleRows(values=values))
+    values = np.stack(
+        (
+            [0.5, -1.0, 2.0, 0.0],
+            [2, 5, 7, np.nan],
+            [code_of_text("DE"), code_of_text("FR"), code_of_text("US"), np.nan],
+        ),
+        axis=1,
+    ).astype(np.float32)
     return write_bundle(
-        folder, predictor, content=replace(rows, normalization={"state": normalization_json(CATEGORIES)})
+        folder,
+        predictor,
+        content=replace(
+            content("dqn", SampleRows(values=values)), normalization={"state": normalization_json(CATEGORIES)}
+        ),
     )
 
 
@@ -157,8 +169,11 @@ def category_candidates_bundle(folder: Path) -> Path:
         action_feature_ids=action.feature_ids,
         policy=PLAIN,
     )
-    candidates = np.array([[[code_of_text("DE")], [code_of_text("FR")]]] * 4, np.float32)
-    rows = SampleRows(values=sample(1), candidates=candidates, mask=np.ones((4, 2), bool))
+    rows = SampleRows(
+        values=sample(1),
+        candidates=np.array([[[code_of_text("DE")], [code_of_text("FR")]]] * 4, np.float32),
+        mask=np.ones((4, 2), bool),
+    )
     specs = {"state": normalization_json(raw((7,))), "action": normalization_json(action)}
     return write_bundle(folder, predictor, content=replace(content("parametric_dqn", rows), normalization=specs))
 
@@ -168,10 +183,9 @@ def sample(columns: int) -> NDArray[np.float32]:
 
 
 def content(workflow: str, rows: SampleRows, **columns: tuple[int, ...]) -> BundleContent:
-    normalization = {name: normalization_json(raw(ids)) for name, ids in columns.items()}
     return BundleContent(
         workflow=workflow,
-        normalization=normalization,
+        normalization={name: normalization_json(raw(ids)) for name, ids in columns.items()},
         config={},
         evaluation={},
         steps=1,

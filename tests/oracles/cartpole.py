@@ -34,9 +34,14 @@ def step(state: Array, action: NDArray[np.int64]) -> tuple[Array, NDArray[np.boo
     cos, sin = np.cos(theta), np.sin(theta)
     temp = (force + polemass_length * theta_dot**2 * sin) / total
     theta_acc = (9.8 * sin - cos * temp) / (0.5 * (4.0 / 3.0 - 0.1 * cos**2 / total))
-    x_acc = temp - polemass_length * theta_acc * cos / total
     after = np.stack(
-        (x + 0.02 * x_dot, x_dot + 0.02 * x_acc, theta + 0.02 * theta_dot, theta_dot + 0.02 * theta_acc), 1
+        (
+            x + 0.02 * x_dot,
+            x_dot + 0.02 * (temp - polemass_length * theta_acc * cos / total),
+            theta + 0.02 * theta_dot,
+            theta_dot + 0.02 * theta_acc,
+        ),
+        1,
     )
     return after, (np.abs(after[:, 0]) > 2.4) | (np.abs(after[:, 2]) > 12 * 2 * np.pi / 360)
 

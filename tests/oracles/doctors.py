@@ -30,5 +30,4 @@ def by_name(report: dict[str, Any]) -> Rows:
 
 @contextmanager
 def store() -> Iterator[Any]:
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
-    yield server
+    yield dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))

@@ -44,8 +44,8 @@ _PAIRS = pa.list_(pa.struct([("key", pa.int32()), ("value", pa.float64())]))
 
 
 def rows_of(path: Path | str) -> list[Row]:
-    files = list_input(str(path), tuple(READERS))
-    return [row for rows in read_blocks(files, lambda block: block.table.to_pylist()) for row in rows]  # fmt: skip
+    files = list_input(str(path), EXTENSIONS)
+    return [row for rows in read_blocks(files, lambda block: block.table.to_pylist()) for row in rows]
 
 
 def blocks_of(path: Path) -> list[Block]:
@@ -142,8 +142,9 @@ def _array(name: str, cells: list[Any], form: str) -> pa.Array:
     if name in ("state_features", "next_state_features") or _has_map(cells):
         return pa.array([_entries(cell, form) for cell in cells], features)
     if any(_has_map(cell) for cell in cells if isinstance(cell, list)):
-        lists = [None if cell is None else [_entries(entry, form) for entry in cell] for cell in cells]
-        return pa.array(lists, pa.list_(features))
+        return pa.array(
+            [None if cell is None else [_entries(entry, form) for entry in cell] for cell in cells], pa.list_(features)
+        )
     return pa.array(cells)
 
 

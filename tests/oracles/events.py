@@ -83,11 +83,11 @@ def random_events(
         at, length = int(rng.integers(0, 50)), int(rng.integers(1, 9))
         for step in range(length):
             possible = choices()
-            listed = [] if parametric and len(rows) % 9 == 4 else possible
             rows.append({
                 "ds": f"2026-01-{1 + episode % 5:02}", "mdp_id": f"e{episode}", "sequence_number": at,
                 "state_features": features(), "action": possible[int(rng.integers(len(possible)))],
-                "reward": float(np.float32(rng.normal())), "possible_actions": listed,
+                "reward": float(np.float32(rng.normal())),
+                "possible_actions": [] if parametric and len(rows) % 9 == 4 else possible,
                 "action_probability": 0.5 if rng.random() > 0.1 else None,
                 "metrics": {"clicks": float(rng.integers(0, 9)), **({"money": 0.25} if step % 2 else {})},
                 "terminal": False, "truncated": False, "next_state_features": None, "possible_next_actions": None,
@@ -109,8 +109,11 @@ def timeline_config(folder: Path, source: Path, top: Row | None = None, **sectio
 
 def make(folder: Path, rows: Sequence[Row] | Path, top: Row | None = None,
          **section: Any) -> TimelineOutcome:  # fmt: skip
-    source = rows if isinstance(rows, Path) else write_lines(folder / "events.jsonl", rows)
-    return run_timeline(timeline_config(folder, source, top, **section))
+    return run_timeline(
+        timeline_config(
+            folder, rows if isinstance(rows, Path) else write_lines(folder / "events.jsonl", rows), top, **section
+        )
+    )
 
 
 def read(folder: Path) -> list[Row]:

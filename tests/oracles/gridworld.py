@@ -81,11 +81,6 @@ def optimal_q(gamma: float = GAMMA) -> Array:
     return q
 
 
-def optimal_values(gamma: float = GAMMA) -> Array:
-    """[25] values of the optimal policy."""
-    return optimal_q(gamma).max(1)
-
-
 def chain(policy: Array) -> Array:
     """[25, 25] probabilities of the next state under a policy."""
     return np.einsum("sa,sat->st", policy, transition_matrix())
@@ -114,8 +109,9 @@ def weighted_policy(weights: Array) -> Array:
 
 def epsilon_greedy(epsilon: float) -> Array:
     """[25, 4] FIXED_POLICY, and uniform over the allowed actions with probability epsilon."""
-    fixed = np.array([[float(a == name) for a in ACTIONS] for name in FIXED_POLICY])
-    return epsilon * random_policy() + (1 - epsilon) * fixed
+    return epsilon * random_policy() + (1 - epsilon) * np.array(
+        [[float(a == name) for a in ACTIONS] for name in FIXED_POLICY]
+    )
 
 
 def fixed_start() -> Array:
@@ -156,14 +152,14 @@ def simulate(
     episode, position, state, action, following = columns[:, np.lexsort(columns[1::-1])]
     entered = following == GOAL
     fields = (episode, position, state, action, REWARD * entered, following, entered, policy[state, action])
-    names = "episode, step, state, action, reward, next_state, terminal, propensity"
-    return np.rec.fromarrays(fields, names=names, aligned=True)
+    return np.rec.fromarrays(
+        fields, names="episode, step, state, action, reward, next_state, terminal, propensity", aligned=True
+    )
 
 
 def draw(cdf: Array, rng: np.random.Generator) -> NDArray[np.int64]:
     """One index per row of cumulative probabilities [N, C]; entries of probability 0 are never drawn."""
-    uniform = rng.random(len(cdf))[:, None] * cdf[:, -1:]
-    return np.asarray((uniform >= cdf).sum(1), dtype=np.int64)
+    return np.asarray(((rng.random(len(cdf))[:, None] * cdf[:, -1:]) >= cdf).sum(1), dtype=np.int64)
 
 
 def crr_solution(beta: float, most: float) -> tuple[Array, Array]:
@@ -171,8 +167,7 @@ def crr_solution(beta: float, most: float) -> tuple[Array, Array]:
     policy = random_policy()
     for _ in range(200):
         q = policy_q(policy)
-        advantage = q - (policy * q).sum(1, keepdims=True)
-        following = weighted_policy(np.minimum(np.exp(advantage / beta), most))
+        following = weighted_policy(np.minimum(np.exp((q - (policy * q).sum(1, keepdims=True)) / beta), most))
         change = np.abs(following - policy).max()
         policy = 0.5 * policy + 0.5 * following
     assert change < 1e-12, "no fixed point"

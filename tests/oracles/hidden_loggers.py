@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -105,8 +104,10 @@ class _Tables:
         linear = state @ self.prefers + self.bias + hidden * self.hidden_prefers
         share = {"greedy": 0.9, "certain": 0.999, "uniform": 0.0, "secret": 0.6}.get(logger)
         if share is not None:
-            likeliest = self.quantile(hidden) if logger == "secret" else linear.argmax(1)
-            return share * np.eye(actions)[likeliest] + (1 - share) / actions
+            return (
+                share * np.eye(actions)[self.quantile(hidden) if logger == "secret" else linear.argmax(1)]
+                + (1 - share) / actions
+            )
         if logger == "network":
             return softmax(2 * np.tanh(state @ self.layers[0]) @ self.layers[1])
         return softmax(linear * (3 if logger == "steep" else 1))
@@ -152,7 +153,14 @@ def behavior_of(state: Array, action: NDArray[np.int64], episode: NDArray[np.int
         usable=None,
     )
     hashes = mix(np.arange(int(episode.max()) + 1, dtype=np.uint64))
-    copy: Any = SimpleNamespace(action=action, episode=episode, episode_hash=hashes, action_names=names, counts={})
-    sides = TrainEvalLogs(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
-    spec = SourceSpec(num_state_features=state.shape[1], num_action_features=0, action_names=names, metric_names=())
-    return estimated_behavior(sides, rows, spec)
+    sides = TrainEvalLogs(
+        train=SimpleNamespace(action=action, episode=episode, episode_hash=hashes, action_names=names, counts={}),
+        held_out=None,
+        same=True,
+        shards=Shards.alone(ALONE),
+    )
+    return estimated_behavior(
+        sides,
+        rows,
+        SourceSpec(num_state_features=state.shape[1], num_action_features=0, action_names=names, metric_names=()),
+    )

@@ -150,5 +150,8 @@ def write_events(file: Path, log: EpisodeBlock) -> Path:
 
 
 if __name__ == "__main__":
-    clinicians = draw_log(sepsis().clinicians, NUM_EPISODES, np.random.default_rng(0))
-    print(write_events(Path(sys.argv[1]) / "events.parquet", clinicians))
+    print(
+        write_events(
+            Path(sys.argv[1]) / "events.parquet", draw_log(sepsis().clinicians, NUM_EPISODES, np.random.default_rng(0))
+        )
+    )

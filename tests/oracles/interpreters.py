@@ -197,8 +197,10 @@ def _with_workers(request: dict[str, Any]) -> dict[str, Any]:
         subprocess.Popen = _Worker  # type: ignore[misc]
         return request
     connection.close()
-    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
-    handlers = [(number, signal.signal(number, signal.SIG_IGN)) for number in stops]
+    handlers = [
+        (number, signal.signal(number, signal.SIG_IGN))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
+    ]
     for line in of_child.makefile():
         reading, writing = os.pipe()
         between = os.fork()
@@ -233,8 +235,10 @@ class _Worker(subprocess.Popen[bytes]):
         if args[:2] != [sys.executable, "-m"] or options.keys() != {"env", "stdout"}:
             super().__init__(args, **options)
             return
-        request = {"arguments": args[1:], "env": options["env"], "standard_output": options["stdout"]}
-        self.connection.sendall(json.dumps(request).encode() + b"\n")
+        self.connection.sendall(
+            json.dumps({"arguments": args[1:], "env": options["env"], "standard_output": options["stdout"]}).encode()
+            + b"\n"
+        )
         self.__dict__ |= {
             "args": args, "pid": int(self.connection.recv(32)), "returncode": None, "stdin": None, "stdout": None,
             "stderr": None, "_child_created": True, "_communication_started": False, "_sigint_wait_secs": 0.25,

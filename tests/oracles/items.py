@@ -19,8 +19,7 @@ NAMES = tuple(str(item["item_id"]) for item in ITEMS)
 
 
 def features_of(name: str) -> dict[str, float]:
-    item = ITEMS[NAMES.index(str(name))]
-    return {key: value for key, value in item.items() if key != "item_id"}
+    return {key: value for key, value in ITEMS[NAMES.index(str(name))].items() if key != "item_id"}
 
 
 def write_items(folder: Path, *others: Row, name: str = "items.jsonl") -> Path:

@@ -31,8 +31,7 @@ def philox(counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tupl
 def draws(num: int, env: ArrayLike, episode: ArrayLike, purpose: int, base: ArrayLike, key: tuple[int, int]) -> Words:
     """The first `num` words, [..., num], of environments that draw for a purpose; `base` is the last counter word."""
     blocks = np.asarray(base, dtype=np.uint64)[..., None] + np.arange(-(-num // 4), dtype=np.uint64)
-    counter = (np.asarray(word)[..., None] for word in (env, episode, purpose))
-    words = philox((*counter, blocks), key)
+    words = philox((*(np.asarray(word)[..., None] for word in (env, episode, purpose)), blocks), key)
     return words.reshape(*words.shape[:-2], -1)[..., :num]
 
 

@@ -44,9 +44,8 @@ def machine(environment: Path, constants: tuple[tuple[str, float], ...], math: s
     with tempfile.TemporaryDirectory() as name:
         source, target = Path(name) / "unit.cu", Path(name) / "unit.ptx"
         source.write_text(compilation_unit(environment, dict(constants)))
-        flags = compiler_flags(math, architecture)  # type: ignore[arg-type]
-        folders = (f"-I{KERNELS}", f"-I{environment.parent}")
-        subprocess.run([str(find_nvcc()), "-ptx", *flags, *folders, str(source), "-o", str(target)], check=True)
+        flags = (*compiler_flags(math, architecture), f"-I{KERNELS}", f"-I{environment.parent}")
+        subprocess.run([str(find_nvcc()), "-ptx", *flags, str(source), "-o", str(target)], check=True)
         return Machine(target.read_text(), Path(name))
 
 

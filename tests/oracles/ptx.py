@@ -82,8 +82,7 @@ def read(text: str) -> Module:
             align, kind, name, count, values = match.groups()
             module.variables[name] = int(align), _content(WIDTHS[kind] // 8, int(count or 1), values)
         elif match.re is ENTRY:
-            first = text.count("\n", 0, match.start(4)) + 1
-            module.entries[match[1]] = _entry(match[2], match[4].split("\n"), first)
+            module.entries[match[1]] = _entry(match[2], match[4].split("\n"), text.count("\n", 0, match.start(4)) + 1)
         at = match.end()
     return module
 
@@ -130,8 +129,9 @@ def translate(module: Module) -> str:
         f'extern "C" __attribute__((aligned({align}))) u8 {name}[] = {{{", ".join(map(str, content))}}};'
         for name, (align, content) in module.variables.items()
     ]
-    kernels = [_Writer(module, name).kernel() for name in module.entries]
-    return "\n".join(['#include "ptx_machine.h"', *variables, *kernels])
+    return "\n".join(
+        ['#include "ptx_machine.h"', *variables, *(_Writer(module, name).kernel() for name in module.entries)]
+    )
 
 
 class _Writer:
@@ -182,8 +182,9 @@ LAUNCH({name})"""
         if "".join(operands).replace(" ", "") != re.sub(r",(?![^{]*\})|\s", "", written):
             raise PtxError("operands")
         kinds, code = find(opcode)
-        named = [part for pair in zip(operands, kinds, strict=True) for part in self._operand(*pair)]
-        code = code.format(*named, line=line)
+        code = code.format(
+            *[part for pair in zip(operands, kinds, strict=True) for part in self._operand(*pair)], line=line
+        )
         return f"if ({negated}{self._register(guard, 'pred')}) {{ {code} }}" if guard else code
 
     def _operand(self, text: str, kind: str) -> list[str]:

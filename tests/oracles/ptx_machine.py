@@ -67,8 +67,10 @@ class Machine:
         self._lines = text.split("\n")
         source, library = folder / "machine.cpp", folder / "machine.so"
         source.write_text(translate(self.module))
-        command = (*find_compiler().command, *FLAGS, f"-I{Path(__file__).parent}", str(source), "-o", str(library))
-        subprocess.run(command, check=True)
+        subprocess.run(
+            (*find_compiler().command, *FLAGS, f"-I{Path(__file__).parent}", str(source), "-o", str(library)),
+            check=True,
+        )
         self._library = ctypes.CDLL(str(library))
         self._variables = [
             Region(name=name, address=ctypes.addressof(ctypes.c_char.in_dll(self._library, name)), size=len(content))
@@ -103,8 +105,11 @@ class Machine:
     def _complaint(self, name: str, launch: _Launch, known: list[Region]) -> str:
         line = " ".join(self._lines[launch.line - 1].split())
         thread = f"{name}, block {launch.ctaid}, thread {launch.tid}, line {launch.line} `{line}`"
-        before = [region for region in known if region.address <= launch.address]
-        nearest = max(before, key=lambda region: region.address, default=None)
+        nearest = max(
+            [region for region in known if region.address <= launch.address],
+            key=lambda region: region.address,
+            default=None,
+        )
         place = (
             f"byte {launch.address - nearest.address} of {nearest.name}, which has {nearest.size}"
             if nearest

@@ -61,15 +61,19 @@ class Regime:
         """Draws tables and a log; models are off by a third of an event's rate, or by 0.3."""
         likes, prefers = rng.normal(size=(2, CONTEXTS, self.actions))
         mu = _logging(self, prefers)
-        pi = _evaluated(self, mu, likes)
+        pi = {
+            "equal": mu,
+            "near": self.near * mu + (1 - self.near) * softmax(3 * likes),
+            "far": softmax(5 * likes),
+            "one": np.eye(self.actions)[likes.argmax(1)],
+        }[self.policy]
         mean = _means(self, pi, rng)
         context = rng.integers(CONTEXTS, size=(self.episodes, self.horizon))
         action = drawn(mu[context], rng)
         pays = np.arange(self.horizon) >= (self.horizon - 1) * self.sparse
         reward = np.where(pays, _rewards(self, mean[context, action], rng), 0.0)
         amount = np.exp(HEAVY**2 / 2) if self.outcome == "purchase" else 1.0
-        shift = np.exp(HEAVY**2 / 2) if self.outcome.startswith("heavy") else 0.0
-        exact = self.sign * (amount * mean + shift)
+        exact = self.sign * (amount * mean + (np.exp(HEAVY**2 / 2) if self.outcome.startswith("heavy") else 0.0))
         error = rng.normal(size=mean.shape)
         model = exact * (1 + error / 3) if self.sparse else exact + 0.3 * error
         expected = (pi * model).sum(1)
@@ -114,16 +118,6 @@ def _logging(regime: Regime, prefers: Array) -> Array:
     return 0.9 * np.eye(regime.actions)[prefers.argmax(1)] + 0.1 / regime.actions
 
 
-def _evaluated(regime: Regime, mu: Array, likes: Array) -> Array:
-    kinds = {
-        "equal": mu,
-        "near": regime.near * mu + (1 - regime.near) * softmax(3 * likes),
-        "far": softmax(5 * likes),
-        "one": np.eye(regime.actions)[likes.argmax(1)],
-    }
-    return kinds[regime.policy]
-
-
 def _means(regime: Regime, pi: Array, rng: np.random.Generator) -> Array:
     """Returns the mean outcome of every context and action, [contexts, actions]; a log's deviation for normal ones."""
     if not regime.sparse:
@@ -134,8 +128,11 @@ def _means(regime: Regime, pi: Array, rng: np.random.Generator) -> Array:
 
 def drawn(probabilities: Array, rng: np.random.Generator) -> NDArray[np.int64]:
     """Returns an action for each row of probabilities [..., actions]."""
-    below = probabilities.cumsum(-1) < rng.random((*probabilities.shape[:-1], 1))
-    return np.asarray(below.sum(-1).clip(max=probabilities.shape[-1] - 1))
+    return np.asarray(
+        (probabilities.cumsum(-1) < rng.random((*probabilities.shape[:-1], 1)))
+        .sum(-1)
+        .clip(max=probabilities.shape[-1] - 1)
+    )
 
 
 def _rewards(regime: Regime, mean: Array, rng: np.random.Generator) -> Array:
@@ -167,14 +164,13 @@ def page_of(
         return torch.stack((flat(of_taken), flat(others)), 1).unsqueeze(2)
 
     count = episodes * horizon
-    last = np.arange(horizon) == horizon - 1
     return EvaluationPage(
         names=("Reward",),
         episode=torch.arange(episodes).repeat_interleave(horizon),
         action=torch.zeros(count, dtype=torch.int64),
         mask=torch.ones(count, 2, dtype=torch.bool),
         steps=torch.ones(count, dtype=torch.float64),
-        bootstrap=flat(np.where(last, 0.0, 1.0)),
+        bootstrap=flat(np.where(np.arange(horizon) == horizon - 1, 0.0, 1.0)),
         propensity=flat(propensity),
         model_propensities=torch.stack((flat(taken), flat(1 - taken)), 1),
         outcomes=flat(reward).unsqueeze(1),
@@ -191,8 +187,13 @@ def outcome_of(regime: Any, seed: int) -> tuple[dict[str, tuple[bool, ...]], str
     rewards that its value adds up, and `draw(rng)` returns a LogOfRegime.
     """
     log = regime.draw(np.random.default_rng(seed))
-    generator = torch.Generator().manual_seed(seed)
-    result = evaluate_page(log.page, gamma=log.gamma, config=CONFIG, generator=generator, calibration=log.calibration)
+    result = evaluate_page(
+        log.page,
+        gamma=log.gamma,
+        config=CONFIG,
+        generator=torch.Generator().manual_seed(seed),
+        calibration=log.calibration,
+    )
     families = [(result.outcomes[0].one_step, regime.horizon), (result.outcomes[0].sequential, 1)]
     misses = {
         estimate.name: tuple(

@@ -51,8 +51,10 @@ class Study:
     @property
     def mean_reward(self) -> float:
         """Exact: what one-step forms estimate, the evaluated policy's reward in the states of the log's rows."""
-        shares = gridworld.row_shares(gridworld.epsilon_greedy(self.behaviour), self.start)
-        return float(shares @ (self.policy * gridworld.rewards()).sum(1))
+        return float(
+            gridworld.row_shares(gridworld.epsilon_greedy(self.behaviour), self.start)
+            @ (self.policy * gridworld.rewards()).sum(1)
+        )
 
 
 def repetitions(study: Study, count: int, rng: np.random.Generator) -> Iterator[EpisodeTable]:

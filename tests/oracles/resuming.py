@@ -158,8 +158,12 @@ def mixed(folder: Path, **sections: Tree) -> Tree:
     cartpole.write_log(folder / "cartpole.jsonl", 300)
     simulation = {"env": "cartpole_v0", "num_envs": 8, "warmup_steps": 100, "evaluation_episodes": 4, "share": 0.25,
                   "updates_per_rollout": 2, "replay": {"prioritized": True, "capacity": 200}}  # fmt: skip
-    log = {"training_data_path": str(folder / "cartpole.jsonl"), "actions": ["left", "right"]}
-    return merged(logged(folder) | log | {"simulation": simulation}, sections)
+    return merged(
+        logged(folder)
+        | {"training_data_path": str(folder / "cartpole.jsonl"), "actions": ["left", "right"]}
+        | {"simulation": simulation},
+        sections,
+    )
 
 
 def candidates(folder: Path, **sections: Tree) -> Tree:
@@ -171,12 +175,26 @@ def candidates(folder: Path, **sections: Tree) -> Tree:
 def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> Interpreter:
     """Starts `python -m workflows.dqn` with a checkpoint every three steps."""
     config = folder / "config.json"
-    checkpoint = {"every_steps": 3, **tree.get("checkpoint", {})}
-    config.write_text(json.dumps({"model_output_path": str(folder / "out"), **tree, "checkpoint": checkpoint}))
-    overrides = [part for setting in settings for part in ("--set", setting)]
-    command = ["-m", "workflows.dqn", "--config", str(config), *overrides]
-    variables = {**os.environ, "PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
-    return Interpreter(command, env=variables)
+    config.write_text(
+        json.dumps(
+            {
+                "model_output_path": str(folder / "out"),
+                **tree,
+                "checkpoint": {"every_steps": 3, **tree.get("checkpoint", {})},
+            }
+        )
+    )
+    command = [
+        "-m",
+        "workflows.dqn",
+        "--config",
+        str(config),
+        *[part for setting in settings for part in ("--set", setting)],
+    ]
+    return Interpreter(
+        command,
+        env={**os.environ, "PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment},
+    )
 
 
 def checkpoints(folder: Path, out: str = "out") -> list[str]:

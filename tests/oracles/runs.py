@@ -91,5 +91,9 @@ def quick(data: Path, out: Path, **sections: Any) -> dict[str, Any]:
 @pytest.fixture
 def small(tmp_path: Path) -> dict[str, Any]:
     """A config over 200 random rows."""
-    log = write_lines(tmp_path / "data" / "log.jsonl", random_rows(200))
-    return quick(log, tmp_path / "out", epochs=2, evaluation={"calc_cpe_in_training": False, "final_fit_passes": 1})
+    return quick(
+        write_lines(tmp_path / "data" / "log.jsonl", random_rows(200)),
+        tmp_path / "out",
+        epochs=2,
+        evaluation={"calc_cpe_in_training": False, "final_fit_passes": 1},
+    )

@@ -25,8 +25,9 @@ def table(lengths: Sequence[int], *, first: int = 0, seed: int = 0) -> pa.Table:
     offsets = pa.array(np.arange(rows + 1) * 2, pa.int32())
 
     def maps(of: Any) -> pa.Array:
-        keys = pa.array(np.tile([0, 1], rows), pa.int32())
-        return pa.MapArray.from_arrays(offsets, keys, pa.array(of.reshape(-1), pa.float32()))
+        return pa.MapArray.from_arrays(
+            offsets, pa.array(np.tile([0, 1], rows), pa.int32()), pa.array(of.reshape(-1), pa.float32())
+        )
 
     return pa.table(
         {

@@ -33,11 +33,15 @@ def made(folder: Path, **changes: Any) -> tuple[SimulatedLog, SimpleNamespace]:
 
     Its `rows` are the lines, `ids` (what was played, environment, number) of each episode in the file's order.
     """
-    tree = {"env": "cartpole_v0", "output_path": str(folder / "log.jsonl"), "format": "transitions", "use_gpu": False}
-    result = simulate(check(SimulateConfig, tree | changes))
+    result = simulate(
+        check(
+            SimulateConfig,
+            {"env": "cartpole_v0", "output_path": str(folder / "log.jsonl"), "format": "transitions", "use_gpu": False}
+            | changes,
+        )
+    )
     rows = [json.loads(line) for line in Path(result.log).read_text().splitlines()]
     episode, names = pd.factorize(np.array([row["mdp_id"] for row in rows], object))
-    parts = [name.split("-") for name in names]
     return result, SimpleNamespace(
         rows=rows,
         state=dense(row["state_features"] for row in rows),
@@ -48,7 +52,7 @@ def made(folder: Path, **changes: Any) -> tuple[SimulatedLog, SimpleNamespace]:
         position=np.array([row["sequence_number"] for row in rows]),
         episode=episode,
         lengths=np.bincount(episode),
-        ids=[(played, int(env), int(number)) for played, env, number in parts],
+        ids=[(played, int(env), int(number)) for played, env, number in [name.split("-") for name in names]],
     )
 
 

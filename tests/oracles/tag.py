@@ -55,8 +55,7 @@ class Gridworld(SimpleNamespace):
         places, is_runner = self.places.astype(F) / F(self.grid_length), np.arange(N) == N - 1
         time = np.full(N, F(self.steps) / F(self.episode_length))
         if self.use_full_observation:
-            everybody = np.tile(np.append(places.T, is_runner), (N, 1))
-            return np.column_stack((everybody, np.eye(N), time)).astype(F)
+            return np.column_stack((np.tile(np.append(places.T, is_runner), (N, 1)), np.eye(N), time)).astype(F)
         other = np.full(N, N - 1)
         other[-1] = ((self.places[:-1] - self.places[-1]) ** 2).sum(1).argmin() if self.num_taggers else 0
         return np.column_stack((places, places[other], is_runner, time)).astype(F)
@@ -88,8 +87,7 @@ class Continuous(SimpleNamespace):
             gaps = np.abs(values - getattr(self, name))
             assert (np.minimum(gaps, np.abs(2 * np.pi - gaps)) if name == "theta" else gaps).max() < 1e-6, name
             setattr(self, name, values)
-        seen = self.observe()
-        return seen, self._tag(edge), not self.playing[~self.is_tagger].any()
+        return self.observe(), self._tag(edge), not self.playing[~self.is_tagger].any()
 
     def _move(self, actions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns who hits the edge."""
@@ -119,8 +117,9 @@ class Continuous(SimpleNamespace):
         rows = []
         for k in range(self.num_agents):
             others = np.delete(np.arange(self.num_agents), k) if self.use_full_observation else self._nearest(k)
-            differences = (own[:, others] - own[:, [k]]) * self.playing[k]
-            features = np.array([*differences, self.is_tagger[others], self.playing[others]], F)
+            features = np.array(
+                [*((own[:, others] - own[:, [k]]) * self.playing[k]), self.is_tagger[others], self.playing[others]], F
+            )
             if not self.use_full_observation:
                 features *= self.playing[k]
                 features = np.pad(features, ((0, 0), (0, self.num_other_agents_observed - len(others))))

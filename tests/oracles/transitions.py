@@ -27,8 +27,9 @@ def number_of(value: Any) -> np.float32:
 
 def code_of_text(text: str) -> np.float32:
     """The bits of a float32 from 2^-63 on, by 30 bits of a hash: 6 of the exponent's bits are 64 to 191, 23 any."""
-    bits = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") // 4
-    exponent, fraction = divmod(bits, 2**23)
+    exponent, fraction = divmod(
+        int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") // 4, 2**23
+    )
     return np.float32((1 + fraction / 2**23) * 2.0 ** (exponent - 63))
 
 
@@ -107,8 +108,7 @@ def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None, *, 
     order = order_of(rows)
     assert len(copy) == len(rows)
     assert not in_file_order or np.argsort(np.argsort(copy.origin_line)).tolist() == order
-    ends = pairwise(copy.list_offsets.tolist())
-    lists = [_named(copy.action_ids, copy.candidates[begin:end]) for begin, end in ends]
+    lists = [_named(copy.action_ids, copy.candidates[begin:end]) for begin, end in pairwise(copy.list_offsets.tolist())]
     assert len({json.dumps([sorted(map(str, features.items())) for features in each]) for each in lists}) == len(lists)
     states = _named(copy.state_ids, copy.state)
     for at, number in enumerate(order):
