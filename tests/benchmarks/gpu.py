@@ -27,6 +27,7 @@ from unittest.mock import patch
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.benchmark import Timer
 
 from reagent_lite import __version__
 from reagent_lite.config import DqnConfig, WorkflowConfig, check
@@ -105,10 +106,10 @@ def copying(device: torch.device) -> float:
     """Returns the bytes per second that a copy within the device's memory reads and writes."""
     source = torch.ones(COPIED_BYTES // 2, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
-    return COPIED_BYTES * _calls_per_second(lambda: target.copy_(source), 0.1, device)
+    return COPIED_BYTES * _calls_per_second(lambda: target.copy_(source), 0.5)
 
 
-def stepping(env: str, size: int, device: torch.device, *, steps: int = 100, seconds: float = 0.2) -> Figures:
+def stepping(env: str, size: int, device: torch.device, *, steps: int = 100, seconds: float = 1.0) -> Figures:
     """Returns environment steps per second without learning, replayed as graphs on a GPU.
 
     Args:
@@ -116,7 +117,7 @@ def stepping(env: str, size: int, device: torch.device, *, steps: int = 100, sec
         size: number of environments.
         device: where they are.
         steps: steps of every environment in a graph.
-        seconds: duration of each of five rounds, whose median counts.
+        seconds: duration of all rounds, whose median counts.
     """
     backend = open_backend(EnvironmentConfig(env=env, backend="cuda" if device.type == "cuda" else "cpu"), device)  # type: ignore[arg-type]
     with on_stream(device):
@@ -134,7 +135,7 @@ def stepping(env: str, size: int, device: torch.device, *, steps: int = 100, sec
             "acting": act_and_step,
         }
         figures = {
-            name: round(size * steps * _calls_per_second(_repeated(work, steps, device), seconds, device))
+            name: round(size * steps * _calls_per_second(_repeated(work, steps, device), seconds))
             for name, work in works.items()
         }
     limit = copying(device) / backend.spec.step_bytes
@@ -305,23 +306,9 @@ def by_family(kernels: Iterable[tuple[str, float, float]]) -> Figures:
     }
 
 
-def _calls_per_second(work: Callable[[], object], seconds: float, device: torch.device) -> float:
-    """Returns the median of five rounds."""
-    work()
-    count = 1
-    while (duration := _seconds(work, count, device)) < seconds / 4:
-        count *= 2
-    count = max(round(count * seconds / duration), 1)
-    return statistics.median(count / _seconds(work, count, device) for _ in range(5))
-
-
-def _seconds(work: Callable[[], object], count: int, device: torch.device) -> float:
-    _wait(device)
-    start = time.perf_counter()
-    for _ in range(count):
-        work()
-    _wait(device)
-    return time.perf_counter() - start
+def _calls_per_second(work: Callable[[], object], seconds: float) -> float:
+    timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+    return 1 / timer.blocked_autorange(min_run_time=seconds).median
 
 
 def _wait(device: torch.device) -> None:

@@ -69,7 +69,8 @@ def started(port: int, *command: str) -> Iterator[tuple[int, psutil.Process]]:
     """A server that answers on the port."""
     process = psutil.Popen([sys.executable, *command], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
-        while not any(connection.laddr.port == port for connection in process.net_connections()):
+        while port not in [each.laddr.port for each in psutil.net_connections("tcp") if each.status == "LISTEN"]:
+            assert process.poll() is None
             time.sleep(0.2)
         yield port, process
     finally:
@@ -113,17 +114,9 @@ if __name__ == "__main__":
     features = {str(number): 0.1 * number for number in range(4)}
     body = json.dumps({"rows": [{"state_features": features, "mdp_id": "7", "sequence_number": 3}]}).encode()
     with tempfile.TemporaryDirectory() as name:
-        serve = (
-            "-m",
-            "workflows.serve",
-            "--model",
-            str(options.model or a_model(Path(name) / "trained")),
-            "--log",
-            f"{name}/log",
-            "--port",
-            "8731",
-        )
-        with started(8730, "-c", EMPTY.format(port=8730)) as route, started(8731, *serve) as decide:
+        model = options.model or a_model(Path(name) / "trained")
+        serve = ["workflows.serve", "--model", str(model), "--log", f"{name}/log", "--port", "8731"]
+        with started(8730, "-c", EMPTY.format(port=8730)) as route, started(8731, "-m", *serve) as decide:
             for port, _ in (route, decide):
                 asyncio.run(load(port, body, options.clients, 1.0))
             repeats = [

@@ -6,7 +6,6 @@ Rounds alternate; figures are medians. EnvPool lives in an environment of its ow
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import gymnasium
 import numpy as np
@@ -15,13 +14,11 @@ import torch
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
-from tests.benchmarks import turns
 from tests.benchmarks.peers import interpreter, printed_number
-from tests.benchmarks.turns import in_turns, medians, ratio, show
+from tests.benchmarks.turns import in_turns, medians, rate, ratio, show
 from tests.oracles.tag import Continuous, Gridworld
 
 ROUNDS, SECONDS = 5, 0.5
-rate = partial(turns.rate, seconds=SECONDS)
 LARGE, SMALL = 262_144, 1024
 COPIED = 1 << 29  # bytes read and written by a copy from memory to memory
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.benchmarks.turns import medians, options_of, ratio, run, show, write_config
 from tests.oracles.cartpole import write_log
 
-STAGES = {"global minibatch": "imports and data", "CPE on": "training and evaluation", "report:": "export and report"}
+STAGES = {"global minibatch": "imports and data", "TD loss": "training and evaluation", "report:": "export and report"}
 """What lies before the first line that begins so."""
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,19 +28,14 @@ def options_of(doc: str | None, **defaults: Any) -> argparse.Namespace:
 
 def seconds_of(work: Callable[[], object]) -> float:
     """Returns the wall-clock time of a call."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+    return timeit.timeit(work, number=1)
 
 
-def rate(work: Callable[[], object], units: float, seconds: float = 1.0) -> float:
-    """Returns units per second of calls of so many units each, made for so long."""
+def rate(work: Callable[[], object], units: float) -> float:
+    """Returns units per second of calls of so many units each, made for 0.2 seconds or longer."""
     work()
-    start, count = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
-        work()
-        count += 1
-    return count * units / (time.perf_counter() - start)
+    calls, seconds = timeit.Timer(work).autorange()
+    return calls * units / seconds
 
 
 def write_config(folder: Path, tree: Mapping[str, Any]) -> Path:

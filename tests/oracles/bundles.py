@@ -111,9 +111,8 @@ def bilinear_bundle(
         values=sample(len(ids)), candidates=np.ones((4, 2, len(action_ids)), np.float32), mask=np.ones((4, 2), bool)
     )
     about = content("parametric_dqn", rows, state=ids, action=action_ids)
-    if items is not None:
-        about = replace(about, items=items, config={"data": {"items": "items.jsonl", "item_id": "item_id"}})
-    return write_bundle(folder, predictor, content=about)
+    config = {"data": {"items": "items.jsonl", "item_id": "item_id"}} if items is not None else {}
+    return write_bundle(folder, predictor, content=replace(about, items=items, config=config))
 
 
 CATEGORIES = NormalizationSpec(
