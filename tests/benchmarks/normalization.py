@@ -27,11 +27,18 @@ FEATURES = 16
 
 def columns(rows: int, rng: np.random.Generator) -> list[pa.Array]:
     """Features of every type; every fourth is missing in a tenth of the rows."""
-    made = [rng.integers(0, 2, rows), rng.random(rows), rng.integers(0, 7, rows)]
-    made += [rng.normal(i, 1 + i, rows) for i in range(5)]
-    made += [rng.lognormal(0, 1, rows) for _ in range(3)]
-    made += [rng.standard_t(1.5, rows), rng.gamma(2, 3, rows), rng.uniform(-1, 1, rows), rng.exponential(2, rows)]
-    made.append(rng.integers(0, 5000, rows))
+    made = [
+        rng.integers(0, 2, rows),
+        rng.random(rows),
+        rng.integers(0, 7, rows),
+        *(rng.normal(i, 1 + i, rows) for i in range(5)),
+        *(rng.lognormal(0, 1, rows) for _ in range(3)),
+        rng.standard_t(1.5, rows),
+        rng.gamma(2, 3, rows),
+        rng.uniform(-1, 1, rows),
+        rng.exponential(2, rows),
+        rng.integers(0, 5000, rows),
+    ]
     absent = [rng.random(rows) < 0.1 if i % 4 == 3 else None for i in range(FEATURES)]
     return [pa.array(feature.astype(np.float32), mask=mask) for feature, mask in zip(made, absent, strict=True)]
 

@@ -22,10 +22,8 @@ def failures(rows: Rows) -> list[str]:
 
 def by_name(report: dict[str, Any]) -> Rows:
     """Returns the rows of the doctor's JSON line."""
-    rows: Rows = {}
-    for row in report["rows"]:
-        rows.setdefault(row["name"], []).append(row)
-    return rows
+    rows = report["rows"]
+    return {name: [row for row in rows if row["name"] == name] for name in dict.fromkeys(row["name"] for row in rows)}
 
 
 @contextmanager

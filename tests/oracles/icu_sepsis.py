@@ -64,9 +64,7 @@ def uniform_policy() -> Array:
 
 def greedy_policy(actions: Ints) -> Array:
     """[716, 25] one-hot of the action of each state, [716] or [713]."""
-    policy = np.zeros((OVER + 1, len(ACTIONS)))
-    policy[np.arange(len(actions)), actions] = 1.0
-    return policy
+    return np.eye(len(ACTIONS))[np.resize(actions, OVER + 1)]
 
 
 def optimal_policy() -> Array:

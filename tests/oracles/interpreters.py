@@ -7,6 +7,7 @@ What libraries read from the environment when they are loaded is fixed, so that 
 each value of those variables.
 """
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -84,10 +85,9 @@ class Interpreter:
 
     def poll(self) -> int | None:
         """Returns the exit status, or None while it runs."""
-        try:
-            return self.wait(0)
-        except subprocess.TimeoutExpired:
-            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Waits, and returns what it wrote to standard output and standard error."""

@@ -60,14 +60,21 @@ class Regime:
     def draw(self, rng: np.random.Generator) -> LogOfRegime:
         """Draws tables and a log; models are off by a third of an event's rate, or by 0.3."""
         likes, prefers = rng.normal(size=(2, CONTEXTS, self.actions))
-        mu = _logging(self, prefers)
+        mu = {
+            "uniform": np.full(prefers.shape, 1 / self.actions),
+            "softmax": softmax(prefers),
+            "greedy": 0.9 * np.eye(self.actions)[prefers.argmax(1)] + 0.1 / self.actions,
+        }[self.logging]
         pi = {
             "equal": mu,
             "near": self.near * mu + (1 - self.near) * softmax(3 * likes),
             "far": softmax(5 * likes),
             "one": np.eye(self.actions)[likes.argmax(1)],
         }[self.policy]
-        mean = _means(self, pi, rng)
+        of_context = 0.5 * rng.normal(size=(CONTEXTS, 1))
+        better = (self.gain - 1) * pi
+        rates = np.clip(self.rate * np.exp(of_context - 0.125) * (1 + better), 0.0, 1.0)
+        mean = rates if self.sparse else of_context + better
         context = rng.integers(CONTEXTS, size=(self.episodes, self.horizon))
         action = drawn(mu[context], rng)
         pays = np.arange(self.horizon) >= (self.horizon - 1) * self.sparse
@@ -108,22 +115,6 @@ class LogOfRegime:
     logged: float
     calibration: Calibration | None = None
     gamma: float = 1.0
-
-
-def _logging(regime: Regime, prefers: Array) -> Array:
-    if regime.logging == "uniform":
-        return np.full(prefers.shape, 1 / regime.actions)
-    if regime.logging == "softmax":
-        return softmax(prefers)
-    return 0.9 * np.eye(regime.actions)[prefers.argmax(1)] + 0.1 / regime.actions
-
-
-def _means(regime: Regime, pi: Array, rng: np.random.Generator) -> Array:
-    """Returns the mean outcome of every context and action, [contexts, actions]; a log's deviation for normal ones."""
-    if not regime.sparse:
-        return 0.5 * rng.normal(size=(CONTEXTS, 1)) + (regime.gain - 1) * pi
-    rates = regime.rate * np.exp(0.5 * rng.normal(size=(CONTEXTS, 1)) - 0.125)
-    return np.clip(rates * (1 + (regime.gain - 1) * pi), 0.0, 1.0)
 
 
 def drawn(probabilities: Array, rng: np.random.Generator) -> NDArray[np.int64]:
