@@ -17,7 +17,7 @@ from reagent_lite.run.scaling.auto_scale import Limit, Probes, Scale, find_scale
 ROUNDS, LARGEST = 3, 8192
 
 
-def main() -> None:
+if __name__ == "__main__":
     group = Group(ProcessRanks(), torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         tree = {
@@ -45,7 +45,3 @@ def main() -> None:
         "probed": len(grid),
         "sweep": {f"{scale.num_envs} x {scale.minibatch_size}": round(rates[scale]) for scale in order},
     }, indent=2))  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

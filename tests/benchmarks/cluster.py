@@ -3,7 +3,7 @@
     python -m tests.benchmarks.cluster [--repeats 5] [--only rendezvous,overhead,scaling,recovery,many]
                                        [--minibatch 4096] [--layers 128,64] [--machines 24]
 
-rendezvous   four launchers on one file: from the moment the last is ready to meet until all have met. Bar 1 s
+rendezvous   four launchers on one file: from the last's readiness, and from the first's, until all have met. Bar 1 s
 overhead     what agreement and checksums take of steps of 1 ms, and what the launcher takes of a core. Bar 1 % together
 scaling      two processes against one, beside two runs that know nothing of each other: what the machine can give
 recovery     from SIGKILL of a worker to the next optimizer step, without the start of Python and torch. Bar 10 s
@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,13 @@ import psutil
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / name) for name in ("", "distributed")]
 from machines import machines  # noqa: E402
 from oracles.cartpole import write_log  # noqa: E402
+from oracles.waiting import wait_until  # noqa: E402
 
-from tests.benchmarks.turns import options_of  # noqa: E402
+from tests.benchmarks.turns import ROOT, options_of, write_config  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1",
                "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
+CORES = f"0-{os.cpu_count() - 1}"
 LAUNCH = """
 import sys
 from reagent_lite.config.rendezvous import RendezvousConfig
@@ -75,63 +75,67 @@ with joined(ProcessRanks.read(), torch.device("cpu")) as group:
 """
 
 
-def rendezvous() -> float:
-    """Seconds from the last launcher's readiness until all four have met, as it logs them."""
-    with tempfile.TemporaryDirectory() as folder, machines(Path(folder)) as start:
+def rendezvous(folder: Path) -> tuple[float, float]:
+    """Seconds from the last and from the first launcher's readiness until all four have met, as they log them."""
+    with machines(folder) as start:
         four = [start(index, 4) for index in range(4)]
         assert [launcher.ended() for launcher in four] == [0] * 4
-        return min(float(re.findall(r"met after ([0-9.]+) s", launcher.log)[0]) for launcher in four)
+        seconds = [met_after(launcher.log) for launcher in four]
+    return min(seconds), max(seconds)
+
+
+def met_after(log: str) -> float:
+    return float(re.findall(r"met after ([0-9.]+) s", log)[0])
 
 
 def config(folder: Path, **changes: Any) -> Path:
-    tree = {
+    write_log(folder / "log.jsonl", 20_000)
+    return write_config(folder, {
         "training_data_path": str(folder / "log.jsonl"), "model_output_path": str(folder / "out"), "use_gpu": False,
         "actions": ["0", "1"], "epochs": 40,
         "training": {"layers": [-1, 64, -1], "activations": ["relu", "linear"], "minibatch_size": 64},
         "rainbow": {"dueling_architecture": False},
         "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1},
         **changes,
-    }  # fmt: skip
-    file = folder / "config.json"
-    file.write_text(json.dumps(tree))
-    return file
+    })  # fmt: skip
 
 
 def trained(
-    file: Path, *settings: str, cores: set[int] | None = None, log: Path | None = None
+    file: Path, *settings: str, cores: str = "0-1", log: int | Any = subprocess.DEVNULL
 ) -> subprocess.Popen[str]:
     more = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "workflows.dqn", "--config", str(file), *more]
-    with log.open("w") if log else nullcontext(subprocess.PIPE) as errors:
-        return subprocess.Popen(
-            command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=errors,
-            preexec_fn=None if cores is None else lambda: os.sched_setaffinity(0, cores),
-        )  # fmt: skip
+    command = ["taskset", "--cpu-list", cores, sys.executable, "-m", "workflows.dqn", "--config", str(file), *more]
+    return subprocess.Popen(command, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=log)
 
 
 def rate(process: "subprocess.Popen[str]") -> float:
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
+    out, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, process.args
     return float(json.loads(out.splitlines()[-1])["rows_per_second"])
 
 
 def scaling(folder: Path, minibatch: int, layers: list[int]) -> tuple[float, float]:
     """Two processes of one run, and two runs that know nothing of each other, each against one run on one core."""
-    write_log(folder / "log.jsonl", 100_000)
     activations = ["relu"] * len(layers) + ["linear"]
-    training = {"layers": [-1, *layers, -1], "activations": activations, "minibatch_size": minibatch}
-    file = config(folder, training=training)
+    file = config(
+        folder, training={"layers": [-1, *layers, -1], "activations": activations, "minibatch_size": minibatch}
+    )
+    write_log(folder / "log.jsonl", 100_000)
     rate(trained(file, "epochs=1"))  # makes the training copy
-    alone = rate(trained(file, cores={0}))
+    alone = rate(trained(file, cores="0"))
     two = rate(trained(file, "num_processes_per_node=2"))
-    apart = [trained(file, f"model_output_path={folder}/apart{core}", cores={core}) for core in (0, 1)]
+    apart = [trained(file, f"model_output_path={folder}/apart{core}", cores=str(core)) for core in (0, 1)]
     return two / alone, sum(rate(process) for process in apart) / alone
 
 
 def overhead(folder: Path) -> tuple[float, float]:
     """Shares of the time that two processes' checks take between steps of 1 ms, and of one core that launchers take."""
-    command = [sys.executable, "-c", LAUNCH, sys.executable, "-c", STEPS, str(folder)]
-    launcher = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, sys.executable, "-c", STEPS, str(folder)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     while not (folder / "begun").exists():
         time.sleep(0.05)
     share = psutil.Process(launcher.pid).cpu_percent(5.0) / 100
@@ -142,7 +146,6 @@ def overhead(folder: Path) -> tuple[float, float]:
 
 def recovery(folder: Path) -> tuple[float, float]:
     """Seconds from the kill to the next step after it, and those of a start up to the first step."""
-    write_log(folder / "log.jsonl", 20_000)
     file = config(folder, epochs=2000, checkpoint={"every_steps": 20})
     begun = time.monotonic()
     process = trained(file, "num_processes_per_node=2")
@@ -161,7 +164,6 @@ def recovery(folder: Path) -> tuple[float, float]:
 
 def many(folder: Path, machines: int) -> tuple[float, float]:
     """Seconds from the last launcher's readiness until all have met, and from their start to the exported model."""
-    write_log(folder / "log.jsonl", 20_000)
     file = config(
         folder,
         epochs=2,
@@ -173,11 +175,11 @@ def many(folder: Path, machines: int) -> tuple[float, float]:
     )
     begun = time.monotonic()
     logs = [folder / f"log_{node}" for node in range(machines)]
-    launchers = [trained(file, f"node_index={node}", log=log) for node, log in enumerate(logs)]
+    launchers = [trained(file, f"node_index={node}", log=log.open("w")) for node, log in enumerate(logs)]
     assert [launcher.wait(900) for launcher in launchers] == [0] * machines, logs[0].read_text()
     seconds = time.monotonic() - begun
     assert (folder / "out" / "model" / "manifest.json").is_file()
-    return min(float(re.findall(r"met after ([0-9.]+) s", log.read_text())[0]) for log in logs), seconds
+    return min(met_after(log.read_text()) for log in logs), seconds
 
 
 def newest(folder: Path) -> int:
@@ -185,14 +187,11 @@ def newest(folder: Path) -> int:
 
 
 def later_than(folder: Path, step: int) -> int:
-    deadline = time.monotonic() + 120
-    while newest(folder) <= step:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: newest(folder) > step, seconds=120)
     return newest(folder)
 
 
-def main() -> None:
+if __name__ == "__main__":
     options = options_of(
         __doc__,
         repeats=5,
@@ -201,35 +200,21 @@ def main() -> None:
         layers="128,64",
         machines=24,
     )
-    chosen = options.only.split(",")
-    if "rendezvous" in chosen:
-        times = [rendezvous() for _ in range(options.repeats)]
-        shown = ", ".join(f"{t:.2f}" for t in times)
-        print(f"rendezvous of 4 launchers: median {statistics.median(times):.2f} s ({shown})", flush=True)
     layers = [int(width) for width in options.layers.split(",")]
     measures = {
-        "overhead": overhead,
-        "scaling": partial(scaling, minibatch=options.minibatch, layers=layers),
-        "recovery": recovery,
-        "many": partial(many, machines=options.machines),
-    }
-    for name, measure in measures.items():
-        if name not in chosen:
-            continue
+        "rendezvous": (rendezvous, "{:.2f} s until 4 launchers have met; {:.2f} s after the first was ready"),
+        "overhead": (overhead, "checks {:.2%} of steps of 1 ms; the launcher {:.2%} of one core"),
+        "scaling": (partial(scaling, minibatch=options.minibatch, layers=layers),
+                    "two processes {:.2f} x one; two runs apart {:.2f} x one"),
+        "recovery": (recovery, "killed worker to next checkpointed step {:.2f} s, a start from nothing {:.2f} s"),
+        "many": (partial(many, machines=options.machines),
+                 f"{options.machines} machines: meeting {{:.2f}} s, whole run {{:.0f}} s"),
+    }  # fmt: skip
+    for name in options.only.split(","):
+        measure, words = measures[name]
         pairs = []
         for _ in range(options.repeats):
             with tempfile.TemporaryDirectory() as folder:
                 pairs.append(measure(Path(folder)))
-        first, second = (statistics.median(side) for side in zip(*pairs, strict=True))
         shown = "; ".join(f"{a:.3f} and {b:.3f}" for a, b in pairs)
-        text = {
-            "overhead": f"checks {first:.2%} of steps of 1 ms; the launcher {second:.2%} of one core",
-            "scaling": f"two processes {first:.2f} x one; two runs apart {second:.2f} x one",
-            "recovery": f"killed worker to next checkpointed step {first:.2f} s, a start from nothing {second:.2f} s",
-            "many": f"{options.machines} machines: meeting {first:.2f} s, whole run {second:.0f} s",
-        }[name]
-        print(f"{text}  ({shown})", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        print(f"{words.format(*map(statistics.median, zip(*pairs, strict=True)))}  ({shown})", flush=True)

@@ -16,10 +16,10 @@ ship, not decisions in all logs: where what is done makes no difference (gain 1)
 exact test of the events on matched and on other rows, the best test of two counts.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,60 +28,79 @@ from scipy.stats import fisher_exact
 from reagent_lite.rl.likelihood import Contributions, intervals
 from tests.benchmarks.turns import options_of
 from tests.oracles.hidden_loggers import HiddenLogger
-from tests.oracles.regimes import AnyRegime, Regime, measure
+from tests.oracles.regimes import Regime, measure
 from tests.oracles.users import Users
 
-
-def regimes() -> Iterator[tuple[str, AnyRegime]]:
-    """Yields kinds of logs by name: every rate, reward, size, logging, policy and horizon is in some of them."""
-    sizes = (
-        (300, 34, 0.004), (300, 34, 0.02), (300, 2, 0.2), (2_000, 34, 0.004), (2_000, 34, 0.02), (2_000, 200, 0.2),
-        (2_000, 2, 0.001), (10_000, 34, 0.001), (10_000, 34, 0.004), (10_000, 200, 0.02), (100_000, 34, 0.001),
-        (100_000, 200, 0.004),
-    )  # fmt: skip
-    for episodes, actions, rate in sizes:
-        kind = "large" if episodes > 10_000 else "size"
-        yield kind, Regime(episodes=episodes, actions=actions, rate=rate)
-    for logging, policy in product(("uniform", "softmax", "greedy"), ("equal", "near", "far")):
-        yield "policy", Regime(episodes=2_000, logging=logging, policy=policy)
-        yield "policy", Regime(episodes=10_000, actions=2, logging=logging, policy=policy, rate=0.004)
-    for outcome in ("cost", "normal", "heavy", "heavy cost", "purchase"):
-        yield "outcome", Regime(episodes=300, actions=2, policy="near", outcome=outcome)
-        yield "outcome", Regime(episodes=2_000, outcome=outcome)
-        yield "outcome", Regime(episodes=2_000, logging="greedy", policy="far", outcome=outcome)
-    for (horizon, near), outcome in product(
-        ((5, 0.8), (5, 0.5), (50, 0.98), (50, 0.9)), ("event", "cost", "normal", "heavy")
-    ):
-        yield "steps", Regime(episodes=2_000, actions=4, policy="near", near=near, outcome=outcome, horizon=horizon)
-    yield "steps", Regime(episodes=300, actions=2, policy="near", outcome="normal", horizon=5)
-    yield "steps", Regime(episodes=10_000, actions=4, logging="softmax", policy="near", near=0.5, horizon=5)
-    for episodes, gain, actions in ((2_000, 30, 34), (10_000, 10, 34), (10_000, 3, 2), (10_000, 3, 34)):
-        yield "gain", Regime(episodes=episodes, actions=actions, rate=0.004, gain=gain)
-    yield "gain", Regime(episodes=2_000, actions=4, policy="near", near=0.5, horizon=5, gain=10)
-    for together, (users, rows) in product((False, True), ((1_000, 3), (200, 20), (50, 100))):
-        yield "users", Users(users=users, rows=rows, together=together)
-    yield from (("hidden", regime) for regime in hidden_regimes())
-
-
-def hidden_regimes() -> Iterator[HiddenLogger]:
-    """Yields kinds of logs without propensities, first those of loggers that the estimated policy can be."""
-    yield HiddenLogger(logger="softmax", known=True)
-    yield HiddenLogger(logger="softmax")
-    yield HiddenLogger(logger="softmax", outcome="event")
-    yield HiddenLogger(logger="softmax", episodes=500, actions=2)
-    yield HiddenLogger(logger="uniform")
-    yield HiddenLogger(logger="uniform", actions=34, outcome="event")
-    yield HiddenLogger(logger="steep", near=0.8)
-    yield HiddenLogger(logger="greedy")
-    yield HiddenLogger(logger="greedy", episodes=3_000, outcome="event")
-    yield HiddenLogger(logger="certain", near=0.8)
-    yield HiddenLogger(logger="softmax", episodes=500, horizon=5, near=0.8, known=True)
-    yield HiddenLogger(logger="softmax", episodes=500, horizon=5, near=0.8)
-    yield HiddenLogger(logger="greedy", episodes=500, horizon=5, near=0.8)
-    yield HiddenLogger(logger="softmax", gain=1.0, known=True)
-    yield HiddenLogger(logger="softmax", gain=1.0)
-    for logger in ("network", "hidden", "confounded", "secret"):
-        yield HiddenLogger(logger=logger)
+SIZES = (
+    (300, 34, 0.004), (300, 34, 0.02), (300, 2, 0.2), (2_000, 34, 0.004), (2_000, 34, 0.02), (2_000, 200, 0.2),
+    (2_000, 2, 0.001), (10_000, 34, 0.001), (10_000, 34, 0.004), (10_000, 200, 0.02),
+)  # fmt: skip
+REGIMES: dict[str, list[Any]] = {
+    "size": [Regime(episodes=episodes, actions=actions, rate=rate) for episodes, actions, rate in SIZES],
+    "large": [Regime(episodes=100_000, rate=0.001), Regime(episodes=100_000, actions=200, rate=0.004)],
+    "policy": [
+        Regime(logging=logging, policy=policy, **size)
+        for logging, policy in product(("uniform", "softmax", "greedy"), ("equal", "near", "far"))
+        for size in ({"episodes": 2_000}, {"episodes": 10_000, "actions": 2, "rate": 0.004})
+    ],
+    "outcome": [
+        Regime(outcome=outcome, **size)
+        for outcome in ("cost", "normal", "heavy", "heavy cost", "purchase")
+        for size in (
+            {"episodes": 300, "actions": 2, "policy": "near"},
+            {"episodes": 2_000},
+            {"episodes": 2_000, "logging": "greedy", "policy": "far"},
+        )
+    ],
+    "steps": [
+        *(
+            Regime(episodes=2_000, actions=4, policy="near", near=near, outcome=outcome, horizon=horizon)
+            for horizon, near in ((5, 0.8), (5, 0.5), (50, 0.98), (50, 0.9))
+            for outcome in ("event", "cost", "normal", "heavy")
+        ),
+        Regime(episodes=300, actions=2, policy="near", outcome="normal", horizon=5),
+        Regime(episodes=10_000, actions=4, logging="softmax", policy="near", near=0.5, horizon=5),
+    ],
+    "gain": [
+        *(
+            Regime(episodes=episodes, actions=actions, rate=0.004, gain=gain)
+            for episodes, gain, actions in ((2_000, 30, 34), (10_000, 10, 34), (10_000, 3, 2), (10_000, 3, 34))
+        ),
+        Regime(episodes=2_000, actions=4, policy="near", near=0.5, horizon=5, gain=10),
+    ],
+    "users": [
+        Users(users=users, rows=rows, together=together)
+        for together in (False, True)
+        for users, rows in ((1_000, 3), (200, 20), (50, 100))
+    ],
+    "hidden": [
+        HiddenLogger(logger="softmax", known=True),
+        HiddenLogger(logger="softmax"),
+        HiddenLogger(logger="softmax", outcome="event"),
+        HiddenLogger(logger="softmax", episodes=500, actions=2),
+        HiddenLogger(logger="uniform"),
+        HiddenLogger(logger="uniform", actions=34, outcome="event"),
+        HiddenLogger(logger="steep", near=0.8),
+        HiddenLogger(logger="greedy"),
+        HiddenLogger(logger="greedy", episodes=3_000, outcome="event"),
+        HiddenLogger(logger="certain", near=0.8),
+        HiddenLogger(logger="softmax", episodes=500, horizon=5, near=0.8, known=True),
+        HiddenLogger(logger="softmax", episodes=500, horizon=5, near=0.8),
+        HiddenLogger(logger="greedy", episodes=500, horizon=5, near=0.8),
+        HiddenLogger(logger="softmax", gain=1.0, known=True),
+        HiddenLogger(logger="softmax", gain=1.0),
+        # loggers that the estimated policy cannot be
+        *(HiddenLogger(logger=logger) for logger in ("network", "hidden", "confounded", "secret")),
+    ],
+}
+"""Kinds of logs by name: every rate, reward, size, logging, policy and horizon is in some of them."""
+POWER = (
+    (34, 0.004, 10.0, (3_000, 4_500, 6_000)),
+    (34, 0.004, 3.0, (20_000, 40_000)),
+    (2, 0.004, 3.0, (1_000, 2_000, 3_000)),
+    (2, 0.2, 1.3, (600, 1_000, 1_500)),
+)
+"""Actions, rate of events, gain, and numbers of episodes."""
 
 
 def power(episodes: int, actions: int, rate: float, gain: float, logs: int, seed: int) -> tuple[float, float]:
@@ -92,70 +111,34 @@ def power(episodes: int, actions: int, rate: float, gain: float, logs: int, seed
         event = rng.random(episodes) < np.where(match, rate * gain, rate)
         weight, reward = (torch.from_numpy(values.astype(float)) for values in (match * actions, event))
         ones = torch.ones_like(reward)
-        evaluated = Contributions(total=weight * reward, size=ones, weight=weight, outcome=reward)
-        logged = Contributions(total=reward, size=ones, weight=ones, outcome=reward)
-        ((low, _),) = intervals([(evaluated, logged)], 0.95)
+        ((low, _),) = intervals(
+            [
+                (
+                    Contributions(total=weight * reward, size=ones, weight=weight, outcome=reward),
+                    Contributions(total=reward, size=ones, weight=ones, outcome=reward),
+                )
+            ],
+            0.95,
+        )
         table = [[(event & rows).sum(), (~event & rows).sum()] for rows in (match, ~match)]
         significant += low > 0, fisher_exact(table, alternative="greater").pvalue < 0.025
     share, fisher = significant / logs
     return float(share), float(fisher)
 
 
-def show_power(logs: int, seed: int) -> None:
-    """Prints the table of power."""
-    print("| event | actions | gain | episodes | found | Fisher's exact test |\n|---|---|---|---|---|---|")
-    for actions, rate, gain, sizes in (
-        (34, 0.004, 10.0, (3_000, 4_500, 6_000)),
-        (34, 0.004, 3.0, (20_000, 40_000)),
-        (2, 0.004, 3.0, (1_000, 2_000, 3_000)),
-        (2, 0.2, 1.3, (600, 1_000, 1_500)),
-    ):
-        for episodes in sizes:
-            share, fisher = power(episodes, actions, rate, gain, logs, seed)
-            print(f"| {rate:.1%} | {actions} | {gain:g} | {episodes:,} | {share:.3f} | {fisher:.3f} |", flush=True)
-
-
-def described(regime: AnyRegime) -> str:
-    """Returns a regime in words."""
-    if isinstance(regime, HiddenLogger):
-        steps = f", {regime.horizon} steps" if regime.horizon > 1 else ""
-        gain = f", gain {regime.gain:g}" if regime.gain else ""
-        return (
-            f"{'known ' if regime.known else ''}{regime.logger}, {regime.actions} actions, {regime.episodes:,} episodes"
-            f"{steps}, {regime.outcome}, near {regime.near:g}{gain}"
-        )
-    if isinstance(regime, Users):
-        counted = "each user an episode, gamma 0" if regime.together else "each row an episode"
-        return f"{regime.users:,} users, {regime.rows} rows each, {counted}"
-    assert isinstance(regime, Regime)
-    rate = f" {regime.rate:.1%}" if regime.sparse else ""
-    steps = f", {regime.horizon} steps" if regime.horizon > 1 else ""
-    near = f" {regime.near:g}" if regime.policy == "near" else ""
-    gain = f", gain {regime.gain:g}" if regime.gain != 1 else ""
-    return (
-        f"{regime.outcome}{rate}, {regime.actions} actions, {regime.episodes:,} episodes{steps}, {regime.logging}, "
-        f"{regime.policy}{near}{gain}"
-    )
-
-
-def main() -> None:
-    """Prints the table."""
-    torch.set_num_threads(1)
-    options = options_of(__doc__, logs=500, seed=0, only="", processes=2)
-    if options.only == "power":
-        show_power(options.logs, options.seed)
-        return
-    chosen = [regime for kind, regime in regimes() if not options.only or kind in options.only.split(",")]
-    header: list[str] = []
-    with ProcessPoolExecutor(options.processes, initializer=partial(torch.set_num_threads, 1)) as pool:
-        for regime, figures in zip(
-            chosen, pool.map(partial(measure, logs=options.logs, seed=options.seed), chosen), strict=True
-        ):
-            if not header:
-                header = ["regime", *figures]
-                print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}", flush=True)
-            print(f"| {described(regime)} | {' | '.join(f'{value:.3f}' for value in figures.values())} |", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    options = options_of(__doc__, logs=500, seed=0, only=",".join(REGIMES), processes=2)
+    if options.only == "power":
+        print("| event | actions | gain | episodes | found | Fisher's exact test |\n|---|---|---|---|---|---|")
+        for actions, rate, gain, episodes in ((*kind, episodes) for *kind, sizes in POWER for episodes in sizes):
+            share, fisher = power(episodes, actions, rate, gain, options.logs, options.seed)
+            print(f"| {rate:.1%} | {actions} | {gain:g} | {episodes:,} | {share:.3f} | {fisher:.3f} |", flush=True)
+    else:
+        regimes = [regime for kind in options.only.split(",") for regime in REGIMES[kind]]
+        work = partial(measure, logs=options.logs, seed=options.seed)
+        with ProcessPoolExecutor(options.processes, initializer=partial(torch.set_num_threads, 1)) as pool:
+            for number, figures in enumerate(pool.map(work, regimes)):
+                if not number:
+                    print(f"| regime | {' | '.join(figures)} |\n|{'---|' * (1 + len(figures))}")
+                print(f"| {regimes[number]} | {' | '.join(f'{value:.3f}' for value in figures.values())} |", flush=True)

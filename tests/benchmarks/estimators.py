@@ -17,8 +17,6 @@ beforehand) over the resident set with the page, as a share of the bytes of the 
 import json
 import re
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -31,7 +29,7 @@ from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.cpe import evaluate_page
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.rl.td import expected_value
-from tests.benchmarks.turns import options_of, show
+from tests.benchmarks.turns import options_of, run, show
 
 CHOICES = 10
 CONFIG = EvaluationConfig(max_episodes=2**40)
@@ -102,9 +100,7 @@ def measured(page: EvaluationPage, repeats: int) -> dict[str, object]:
 
 def resident(field: str) -> int:
     """Returns VmRSS or VmHWM in bytes."""
-    match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert match is not None
-    return int(match[1]) * 1024
+    return int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
 
 def peak(page: EvaluationPage) -> dict[str, object]:
@@ -123,32 +119,26 @@ def peak(page: EvaluationPage) -> dict[str, object]:
 
 
 def peak_of(rows: int, longest: int, outcomes: int, threads: int) -> dict[str, object]:
-    shape = f"{rows},{longest},{outcomes}"
-    command = [sys.executable, "-m", "tests.benchmarks.estimators", "--peak_of", shape, "--threads", str(threads)]
-    result: dict[str, object] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return result
-
-
-def main() -> None:
-    options = options_of(__doc__, rows=1_000_000, repeats=5, threads=torch.get_num_threads(), peak_of="")
-    torch.set_num_threads(options.threads)
-    if options.peak_of:
-        result: object = peak(make_page(*map(int, options.peak_of.split(","))))
-    else:
-        rows = options.rows
-        shapes = {
-            "one_outcome": (rows, 39, 1),
-            "three_outcomes": (rows, 39, 3),
-            "default_limit": (rows // 5, 39, 1),
-            "long_episodes": (rows, 1000, 1),
-            "one_row_episodes": (rows // 10, 1, 1),
-        }
-        result = {
-            name: measured(make_page(*shape), options.repeats) | peak_of(*shape, options.threads)
-            for name, shape in shapes.items()
-        }
-    show(result)
+    return json.loads(
+        run("-m", "tests.benchmarks.estimators", "--peak_of", f"{rows},{longest},{outcomes}", "--threads", threads).out
+    )
 
 
 if __name__ == "__main__":
-    main()
+    options = options_of(__doc__, rows=1_000_000, repeats=5, threads=torch.get_num_threads(), peak_of="")
+    torch.set_num_threads(options.threads)
+    rows = options.rows
+    shapes = {
+        "one_outcome": (rows, 39, 1),
+        "three_outcomes": (rows, 39, 3),
+        "default_limit": (rows // 5, 39, 1),
+        "long_episodes": (rows, 1000, 1),
+        "one_row_episodes": (rows // 10, 1, 1),
+    }
+    if options.peak_of:
+        show(peak(make_page(*map(int, options.peak_of.split(",")))))
+    else:
+        show({
+            name: measured(make_page(*shape), options.repeats) | peak_of(*shape, options.threads)
+            for name, shape in shapes.items()
+        })  # fmt: skip

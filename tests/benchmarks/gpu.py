@@ -16,9 +16,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,6 +27,7 @@ from unittest.mock import patch
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.benchmark import Timer
 
 from reagent_lite import __version__
 from reagent_lite.config import DqnConfig, WorkflowConfig, check
@@ -39,7 +41,7 @@ from reagent_lite.run import learner
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import update_capture
 from reagent_lite.run.sources import open_source
-from reagent_lite.run.train import Setup, set_up, train
+from reagent_lite.run.train import set_up, train
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.cuda_build import cuda_problem, find_nvcc
@@ -78,16 +80,19 @@ FAMILIES = (
 def tests() -> Figures:
     """Returns how the tests marked gpu ended; those that a slow machine leaves undone count as not run."""
     files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in file.read_text()]
-    options = ["-m", "gpu and not slow", "-v", "-rfEs", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    if importlib.util.find_spec("xdist") is not None:
-        options += ["-n", str(TEST_PROCESSES), "--dist", "worksteal"]
+    parallel = ["-n", str(TEST_PROCESSES), "--dist", "worksteal"] if importlib.util.find_spec("xdist") else []
     # a warning of another release of a library is no error of the GPU
-    command = [sys.executable, "-m", "pytest", *options, "-o", "filterwarnings=default", *map(str, files)]
+    options = [*parallel, "-m", "gpu and not slow", "-v", "-rfEs", "-o", "filterwarnings=default",
+               "-p", "no:cacheprovider", "--continue-on-collection-errors"]  # fmt: skip
+    command = [sys.executable, "-m", "pytest", *options, *map(str, files)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TEST_SECONDS, cwd=ROOT)
     except subprocess.TimeoutExpired as error:
-        output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-        return {"exit_code": None, "result": f"not done in {TEST_SECONDS:.0f} s", "output": output[-20_000:]}
+        return {
+            "exit_code": None,
+            "result": f"not done in {TEST_SECONDS:.0f} s",
+            "output": (error.stdout or b"").decode()[-20_000:],
+        }
     lines = done.stdout.strip().splitlines()
     return {
         "exit_code": done.returncode,
@@ -101,10 +106,10 @@ def copying(device: torch.device) -> float:
     """Returns the bytes per second that a copy within the device's memory reads and writes."""
     source = torch.ones(COPIED_BYTES // 2, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
-    return COPIED_BYTES * _calls_per_second(lambda: target.copy_(source), 0.1, device)
+    return COPIED_BYTES * _calls_per_second(lambda: target.copy_(source), 0.5)
 
 
-def stepping(env: str, size: int, device: torch.device, *, steps: int = 100, seconds: float = 0.2) -> Figures:
+def stepping(env: str, size: int, device: torch.device, *, steps: int = 100, seconds: float = 1.0) -> Figures:
     """Returns environment steps per second without learning, replayed as graphs on a GPU.
 
     Args:
@@ -112,10 +117,9 @@ def stepping(env: str, size: int, device: torch.device, *, steps: int = 100, sec
         size: number of environments.
         device: where they are.
         steps: steps of every environment in a graph.
-        seconds: duration of each of five rounds, whose median counts.
+        seconds: duration of all rounds, whose median counts.
     """
-    kind = "cuda" if device.type == "cuda" else "cpu"
-    backend = open_backend(EnvironmentConfig(env=env, backend=kind), device)  # type: ignore[arg-type]
+    backend = open_backend(EnvironmentConfig(env=env, backend="cuda" if device.type == "cuda" else "cpu"), device)  # type: ignore[arg-type]
     with on_stream(device):
         envs = VectorEnv(backend, num_envs=size)
         envs.reset()
@@ -130,17 +134,10 @@ def stepping(env: str, size: int, device: torch.device, *, steps: int = 100, sec
             "observed": envs.advance,
             "acting": act_and_step,
         }
-        figures: Figures = {}
-        for name, work in works.items():
-
-            def many(work: Callable[[], object] = work) -> None:
-                for _ in range(steps):
-                    work()
-
-            replayed = Captured(many) if device.type == "cuda" else many
-            for _ in range(4):
-                replayed()
-            figures[name] = round(size * steps * _calls_per_second(replayed, seconds, device))
+        figures = {
+            name: round(size * steps * _calls_per_second(_repeated(work, steps, device), seconds))
+            for name, work in works.items()
+        }
     limit = copying(device) / backend.spec.step_bytes
     return figures | {
         "bytes_per_step": backend.spec.step_bytes,
@@ -149,8 +146,19 @@ def stepping(env: str, size: int, device: torch.device, *, steps: int = 100, sec
     }
 
 
+def _repeated(work: Callable[[], object], steps: int, device: torch.device) -> Callable[[], object]:
+    def many() -> None:
+        for _ in range(steps):
+            work()
+
+    replayed = Captured(many) if device.type == "cuda" else many
+    for _ in range(4):
+        replayed()
+    return replayed
+
+
 def online(
-    size: int, folder: Path, *, use_gpu: bool, cuda_graph: bool, math: str = "exact", updates: int = UPDATES
+    size: int, folder: Path, device: torch.device, *, cuda_graph: bool, math: str = "exact", updates: int = UPDATES
 ) -> WorkflowConfig:
     """Returns the config of double DQN in CartPole, whose second and last epoch is measured.
 
@@ -160,7 +168,7 @@ def online(
         DqnConfig,
         {
             "model_output_path": str(folder),
-            "use_gpu": use_gpu,
+            "use_gpu": device.type == "cuda",
             "rainbow": {"dueling_architecture": False},
             "training": {**NETWORK, "minibatch_size": size},
             "simulation": {
@@ -197,21 +205,35 @@ def training(
         updates: optimizer steps.
     """
     with scratch_folder() as folder, patch.object(learner, "FEWEST_COMPILED_STEPS", 0 if compiled else sys.maxsize):
-        use_gpu = device.type == "cuda"
-        config = online(size, folder, use_gpu=use_gpu, cuda_graph=cuda_graph, math=math, updates=updates)
-        train(config, Group(ProcessRanks(), device))
-        lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-        *_, last = (line for line in lines if "rate/env_steps_per_second" in line)
-    names = {"env_steps": "env_steps", "learned_rows": "rows", "updates": "updates"}
-    return {f"{name}_per_second": round(last[f"rate/{key}_per_second"]) for name, key in names.items()}
+        *_, last = _rates(
+            online(size, folder, device, cuda_graph=cuda_graph, math=math, updates=updates), device, folder
+        )
+    return {
+        f"{name}_per_second": round(last[f"rate/{key}_per_second"])
+        for name, key in {"env_steps": "env_steps", "learned_rows": "rows", "updates": "updates"}.items()
+    }
+
+
+def _rates(config: WorkflowConfig, device: torch.device, folder: Path) -> list[Figures]:
+    """Trains, and returns the lines of metrics that have rates, one for each epoch."""
+    train(config, Group(ProcessRanks(), device))
+    return [
+        line
+        for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        if "rate/rows_per_second" in line
+    ]
 
 
 def logged(size: int, device: torch.device, *, cuda_graph: bool, rows: int = 1_000_000, epochs: int = 4) -> Figures:
     """Returns the rate of learning from a log of CartPole in minibatches of a size, the median of the last epochs."""
     with scratch_folder() as folder:
         log = str(folder / "log.parquet")
-        made = {"env": "cartpole_v1", "output_path": log, "format": "transitions", "rows": rows, "use_gpu": False}
-        simulate(check(SimulateConfig, made))
+        simulate(
+            check(
+                SimulateConfig,
+                {"env": "cartpole_v1", "output_path": log, "format": "transitions", "rows": rows, "use_gpu": False},
+            )
+        )
         tree = {
             "training_data_path": log,
             "model_output_path": str(folder / "out"),
@@ -222,10 +244,12 @@ def logged(size: int, device: torch.device, *, cuda_graph: bool, rows: int = 1_0
             "training": {**NETWORK, "minibatch_size": size, "cuda_graph": cuda_graph},
             "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "learn_from_scored": True},
         }
-        train(check(DqnConfig, tree), Group(ProcessRanks(), device))
-        lines = map(json.loads, (folder / "out" / "metrics.jsonl").read_text().splitlines())
-        rates = [line["rate/rows_per_second"] for line in lines if "rate/rows_per_second" in line]
-    return {"learned_rows_per_second": round(statistics.median(rates[epochs // 2 :]))}
+        lines = _rates(check(DqnConfig, tree), device, folder / "out")
+    return {
+        "learned_rows_per_second": round(
+            statistics.median([line["rate/rows_per_second"] for line in lines[epochs // 2 :]])
+        )
+    }
 
 
 def profiled(size: int, device: torch.device, *, math: str = "exact", steps: int = 50) -> Figures:
@@ -235,19 +259,25 @@ def profiled(size: int, device: torch.device, *, math: str = "exact", steps: int
     """
     with scratch_folder() as folder, on_stream(device):
         group = Group(ProcessRanks(), device)
-        config = online(size, folder, use_gpu=device.type == "cuda", cuda_graph=False, math=math)
+        config = online(size, folder, device, cuda_graph=False, math=math)
         simulation = open_simulation(config, group)
         config = with_actions(config, simulation)
-        history = History.find(config, group, folder / "checkpoints")
-        setup = set_up(open_source(config, group, simulation), history)
-        watch = _Watch(setup, steps)
-        capture = update_capture(config, group)
-        for _ in fit(setup.running, setup.stream.plan, group, collect=setup.stream.before_step, capture=capture):
-            if watch.after_step():
-                break
+        setup = set_up(open_source(config, group, simulation), History.find(config, group, folder / "checkpoints"))
+        reports = fit(
+            setup.running,
+            setup.stream.plan,
+            group,
+            collect=setup.stream.before_step,
+            capture=update_capture(config, group),
+        )
+        deque(islice(reports, 10), maxlen=0)  # steps in which memory and libraries are set up
+        _wait(device)
+        with profile(activities=[ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU]) as profiler:
+            deque(islice(reports, steps), maxlen=0)
+            _wait(device)
     kind = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
     time_of = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    events = [event for event in watch.profiler.key_averages() if event.device_type == kind]
+    events = [event for event in profiler.key_averages() if event.device_type == kind]
     return by_family((event.key, event.count / steps, getattr(event, time_of) / steps) for event in events)
 
 
@@ -257,8 +287,7 @@ def by_family(kernels: Iterable[tuple[str, float, float]]) -> Figures:
     launches: Counter[str] = Counter()
     microseconds: Counter[str] = Counter()
     for name, count, duration in ordered:
-        families = (family for family, pattern in FAMILIES if re.search(pattern, name, re.IGNORECASE))
-        family = next(families, "other")
+        family = next((family for family, words in FAMILIES if re.search(words, name, re.IGNORECASE)), "other")
         launches[family] += count  # type: ignore[assignment]
         microseconds[family] += duration  # type: ignore[assignment]
     total = max(sum(microseconds.values()), 1e-9)
@@ -277,45 +306,9 @@ def by_family(kernels: Iterable[tuple[str, float, float]]) -> Figures:
     }
 
 
-class _Watch:
-    """Profiles steps after the first ten, in which memory and libraries are set up."""
-
-    def __init__(self, setup: Setup, steps: int) -> None:
-        self._position = setup.running.position
-        self._device = setup.history.group.device
-        self._first, self._last = 10, 10 + steps
-        activity = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
-        self.profiler = profile(activities=[activity])
-
-    def after_step(self) -> bool:
-        """Returns whether enough steps were profiled."""
-        step = self._position.step
-        if step in (self._first, self._last):
-            _wait(self._device)
-        if step == self._first:
-            self.profiler.start()
-        if step == self._last:
-            self.profiler.stop()
-        return step == self._last
-
-
-def _calls_per_second(work: Callable[[], object], seconds: float, device: torch.device) -> float:
-    """Returns the median of five rounds."""
-    work()
-    count = 1
-    while (duration := _seconds(work, count, device)) < seconds / 4:
-        count *= 2
-    count = max(round(count * seconds / duration), 1)
-    return statistics.median(count / _seconds(work, count, device) for _ in range(5))
-
-
-def _seconds(work: Callable[[], object], count: int, device: torch.device) -> float:
-    _wait(device)
-    start = time.perf_counter()
-    for _ in range(count):
-        work()
-    _wait(device)
-    return time.perf_counter() - start
+def _calls_per_second(work: Callable[[], object], seconds: float) -> float:
+    timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+    return 1 / timer.blocked_autorange(min_run_time=seconds).median
 
 
 def _wait(device: torch.device) -> None:
@@ -325,7 +318,6 @@ def _wait(device: torch.device) -> None:
 
 def machine(device: torch.device | None) -> Figures:
     """Returns what is measured: hardware, libraries, and what a simulation on the GPU lacks."""
-    problem = "no GPU" if device is None else cuda_problem(device)
     return {
         "gpus": [f"{gpu.name}, driver {gpu.driver}, {gpu.total >> 30} GiB" for gpu in list_gpus()],
         "python": sys.version.split()[0],
@@ -333,31 +325,37 @@ def machine(device: torch.device | None) -> Figures:
         "cuda": torch.version.cuda,
         "nvcc": str(find_nvcc()),
         "reagent-lite": __version__,
-        "simulation on the GPU": problem or "possible",
+        "simulation on the GPU": ("no GPU" if device is None else cuda_problem(device)) or "possible",
     }
 
 
 def figures_of(device: torch.device) -> dict[str, Callable[[], Any]]:
     """Returns the works by name, the most wanted first."""
-    works: dict[str, Callable[[], Any]] = {"bytes per second of a copy": partial(copying, device)}
-    for size in TRAINED:
-        updates = min(UPDATES, 2**28 // size)
-        for math, compiled in (("exact", False), ("exact", True), ("fast", True)):
-            name = f"training with {size} environments, {math} math{', compiled' if compiled else ''}"
-            works[name] = partial(training, size, device, math=math, compiled=compiled, updates=updates)
-    works["profile with 4096 environments"] = partial(profiled, 4096, device)
-    works["profile with 65536 environments, fast math"] = partial(profiled, 65_536, device, math="fast")
-    works["training with 4096 environments, without graphs"] = partial(
-        training, 4096, device, cuda_graph=False, updates=1000
-    )
-    for size in (1024, 4096):
-        for graph in (True, False):
-            kind = "with" if graph else "without"
-            works[f"a log in minibatches of {size}, {kind} graphs"] = partial(logged, size, device, cuda_graph=graph)
-    for env in ENVIRONMENTS:
-        for size in STEPPED:
-            works[f"{size} environments of {env} alone"] = partial(stepping, env, size, device)
-    return works
+    return {
+        "bytes per second of a copy": partial(copying, device),
+        **{
+            f"training with {size} environments, {math} math{', compiled' if compiled else ''}": partial(
+                training, size, device, math=math, compiled=compiled, updates=min(UPDATES, 2**28 // size)
+            )
+            for size in TRAINED
+            for math, compiled in (("exact", False), ("exact", True), ("fast", True))
+        },
+        "profile with 4096 environments": partial(profiled, 4096, device),
+        "profile with 65536 environments, fast math": partial(profiled, 65_536, device, math="fast"),
+        "training with 4096 environments, without graphs": partial(
+            training, 4096, device, cuda_graph=False, updates=1000
+        ),
+        **{
+            f"a log in minibatches of {size}, {kind} graphs": partial(logged, size, device, cuda_graph=kind == "with")
+            for size in (1024, 4096)
+            for kind in ("with", "without")
+        },
+        **{
+            f"{size} environments of {env} alone": partial(stepping, env, size, device)
+            for env in ENVIRONMENTS
+            for size in STEPPED
+        },
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -369,9 +367,7 @@ def main(arguments: list[str] | None = None) -> int:
     start = time.monotonic()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else None
     report = machine(device)
-    works: dict[str, Callable[[], Any]] = {"tests": tests}
-    works |= {} if device is None else figures_of(device)
-    for name, work in works.items():
+    for name, work in ({"tests": tests} | ({} if device is None else figures_of(device))).items():
         before = time.monotonic()
         if before - start > SECONDS:
             report[name] = "no time left"

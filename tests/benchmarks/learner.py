@@ -14,7 +14,6 @@ import contextlib
 import io
 import statistics
 import tempfile
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.run.train import train
 from tests.benchmarks.peers import interpreter, printed_number
-from tests.benchmarks.turns import in_turns, medians, options_of, ratio, show
+from tests.benchmarks.turns import in_turns, medians, options_of, rate, ratio, show
 from tests.oracles.cartpole import write_log
 
 BATCH, WIDTHS, ROWS = 512, (4, 128, 64, 2), 3470
@@ -67,7 +66,7 @@ def ours(folder: Path, epochs: int) -> float:
     return outcome.rows_per_second
 
 
-def products(seconds: float = 1.0) -> float:
+def products() -> float:
     """Rows per second of the matrix products of one step."""
     weights = [torch.randn(b, a) for a, b in pairwise(WIDTHS)]
     inputs = [torch.randn(BATCH, width) for width in WIDTHS]
@@ -81,15 +80,10 @@ def products(seconds: float = 1.0) -> float:
             if i:
                 inputs[i + 1] @ weights[i]
 
-    step()
-    start, count = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
-        step()
-        count += 1
-    return count * BATCH / (time.perf_counter() - start)
+    return rate(step, BATCH)
 
 
-def main() -> None:
+if __name__ == "__main__":
     options = options_of(__doc__, epochs=300, repeats=5, alone=False)
     torch.set_num_threads(1)
     python = None if options.alone else interpreter("d3rlpy", f"torch=={torch.__version__.split('+')[0]}", "d3rlpy")
@@ -107,7 +101,3 @@ def main() -> None:
         "ratio_to_reagent_2019_read_elsewhere": round(statistics.median(learned) / REAGENT_2019, 1),
         "rounds": {name: list(map(round, figures)) for name, figures in rates.items()},
     })  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

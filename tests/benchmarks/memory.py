@@ -6,10 +6,6 @@ Two processes run the same job on Parquet of 16 features: one on all rows, one o
 peaks (the operating system's ru_maxrss) over the difference of their copies' bytes is what a byte of data costs.
 """
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -17,62 +13,48 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.benchmarks.turns import options_of, show
+from tests.benchmarks.turns import options_of, run, show, write_config
 
 FEATURES = 16
 
 
-def write(file: Path, rows: int) -> None:
-    """Episodes of 100 rows; the next state is the following row's."""
+def write(folder: Path, rows: int) -> None:
+    """Files of episodes of 100 rows; the next state is the following row's."""
     rng = np.random.default_rng(0)
     fields = [str(i) for i in range(FEATURES)]
-    writer = None
-    for start in range(0, rows, 100_000):
-        count = min(100_000, rows - start)
-        states = rng.normal(size=(count + 1, FEATURES)).astype(np.float32)
-        number = np.arange(start, start + count)
-        over = number % 100 == 99
-        table = pa.table(
-            {
-                "mdp_id": pa.array((number // 100).astype(str)),
-                "sequence_number": number % 100,
-                "state_features": pa.StructArray.from_arrays(list(map(pa.array, states[:-1].T)), fields),
-                "next_state_features": pa.StructArray.from_arrays(list(map(pa.array, states[1:].T)), fields),
-                "action": rng.integers(0, 2, count),
-                "reward": rng.normal(size=count).astype(np.float32),
-                "action_probability": np.full(count, 0.5),
-                "terminal": over,
-            }
-        )
-        writer = writer or pq.ParquetWriter(file, table.schema)
-        writer.write_table(table)
-    assert writer is not None
-    writer.close()
+    folder.mkdir()
+    for number in np.split(np.arange(rows), range(100_000, rows, 100_000)):
+        states = rng.normal(size=(len(number) + 1, FEATURES)).astype(np.float32)
+        table = pa.table({
+            "mdp_id": pa.array((number // 100).astype(str)),
+            "sequence_number": number % 100,
+            "state_features": pa.StructArray.from_arrays(list(map(pa.array, states[:-1].T)), fields),
+            "next_state_features": pa.StructArray.from_arrays(list(map(pa.array, states[1:].T)), fields),
+            "action": rng.integers(0, 2, len(number)),
+            "reward": rng.normal(size=len(number)).astype(np.float32),
+            "action_probability": np.full(len(number), 0.5),
+            "terminal": number % 100 == 99,
+        })  # fmt: skip
+        pq.write_table(table, folder / f"{number[0]:09}.parquet")
 
 
 def measured(folder: Path, rows: int) -> tuple[int, int]:
     """Returns peak resident bytes of the run and bytes of its training copy."""
-    folder.mkdir()
-    write(folder / "log.parquet", rows)
-    tree = {
-        "training_data_path": str(folder / "log.parquet"),
+    config = write_config(folder, {
+        "training_data_path": str(folder / "log"),
         "model_output_path": str(folder / "out"),
         "use_gpu": False,
         "actions": ["0", "1"],
         "data": {"training_copy_dir": str(folder / "copy")},
         "training": {"layers": [-1, 64, -1], "activations": ["relu", "linear"]},
         "evaluation": {"calc_cpe_in_training": False, "final_fit_passes": 1, "max_episodes": 1000},
-    }
-    (folder / "config.json").write_text(json.dumps(tree))
-    command = [sys.executable, "-m", "workflows.dqn", "--config", str(folder / "config.json")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    assert status == 0
-    copies = (folder / "copy").rglob("*.npy")
-    return usage.ru_maxrss * 1024, sum(file.stat().st_size for file in copies if "normalized" not in file.name)
+    })  # fmt: skip
+    write(folder / "log", rows)
+    peak = run("-m", "workflows.dqn", "--config", config).peak
+    return peak, sum(file.stat().st_size for file in (folder / "copy").rglob("*.npy") if "normalized" not in file.name)
 
 
-def main() -> None:
+if __name__ == "__main__":
     options = options_of(__doc__, rows=2_000_000)
     with tempfile.TemporaryDirectory() as name:
         small_peak, small_copy = measured(Path(name) / "small", options.rows // 4)
@@ -82,7 +64,3 @@ def main() -> None:
         "peak_of_a_small_run_megabytes": round(small_peak / 1e6),
         "bytes_per_byte_of_copy": round((peak - small_peak) / (copy - small_copy), 2),
     })  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

@@ -27,11 +27,18 @@ FEATURES = 16
 
 def columns(rows: int, rng: np.random.Generator) -> list[pa.Array]:
     """Features of every type; every fourth is missing in a tenth of the rows."""
-    made = [rng.integers(0, 2, rows), rng.random(rows), rng.integers(0, 7, rows)]
-    made += [rng.normal(i, 1 + i, rows) for i in range(5)]
-    made += [rng.lognormal(0, 1, rows) for _ in range(3)]
-    made += [rng.standard_t(1.5, rows), rng.gamma(2, 3, rows), rng.uniform(-1, 1, rows), rng.exponential(2, rows)]
-    made.append(rng.integers(0, 5000, rows))
+    made = [
+        rng.integers(0, 2, rows),
+        rng.random(rows),
+        rng.integers(0, 7, rows),
+        *(rng.normal(i, 1 + i, rows) for i in range(5)),
+        *(rng.lognormal(0, 1, rows) for _ in range(3)),
+        rng.standard_t(1.5, rows),
+        rng.gamma(2, 3, rows),
+        rng.uniform(-1, 1, rows),
+        rng.exponential(2, rows),
+        rng.integers(0, 5000, rows),
+    ]
     absent = [rng.random(rows) < 0.1 if i % 4 == 3 else None for i in range(FEATURES)]
     return [pa.array(feature.astype(np.float32), mask=mask) for feature, mask in zip(made, absent, strict=True)]
 
@@ -55,16 +62,19 @@ def write_logs(folder: Path, rows: int) -> dict[str, Path]:
         "reward": rng.normal(size=rows).astype(np.float32),
     }
     for kind, state in states.items():
-        table = pa.table({**others, "state_features": state})
-        pq.write_table(table, folder / f"{kind}.parquet", compression="zstd", row_group_size=1 << 17)
+        pq.write_table(
+            pa.table({**others, "state_features": state}),
+            folder / f"{kind}.parquet",
+            compression="zstd",
+            row_group_size=1 << 17,
+        )
     return {kind: folder / f"{kind}.parquet" for kind in states}
 
 
 def ours(file: Path) -> None:
     folder = file.with_name("norm")
     shutil.rmtree(folder, ignore_errors=True)
-    tree = {"training_data_path": str(file), "norm_params": {"output_dir": str(folder)}}
-    normalize(check(NormalizeConfig, tree))
+    normalize(check(NormalizeConfig, {"training_data_path": str(file), "norm_params": {"output_dir": str(folder)}}))
 
 
 def summarize(file: Path) -> None:
@@ -74,15 +84,10 @@ def summarize(file: Path) -> None:
         connection.execute(f"SUMMARIZE SELECT {named} FROM '{file}'").fetchall()
 
 
-def main() -> None:
+if __name__ == "__main__":
     options = options_of(__doc__, rows=2_000_000, repeats=5)
     with tempfile.TemporaryDirectory() as name:
         for kind, file in write_logs(Path(name), options.rows).items():
             ways = {"ours": partial(ours, file), "summarize": partial(summarize, file)}
             times = in_turns({what: partial(seconds_of, way) for what, way in ways.items()}, options.repeats)
-            to_summarize = round(ratio(times["ours"], times["summarize"]), 3)
-            show({kind: {"seconds": medians(times, 3), "ratio": to_summarize}})
-
-
-if __name__ == "__main__":
-    main()
+            show({kind: {"seconds": medians(times, 3), "ratio": round(ratio(times["ours"], times["summarize"]), 3)}})

@@ -11,12 +11,10 @@ _FOLDER = Path("outputs/peers")
 def interpreter(name: str, *packages: str) -> str | None:
     """Returns the Python of an environment that has the packages, or None where they cannot be had, which is said."""
     folder = _FOLDER / name
-    python = folder / "bin" / "python"
-    ready = folder / "ready"
+    python, ready = folder / "bin" / "python", folder / "ready"
     if not ready.exists():
         venv.create(folder, with_pip=True, clear=True)
-        done = subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=False)
-        if done.returncode:
+        if subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=False).returncode:
             print(f"{name} could not be installed: left out", file=sys.stderr)
             return None
         ready.touch()
@@ -25,7 +23,4 @@ def interpreter(name: str, *packages: str) -> str | None:
 
 def printed_number(python: str, code: str) -> float:
     """Returns the number that a program of the environment prints last."""
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return float(done.stdout.splitlines()[-1])
+    return float(subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.split()[-1])

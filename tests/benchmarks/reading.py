@@ -36,7 +36,7 @@ def pandas_reading(file: Path, *, arrays: bool) -> None:
         [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 
-def main() -> None:
+if __name__ == "__main__":
     options = options_of(__doc__, rows=200_000, repeats=5)
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "log.jsonl"
@@ -49,9 +49,10 @@ def main() -> None:
         }
         times = in_turns({what: partial(seconds_of, way) for what, way in ways.items()}, options.repeats)
         megabytes = round(file.stat().st_size / 1e6, 1)
-    to_ours = {what: round(ratio(seconds, times["ours"]), 2) for what, seconds in times.items()}
-    show({"megabytes": megabytes, "seconds": medians(times, 3), "to_ours": to_ours})
-
-
-if __name__ == "__main__":
-    main()
+    show(
+        {
+            "megabytes": megabytes,
+            "seconds": medians(times, 3),
+            "to_ours": {what: round(ratio(seconds, times["ours"]), 2) for what, seconds in times.items()},
+        }
+    )

@@ -18,7 +18,9 @@ import time
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from oracles.interpreters import Interpreter  # noqa: E402
@@ -61,36 +63,36 @@ def main() -> None:
 def start(roles: Roles, mode: str, dataset: str, out: str = "") -> Interpreter:
     """Starts a role with so long a publishing interval that no collector waits."""
     shared = {"path": str(roles.folder / dataset), "publish_every_steps": STEPS}
-    changes = merged(CARTPOLE, {"simulation": {"dataset": shared}, "model_output_path": str(roles.folder / out)})
-    return roles.start(mode, changes)
+    return roles.start(
+        mode, merged(CARTPOLE, {"simulation": {"dataset": shared}, "model_output_path": str(roles.folder / out)})
+    )
 
 
 def measured(roles: Roles, name: str, seconds: float) -> dict[str, float]:
     """Returns env_steps and updates per second of roles that run at once."""
     written, out = "data" if name == "together" else "other", f"out{time.monotonic()}"
-    learner = start(roles, "learn", "data", out)
-    started = [learner, *(start(roles, "collect", written) for _ in range(2))]
+    started = [start(roles, "learn", "data", out), *(start(roles, "collect", written) for _ in range(2))]
     begun = env_steps(roles, written)
     while updates(roles, out) < 100 or env_steps(roles, written) == begun:
         time.sleep(0.2)
     before = now(roles, started, written, out)
     time.sleep(seconds)
-    done = {name: after - before[name] for name, after in now(roles, started, written, out).items()}
+    steps, rows, elapsed, of_learner, of_collectors = now(roles, started, written, out) - before
     for process in started:
         process.kill()
-        process.wait()
     return {
-        **{f"{name}/s": round(done[name] / done["seconds"], 1) for name in ("env_steps", "updates")},
-        "env_steps/s of processor": round(done["env_steps"] / done["collectors"], 1),
-        "updates/s of processor": round(done["updates"] / done["learner"], 1),
+        "env_steps/s": round(steps / elapsed, 1),
+        "updates/s": round(rows / elapsed, 1),
+        "env_steps/s of processor": round(steps / of_collectors, 1),
+        "updates/s of processor": round(rows / of_learner, 1),
     }
 
 
-def now(roles: Roles, started: list[Interpreter], written: str, out: str) -> dict[str, float]:
-    """What is done so far, and the seconds and processor seconds that it took."""
+def now(roles: Roles, started: list[Interpreter], written: str, out: str) -> NDArray[np.float64]:
+    """Environment steps and updates so far, seconds, and the processor's for the learner and for collectors."""
     learner, *collectors = (sum(psutil.Process(process.pid).cpu_times()[:2]) for process in started)
-    return {"env_steps": env_steps(roles, written), "updates": updates(roles, out), "seconds": time.monotonic(),
-            "learner": learner, "collectors": sum(collectors)}  # fmt: skip
+    done = env_steps(roles, written), updates(roles, out)
+    return np.array([*done, time.monotonic(), learner, sum(collectors)])
 
 
 def env_steps(roles: Roles, dataset: str) -> int:

@@ -21,7 +21,7 @@ from reagent_lite.config import check
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.tasks.score import score
 from tests.benchmarks.serving import a_model
-from tests.benchmarks.turns import in_turns, options_of, seconds_of
+from tests.benchmarks.turns import in_turns, options_of, seconds_of, spread
 
 COLUMNS = [str(feature) for feature in range(4)]
 
@@ -36,12 +36,10 @@ def plain(model: Path, rows: Path, target: Path) -> None:
             state = np.stack([batch[name].to_numpy() for name in COLUMNS], 1)
             feed = [state, ~np.isnan(state), np.ones((len(state), 2), bool)]
             q, greedy = session.run(["q", "greedy"], dict(zip(names, feed, strict=True)))
-            best = np.take_along_axis(q, greedy[:, None], 1)[:, 0]
-            writer.write_table(pa.table([greedy, best], schema=schema))
+            writer.write_table(pa.table([greedy, np.take_along_axis(q, greedy[:, None], 1)[:, 0]], schema=schema))
 
 
-def main() -> None:
-    """Measures and prints."""
+if __name__ == "__main__":
     options = options_of(__doc__, rows=1_000_000, repeats=5)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -49,8 +47,10 @@ def main() -> None:
         state = np.random.default_rng(0).normal(size=(options.rows, 4)).astype(np.float32)
         pq.write_table(pa.table(list(state.T), COLUMNS), folder / "columns.parquet")
         offsets, keys = np.arange(0, state.size + 1, 4, dtype=np.int32), COLUMNS * options.rows
-        maps = pa.MapArray.from_arrays(offsets, pa.array(keys), state.ravel())
-        pq.write_table(pa.table({"state_features": maps}), folder / "maps.parquet")
+        pq.write_table(
+            pa.table({"state_features": pa.MapArray.from_arrays(offsets, pa.array(keys), state.ravel())}),
+            folder / "maps.parquet",
+        )
         tree = {"model": str(model), "output_path": f"{name}/scores.parquet", "policy": "greedy"}
         of_columns = {**tree, "data_path": f"{name}/columns.parquet", "columns": {"state_features": COLUMNS}}
         ways: dict[str, Callable[[], object]] = {
@@ -62,10 +62,5 @@ def main() -> None:
         measured = in_turns(rates, options.repeats)
     print(f"load {os.getloadavg()[0]:.0f}")
     for what, rates in measured.items():
-        ratios = sorted(mine / other for mine, other in zip(rates, measured["onnxruntime"], strict=True))
-        spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        print(f"{what}: {statistics.median(rates):,.0f} rows/s, {spread} of onnxruntime")
-
-
-if __name__ == "__main__":
-    main()
+        ratios = spread(rates, measured["onnxruntime"])
+        print(f"{what}: {statistics.median(rates):,.0f} rows/s, {ratios} of onnxruntime")

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,9 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.benchmarks.turns import options_of
+from tests.benchmarks.turns import ROOT, options_of, run, spread, write_config
 
-ROOT = Path(__file__).resolve().parents[2]
 TURNS = 8  # of each server in a repeat
 EMPTY = """
 import uvicorn
@@ -48,53 +46,36 @@ async def client(port: int, body: bytes, until: float, seconds: list[float]) -> 
         writer.write(head.encode() + body)
         answer = await reader.readuntil(b"\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200"), answer
-        length = re.search(rb"content-length: (\d+)", answer)
-        assert length is not None
-        await reader.readexactly(int(length[1]))
+        await reader.readexactly(int(re.search(rb"content-length: (\d+)", answer)[1]))
         seconds.append(time.perf_counter() - begun)
     writer.close()
 
 
-def load(port: int, body: bytes, clients: int, seconds: float) -> list[float]:
+async def load(port: int, body: bytes, clients: int, seconds: float) -> list[float]:
     """Returns how long each request took, in seconds."""
-
-    async def all_clients() -> list[float]:
-        took: list[float] = []
-        until = time.perf_counter() + seconds
-        await asyncio.gather(*(client(port, body, until, took) for _ in range(clients)))
-        return took
-
-    return asyncio.run(all_clients())
+    took: list[float] = []
+    until = time.perf_counter() + seconds
+    await asyncio.gather(*(client(port, body, until, took) for _ in range(clients)))
+    return took
 
 
 def processor_seconds(process: psutil.Process) -> float:
     """Returns what a server and its workers have used so far."""
-    times = [server.cpu_times() for server in (process, *process.children(recursive=True))]
-    return sum(spent.user + spent.system for spent in times)
+    return sum(sum(server.cpu_times()[:2]) for server in (process, *process.children(recursive=True)))
 
 
 @contextmanager
-def started(command: list[str], port: int) -> Iterator[psutil.Process]:
+def started(port: int, *command: str) -> Iterator[tuple[int, psutil.Process]]:
     """A server that answers on the port."""
-    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    process = psutil.Popen([sys.executable, *command], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
-        while True:
-            time.sleep(0.2)
+        while port not in [each.laddr.port for each in psutil.net_connections("tcp") if each.status == "LISTEN"]:
             assert process.poll() is None
-            try:
-                asyncio.run(_connect(port))
-                break
-            except OSError:
-                continue
-        yield psutil.Process(process.pid)
+            time.sleep(0.2)
+        yield port, process
     finally:
         process.terminate()
         process.wait()
-
-
-async def _connect(port: int) -> None:
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.close()
 
 
 def measured(
@@ -105,7 +86,7 @@ def measured(
     used = [processor_seconds(process) for _, process in sides]
     for turn in range(TURNS):
         for number in (0, 1) if turn % 2 else (1, 0):
-            took[number] += load(sides[number][0], body, clients, seconds)
+            took[number] += asyncio.run(load(sides[number][0], body, clients, seconds))
     return [
         (
             len(durations) / (TURNS * seconds),
@@ -118,40 +99,31 @@ def measured(
 
 def a_model(folder: Path) -> Path:
     """Trains a model for a moment in simulation."""
-    tree = {"model_output_path": str(folder), "use_gpu": False,
-            "training": {"layers": [-1, 64, 64, -1], "activations": ["relu", "relu", "linear"]},
-            "simulation": {"env": "cartpole_v1", "num_envs": 8, "total_steps": 2000, "warmup_steps": 500,
-                           "evaluation_episodes": 2}}  # fmt: skip
-    config = folder / "config.json"
-    folder.mkdir()
-    config.write_text(json.dumps(tree))
-    subprocess.run([sys.executable, "-m", "workflows.dqn", "--config", str(config)], check=True, cwd=ROOT,
-                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    config = write_config(folder, {
+        "model_output_path": str(folder), "use_gpu": False,
+        "training": {"layers": [-1, 64, 64, -1], "activations": ["relu", "relu", "linear"]},
+        "simulation": {"env": "cartpole_v1", "num_envs": 8, "total_steps": 2000, "warmup_steps": 500,
+                       "evaluation_episodes": 2},
+    })  # fmt: skip
+    run("-m", "workflows.dqn", "--config", config)
     return folder / "model"
 
 
-def main() -> None:
-    """Measures and prints."""
+if __name__ == "__main__":
     options = options_of(__doc__, seconds=0.5, clients=8, repeats=5, model="")
     features = {str(number): 0.1 * number for number in range(4)}
     body = json.dumps({"rows": [{"state_features": features, "mdp_id": "7", "sequence_number": 3}]}).encode()
     with tempfile.TemporaryDirectory() as name:
         model = options.model or a_model(Path(name) / "trained")
-        log = ["--log", f"{name}/log", "--port", "8731"]
-        empty = (["-c", EMPTY.format(port=8730)], 8730)
-        served = (["-m", "workflows.serve", "--model", str(model), *log], 8731)
-        with started(*empty) as route, started(*served) as server:
-            sides = ((8730, route), (8731, server))
-            for port, _ in sides:
-                load(port, body, options.clients, 1.0)
-            repeats = [measured(sides, body, options.clients, options.seconds) for _ in range(options.repeats)]
+        serve = ["workflows.serve", "--model", str(model), "--log", f"{name}/log", "--port", "8731"]
+        with started(8730, "-c", EMPTY.format(port=8730)) as route, started(8731, "-m", *serve) as decide:
+            for port, _ in (route, decide):
+                asyncio.run(load(port, body, options.clients, 1.0))
+            repeats = [
+                measured((route, decide), body, options.clients, options.seconds) for _ in range(options.repeats)
+            ]
     print(f"load {os.getloadavg()[0]:.0f}; medians, and ratios with their range")
-    for number, what in enumerate(("requests/s", "ms, 99th percentile", "us of processor time a request")):
+    for number, unit in enumerate(("requests/s", "ms, 99th percentile", "us of processor time a request")):
         route_of, decide_of = ([repeat[side][number] for repeat in repeats] for side in (0, 1))
-        ratios = sorted(mine / other for mine, other in zip(decide_of, route_of, strict=True))
-        print(f"empty route {statistics.median(route_of):,.1f}, /decide {statistics.median(decide_of):,.1f} {what}: "
-              f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()
+        print(f"empty route {statistics.median(route_of):,.1f}, /decide {statistics.median(decide_of):,.1f} {unit}: "
+              f"{spread(decide_of, route_of)}")  # fmt: skip

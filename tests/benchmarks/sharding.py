@@ -9,11 +9,9 @@ One file is dealt row by row, which no copy of bytes compares with: it takes tur
 Medians. Peak memory is that of `workflows.shard` in a process of its own.
 """
 
-import itertools
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -29,32 +27,31 @@ from reagent_lite.data.shards.partition import make_shards
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.files import sync
 from reagent_lite.tasks.simulate import simulate
-from tests.benchmarks.turns import in_turns, medians, options_of, ratio, seconds_of, show
+from tests.benchmarks.turns import in_turns, medians, options_of, ratio, run, seconds_of, show
 
 FILES = 16
 
 
 def write_inputs(folder: Path, rows: int) -> dict[str, Path]:
     """Writes the log in both forms and returns their places."""
-    single, timeline = folder / "one", folder / "timeline"
-    single.mkdir()
-    timeline.mkdir()
-    tree = {"env": "cartpole_v0", "output_path": str(single / "log.parquet"), "format": "transitions", "rows": rows}
+    places = {"timeline": folder / "timeline", "one_file": folder / "one"}
+    for place in places.values():
+        place.mkdir()
+    file = places["one_file"] / "log.parquet"
+    tree = {"env": "cartpole_v0", "output_path": str(file), "format": "transitions", "rows": rows}
     simulate(check(SimulateConfig, {**tree, "use_gpu": False, "num_envs": 1024}))
-    log = pq.ParquetFile(single / "log.parquet")
-    bounds = np.linspace(0, log.num_row_groups, FILES + 1).astype(int)
+    log = pq.ParquetFile(file)
+    groups = np.array_split(np.arange(log.num_row_groups), FILES)
+    names = [f"part-{number:05d}.parquet" for number in range(FILES)]
     entries = {}
-    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        name = f"part-{number:05d}.parquet"
-        with pq.ParquetWriter(timeline / name, log.schema_arrow, compression="zstd") as writer:
-            for group in range(start, stop):
-                writer.write_table(log.read_row_group(group))
-        entries[name] = {"rows": pq.read_metadata(timeline / name).num_rows}
-    manifest = StageManifest(
+    for name, numbers in zip(names, groups, strict=True):
+        part = log.read_row_groups(numbers.tolist())
+        pq.write_table(part, places["timeline"] / name, compression="zstd", row_group_size=1 << 20)
+        entries[name] = {"rows": part.num_rows}
+    StageManifest(
         kind="timeline", rows=log.metadata.num_rows, columns={}, settings={}, inputs=(), report={}, files=entries
-    )
-    manifest.write(timeline)
-    return {"timeline": timeline, "one_file": single}
+    ).write(places["timeline"])
+    return places
 
 
 def copying(source: Path, target: Path) -> None:
@@ -87,12 +84,11 @@ def measured(source: Path, folder: Path, nodes: int, repeats: int) -> dict[str, 
         f"{other.__name__}_seconds": lambda: timed(other, source, folder),
     }, repeats)  # fmt: skip
     to_other = ratio(*times.values())
-    named = {"ratio_to_pyarrow": to_other} if source.name == "one" else {"share_of_copy_speed": 1 / to_other}
-    size = sum(file.stat().st_size for file in source.iterdir())
+    share = {"ratio_to_pyarrow": to_other} if other is rewriting else {"share_of_copy_speed": 1 / to_other}
     return {
-        "megabytes": round(size / 1e6, 3),
+        "megabytes": round(sum(file.stat().st_size for file in source.iterdir()) / 1e6, 3),
         **medians(times, 3),
-        **{name: round(figure, 3) for name, figure in named.items()},
+        **{name: round(figure, 3) for name, figure in share.items()},
     }
 
 
@@ -104,21 +100,21 @@ def peak_megabytes(source: Path, folder: Path, layout: str, nodes: int) -> float
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )
     tree = {"training_data_path": str(source), "shards_path": str(folder / "shards"), "layout": layout}
-    command = [sys.executable, "-c", program, json.dumps({**tree, "num_nodes": nodes})]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run("-c", program, json.dumps({**tree, "num_nodes": nodes}))
     shutil.rmtree(folder / "shards")
-    return round(int(done.stdout) * 1024 / 1e6)
+    return round(int(done.out.split()[-1]) * 1024 / 1e6)
 
 
-def main() -> None:
+if __name__ == "__main__":
     options = options_of(__doc__, rows=5_000_000, nodes=2, repeats=5, memory_rows=10_000_000)
     result: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for form, source in write_inputs(folder, options.rows).items():
             result[form] = measured(source, folder, options.nodes, options.repeats)
-        replicas = timed(making, folder / "timeline", folder, layout="replicas", num_nodes=options.nodes)
-        result["replicas_seconds"] = round(replicas, 1)
+        result["replicas_seconds"] = round(
+            timed(making, folder / "timeline", folder, layout="replicas", num_nodes=options.nodes), 1
+        )
     if options.memory_rows:
         with tempfile.TemporaryDirectory() as name:
             places = write_inputs(Path(name), options.memory_rows)
@@ -127,7 +123,3 @@ def main() -> None:
                 for form, layout in (("timeline", "shards"), ("one_file", "shards"), ("one_file", "replicas"))
             }
     show(result)
-
-
-if __name__ == "__main__":
-    main()

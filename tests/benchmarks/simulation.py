@@ -5,7 +5,6 @@ Rounds alternate; figures are medians. EnvPool lives in an environment of its ow
     python -m tests.benchmarks.simulation
 """
 
-import time
 from collections.abc import Callable
 
 import gymnasium
@@ -16,7 +15,7 @@ from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
 from tests.benchmarks.peers import interpreter, printed_number
-from tests.benchmarks.turns import in_turns, medians, ratio, show
+from tests.benchmarks.turns import in_turns, medians, rate, ratio, show
 from tests.oracles.tag import Continuous, Gridworld
 
 ROUNDS, SECONDS = 5, 0.5
@@ -43,18 +42,11 @@ print(count / (time.perf_counter() - start))
 """
 
 
-def rate(work: Callable[[], object], units: int) -> float:
-    work()
-    start, count = time.perf_counter(), 0
-    while time.perf_counter() - start < SECONDS:
-        work()
-        count += units
-    return count / (time.perf_counter() - start)
-
-
-def ours(num: int) -> VectorEnv:
-    backend = open_backend(EnvironmentConfig(env="cartpole_v1", backend="cpu"), torch.device("cpu"))
-    env = VectorEnv(backend, num_envs=num)
+def opened(name: str, num: int, parameters: dict[str, float] | None = None) -> VectorEnv:
+    env = VectorEnv(
+        open_backend(EnvironmentConfig(env=name, backend="cpu", env_parameters=parameters or {}), torch.device("cpu")),
+        num_envs=num,
+    )
     env.reset()
     env.act(None, epsilon=torch.ones(1))
     return env
@@ -73,37 +65,32 @@ def tag(name: str, agents: int, full: bool) -> dict[str, object]:
     taggers = agents - 1 if name == "tag_gridworld" else max(agents // 20, 1)
     constants = {"num_taggers": taggers, "use_full_observation": full}
     constants |= {"num_runners": agents - taggers} if name == "tag_continuous" else {}
-    cpu = torch.device("cpu")
-    env = VectorEnv(
-        open_backend(EnvironmentConfig(env=name, backend="cpu", env_parameters=constants), cpu), num_envs=games
-    )
-    env.reset()
+    env = opened(name, games, constants)
+    oracle = Gridworld(**constants) if name == "tag_gridworld" else Continuous(**constants)
     uniform, random = torch.ones(1), np.random.default_rng(0)
-    actions = env.spec.num_actions
-    if name == "tag_gridworld":
-        grid = Gridworld(**constants)
-        grid.reset()
 
-        def play() -> None:
-            grid.step(random.integers(0, actions, agents).tolist())
-            grid.observe()
-    else:
-        square = Continuous(**constants)
-
-        def play() -> None:
-            square.step(random.integers(0, actions, agents).tolist())
+    def play() -> None:
+        oracle.step(random.integers(0, env.spec.num_actions, agents).tolist())
+        if name == "tag_gridworld":  # a step on a square observes
+            oracle.observe()
 
     def step() -> None:
         env.act(None, epsilon=uniform)
         env.step()
 
     rates = in_turns({"kernel": lambda: rate(step, games), "oracle": lambda: rate(play, 1)}, ROUNDS)
-    to_oracle = round(ratio(rates["kernel"], rates["oracle"]), 1)
-    return {"env": name, "agents": agents, "full": full, **medians(rates, 1), "kernel_to_oracle": to_oracle}
+    return {
+        "env": name,
+        "agents": agents,
+        "full": full,
+        **medians(rates, 1),
+        "kernel_to_oracle": round(ratio(rates["kernel"], rates["oracle"]), 1),
+    }
 
 
-def main() -> None:
-    large, small, gym, python = ours(LARGE), ours(SMALL), theirs(LARGE), interpreter("envpool", "envpool", "gymnasium")
+if __name__ == "__main__":
+    large, small = opened("cartpole_v1", LARGE), opened("cartpole_v1", SMALL)
+    gym, python = theirs(LARGE), interpreter("envpool", "envpool", "gymnasium")
     source = torch.ones(COPIED // 2, dtype=torch.uint8)
     target = torch.zeros_like(source)
     ways: dict[str, Callable[[], float]] = {
@@ -125,7 +112,3 @@ def main() -> None:
         **{f"{name}_to_{other}": round(ratio(rates[name], rates[other]), 3) for name, other in pairs if other in rates},
         "tag": [tag(*case) for case in TAG],
     })  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

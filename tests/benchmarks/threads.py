@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.turns import in_turns, medians, options_of, ratio, show
+from tests.benchmarks.turns import in_turns, medians, options_of, ratio, run, show, write_config
 
-ROOT = Path(__file__).resolve().parents[2]
 BUSY = "while True: sum(range(1000))"
 ACTIONS = [str(number) for number in range(34)]
 
@@ -44,35 +43,30 @@ def decisions(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def rate(config: Path, spins: str, busy: int) -> float:
+def rate(config: Path, spins: dict[str, str], busy: int) -> float:
     """Returns rows per second of a run beside so many busy loops."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)} | ({"GOMP_SPINCOUNT": spins} if spins else {})
-    command = [sys.executable, "-m", "workflows.dqn", "--config", str(config)]
     with ExitStack() as loops:
         for _ in range(busy):
             loops.callback(loops.enter_context(subprocess.Popen([sys.executable, "-c", BUSY])).kill)
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return float(json.loads(done.stdout.splitlines()[-1])["rows_per_second"])
+        return run("-m", "workflows.dqn", "--config", config, **spins).rows_per_second
 
 
-def main() -> None:
+if __name__ == "__main__":
     options = options_of(__doc__, epochs=20, repeats=3)
     busy = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as name:
-        log = Path(name) / "log.jsonl"
-        log.write_text("".join(f"{json.dumps(row)}\n" for row in decisions(8192)))
-        config = Path(name) / "config.json"
-        config.write_text(json.dumps({
-            "training_data_path": str(log), "model_output_path": str(Path(name) / "out"), "use_gpu": False,
+        config = write_config(Path(name), {
+            "training_data_path": f"{name}/log.jsonl", "model_output_path": f"{name}/out", "use_gpu": False,
             "actions": ACTIONS, "epochs": options.epochs,
             "training": {"layers": [-1, 256, 128, -1], "minibatch_size": 4096},
             "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1,
                            "learn_from_scored": True},
-        }))  # fmt: skip
+        })  # fmt: skip
+        Path(name, "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in decisions(8192)))
         ways = {
             f"{kind}{' beside busy loops' if loops else ''}": partial(rate, config, spins, loops)
             for loops in (0, busy)
-            for kind, spins in (("as_it_is", ""), ("spinning", "300000"))
+            for kind, spins in (("as_it_is", {}), ("spinning", {"GOMP_SPINCOUNT": "300000"}))
         }
         rates = in_turns(ways, options.repeats)
     show({
@@ -83,7 +77,3 @@ def main() -> None:
         },
         "rounds": {name: list(map(round, figures)) for name, figures in rates.items()},
     })  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

@@ -9,14 +9,9 @@ manifest. The two take turns; medians. All rows are counted and those of some ep
 memory of our whole process under a limit, on more rows, as Parquet.
 """
 
-import json
-import os
 import shutil
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tests.benchmarks.turns import options_of, show
+from tests.benchmarks.turns import Finished, in_turns, medians, options_of, run, show, write_config
 
 EPISODES = 200
 """That are compared row by row."""
@@ -69,43 +64,47 @@ WHERE terminal OR (truncated AND next_state_features IS NOT NULL) OR (NOT trunca
 """
 
 
-def run(command: list[str], where: Path) -> tuple[float, float]:
-    """Runs a process to its end; returns its seconds, and the megabytes that its largest process had resident."""
-    start = time.perf_counter()
-    with (where / "output.txt").open("wb") as output:
-        process = subprocess.Popen([sys.executable, *command], stdout=output, stderr=subprocess.STDOUT)
-        _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        sys.exit((where / "output.txt").read_text()[-2000:])
-    return time.perf_counter() - start, used.ru_maxrss * 1024 / 1e6
-
-
 def events(folder: Path, rows: int, suffix: str) -> Path:
-    config = folder / "simulate.json"
     file = folder / f"{rows}" / f"events{suffix}"
-    file.parent.mkdir()
-    config.write_text(json.dumps({"env": "cartpole_v0", "output_path": str(file), "rows": rows, "format": "events",
-                                  "policy": {"kind": "random"}}))  # fmt: skip
-    run(["-m", "workflows.simulate", "--config", str(config)], folder)
+    run(
+        "-m",
+        "workflows.simulate",
+        "--config",
+        write_config(
+            file.parent,
+            {
+                "env": "cartpole_v0",
+                "output_path": str(file),
+                "rows": rows,
+                "format": "events",
+                "policy": {"kind": "random"},
+            },
+        ),
+    )
     return file
 
 
-def timeline(folder: Path, file: Path, **top: Any) -> list[str]:
+def timeline(folder: Path, file: Path, **top: Any) -> Finished:
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
-    config = folder / "timeline.json"
-    tree = {"timeline": {"inputTableName": str(file), "outputTableName": str(out), "numOutputShards": 2}, **top}
-    config.write_text(json.dumps(tree))
-    return ["-m", "workflows.timeline", "--config", str(config)]
+    return run(
+        "-m",
+        "workflows.timeline",
+        "--config",
+        write_config(
+            folder,
+            {"timeline": {"inputTableName": str(file), "outputTableName": str(out), "numOutputShards": 2}, **top},
+        ),
+    )
 
 
 def rows_of(folder: Path, columns: list[str], ids: pa.Array) -> tuple[int, list[dict[str, Any]]]:
     """How many rows a folder has, and some columns of some episodes in order."""
     files = sorted(folder.glob("*.parquet"))
     some = pq.read_table(files, columns=columns, filters=pc.field("mdp_id").isin(ids), partitioning=None)
-    order = [("mdp_id", "ascending"), ("sequence_number", "ascending")]
-    return sum(pq.read_metadata(file).num_rows for file in files), some.sort_by(order).to_pylist()
+    return sum(pq.read_metadata(file).num_rows for file in files), some.sort_by(
+        [("mdp_id", "ascending"), ("sequence_number", "ascending")]
+    ).to_pylist()
 
 
 def require_same(ours: Path, spark: Path) -> None:
@@ -115,7 +114,7 @@ def require_same(ours: Path, spark: Path) -> None:
         sys.exit("the rows of the two differ")
 
 
-def main() -> None:
+if __name__ == "__main__":
     options = options_of(
         __doc__, rows=5_000_000, repeats=3, suffix=".jsonl", memory_rows=10_000_000, memory_limit_mb=200
     )
@@ -123,26 +122,25 @@ def main() -> None:
         folder = Path(name)
         result: dict[str, Any] = {}
         if options.memory_rows:  # first: a process counts as its own peak what its parent had resident when it began
-            larger = events(folder, options.memory_rows, ".parquet")
-            seconds, peak = run(timeline(folder, larger, memory_limit_mb=options.memory_limit_mb), folder)
+            limited = timeline(
+                folder, events(folder, options.memory_rows, ".parquet"), memory_limit_mb=options.memory_limit_mb
+            )
             result |= {"memory_rows": options.memory_rows, "memory_limit_mb": options.memory_limit_mb,
-                       "peak_megabytes": round(peak), "memory_run_seconds": round(seconds, 2)}  # fmt: skip
-        file, job = events(folder, options.rows, options.suffix), folder / "spark_job.py"
-        job.write_text(SPARK_JOB)
-        ours, spark = [], []
-        for _ in range(options.repeats):
-            ours.append(run(timeline(folder, file), folder)[0])
-            spark.append(run([str(job), str(file), str(folder / "spark")], folder)[0])
-            require_same(folder / "out", folder / "spark")
+                       "peak_megabytes": round(limited.peak / 1e6),
+                       "memory_run_seconds": round(limited.seconds, 2)}  # fmt: skip
+        file = events(folder, options.rows, options.suffix)
+        times = in_turns(
+            {
+                "seconds": lambda: timeline(folder, file).seconds,
+                "seconds_of_spark": lambda: run("-c", SPARK_JOB, file, folder / "spark").seconds,
+            },
+            options.repeats,
+        )
+        require_same(folder / "out", folder / "spark")
         result |= {
             "rows": options.rows,
             "events": options.suffix,
-            "seconds": round(statistics.median(ours), 2),
-            "seconds_of_spark": round(statistics.median(spark), 2),
-            "times_as_long_as_ours": [round(theirs / mine, 2) for mine, theirs in zip(ours, spark, strict=True)],
+            **medians(times, 2),
+            "times_as_long_as_ours": [round(theirs / mine, 2) for mine, theirs in zip(*times.values(), strict=True)],
         }
     show(result)
-
-
-if __name__ == "__main__":
-    main()

@@ -39,10 +39,8 @@ def random_batch(rows: int, num_state: int, num_choices: int, seed: int, num_fea
     def choices() -> Actions:
         mask = torch.rand(rows, num_choices, generator=rng) < 0.7
         mask[:, 0] = True
-        features: Tensor | None = None
-        if num_features:
-            features = torch.randn(rows, num_choices, num_features, generator=rng) * mask.unsqueeze(2)
-        return Actions(mask=mask, features=features)
+        features = torch.randn(rows, num_choices, num_features, generator=rng) * mask.unsqueeze(2)
+        return Actions(mask=mask, features=features if num_features else None)
 
     now, after = choices(), choices()
     return make_batch(

@@ -30,24 +30,26 @@ class Browser:
     def __init__(self, write: int, read: int) -> None:
         self._write, self._read, self._rest, self._count = write, read, b"", 0
         self.events: list[dict[str, Any]] = []
-        self._session: str | None = None
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session: dict[str, str] = {}
+        self._session = self.ask(
+            "Target.attachToTarget",
+            targetId=self.ask("Target.createTarget", url="about:blank")["targetId"],
+            flatten=True,
+        )
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.ask(f"{domain}.enable")
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
         """Returns the answer to a command."""
         self._count += 1
-        message = {"id": self._count, "method": method, "params": params}
-        if self._session is not None:
-            message["sessionId"] = self._session
-        os.write(self._write, json.dumps(message).encode() + b"\0")
+        os.write(
+            self._write,
+            json.dumps({"id": self._count, "method": method, "params": params, **self._session}).encode() + b"\0",
+        )
         while (answer := self._next()).get("id") != self._count:
             self.events.append(answer)
         assert "error" not in answer, answer
-        result: dict[str, Any] = answer["result"]
-        return result
+        return answer["result"]
 
     def open(self, file: Path, *, width: int) -> None:
         """Loads a file in a window so wide, as a phone or a desk has it."""
@@ -72,8 +74,13 @@ class Browser:
 
     def roles(self) -> dict[str, int]:
         """Returns how many things of each kind the page has for who cannot see it."""
-        nodes = self.ask("Accessibility.getFullAXTree")["nodes"]
-        return dict(Counter(node["role"]["value"] for node in nodes if not node["ignored"]))
+        return dict(
+            Counter(
+                node["role"]["value"]
+                for node in self.ask("Accessibility.getFullAXTree")["nodes"]
+                if not node["ignored"]
+            )
+        )
 
     def requests(self) -> list[str]:
         """Returns the addresses that the page asked for."""
@@ -89,13 +96,10 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            ready, _, _ = select.select([self._read], [], [], 60)
-            more = os.read(self._read, 1 << 16) if ready else b""
-            assert more, "the browser ended, or has said nothing for a minute"
-            self._rest += more
+            assert select.select([self._read], [], [], 60)[0], "the browser has said nothing for a minute"
+            self._rest += os.read(self._read, 1 << 16)
         message, _, self._rest = self._rest.partition(b"\0")
-        parsed: dict[str, Any] = json.loads(message)
-        return parsed
+        return json.loads(message)
 
 
 # Elements whose content is wider than they are: it scrolls sideways, or is cut. A heading that only a screen reader has
@@ -154,9 +158,11 @@ def browsing(profile: Path) -> Iterator[Browser]:
     (command_read, command_write), (answer_read, answer_write) = os.pipe(), os.pipe()
     # out of the way of 3 and 4, where the protocol expects them and the shell puts them
     theirs = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (command_read, answer_write)]
-    start = f'exec "$@" 3<&{theirs[0]} 4>&{theirs[1]}'
-    process = subprocess.Popen(["bash", "-c", start, "bash", PROGRAM, *FLAGS, f"--user-data-dir={profile}"],
-                               pass_fds=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    process = subprocess.Popen(
+        ["bash", "-c", f'exec "$@" 3<&{theirs[0]} 4>&{theirs[1]}', "bash", PROGRAM, *FLAGS,
+         f"--user-data-dir={profile}"],
+        pass_fds=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
     for descriptor in (command_read, answer_write, *theirs):
         os.close(descriptor)
     try:

@@ -32,8 +32,8 @@ class Linear(nn.Module):
 
     def __init__(self, weight: Array, bias: Array | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float32))
-        self.bias = nn.Parameter(torch.zeros(len(weight)) if bias is None else torch.tensor(bias, dtype=torch.float32))
+        self.weight = nn.Parameter(torch.as_tensor(weight).float())
+        self.bias = nn.Parameter(torch.as_tensor(np.zeros(len(weight)) if bias is None else bias).float())
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
         values = nn.functional.linear(state, self.weight, self.bias)
@@ -88,8 +88,7 @@ def linear_bundle(
         policy=policy,
         restriction=restriction,
     )
-    rows = SampleRows(values=sample(len(ids)))
-    return write_bundle(folder, predictor, content=content("dqn", rows, state=ids))
+    return write_bundle(folder, predictor, content=content("dqn", SampleRows(values=sample(len(ids))), state=ids))
 
 
 def bilinear_bundle(
@@ -112,9 +111,8 @@ def bilinear_bundle(
         values=sample(len(ids)), candidates=np.ones((4, 2, len(action_ids)), np.float32), mask=np.ones((4, 2), bool)
     )
     about = content("parametric_dqn", rows, state=ids, action=action_ids)
-    if items is not None:
-        about = replace(about, items=items, config={"data": {"items": "items.jsonl", "item_id": "item_id"}})
-    return write_bundle(folder, predictor, content=about)
+    config = {"data": {"items": "items.jsonl", "item_id": "item_id"}} if items is not None else {}
+    return write_bundle(folder, predictor, content=replace(about, items=items, config=config))
 
 
 CATEGORIES = NormalizationSpec(
@@ -134,15 +132,27 @@ CATEGORIES = NormalizationSpec(
 
 def category_bundle(folder: Path, weight: Array, names: tuple[str, ...]) -> Path:
     """Writes a model with q = weight [K, 5] @ the columns of CATEGORIES."""
-    ids = CATEGORIES.feature_ids
     predictor = DiscretePredictor(
-        Preprocessor(CATEGORIES), Linear(weight), state_feature_ids=ids, action_names=names, policy=PLAIN
+        Preprocessor(CATEGORIES),
+        Linear(weight),
+        state_feature_ids=CATEGORIES.feature_ids,
+        action_names=names,
+        policy=PLAIN,
     )
-    codes = [code_of_text("DE"), code_of_text("FR"), code_of_text("US"), np.nan]
-    values = np.stack(([0.5, -1.0, 2.0, 0.0], [2, 5, 7, np.nan], codes), axis=1).astype(np.float32)
-    rows = content("dqn", SampleRows(values=values))
+    values = np.stack(
+        (
+            [0.5, -1.0, 2.0, 0.0],
+            [2, 5, 7, np.nan],
+            [code_of_text("DE"), code_of_text("FR"), code_of_text("US"), np.nan],
+        ),
+        axis=1,
+    ).astype(np.float32)
     return write_bundle(
-        folder, predictor, content=replace(rows, normalization={"state": normalization_json(CATEGORIES)})
+        folder,
+        predictor,
+        content=replace(
+            content("dqn", SampleRows(values=values)), normalization={"state": normalization_json(CATEGORIES)}
+        ),
     )
 
 
@@ -158,8 +168,11 @@ def category_candidates_bundle(folder: Path) -> Path:
         action_feature_ids=action.feature_ids,
         policy=PLAIN,
     )
-    candidates = np.array([[[code_of_text("DE")], [code_of_text("FR")]]] * 4, np.float32)
-    rows = SampleRows(values=sample(1), candidates=candidates, mask=np.ones((4, 2), bool))
+    rows = SampleRows(
+        values=sample(1),
+        candidates=np.array([[[code_of_text("DE")], [code_of_text("FR")]]] * 4, np.float32),
+        mask=np.ones((4, 2), bool),
+    )
     specs = {"state": normalization_json(raw((7,))), "action": normalization_json(action)}
     return write_bundle(folder, predictor, content=replace(content("parametric_dqn", rows), normalization=specs))
 
@@ -169,10 +182,9 @@ def sample(columns: int) -> NDArray[np.float32]:
 
 
 def content(workflow: str, rows: SampleRows, **columns: tuple[int, ...]) -> BundleContent:
-    normalization = {name: normalization_json(raw(ids)) for name, ids in columns.items()}
     return BundleContent(
         workflow=workflow,
-        normalization=normalization,
+        normalization={name: normalization_json(raw(ids)) for name, ids in columns.items()},
         config={},
         evaluation={},
         steps=1,

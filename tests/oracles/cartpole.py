@@ -4,12 +4,15 @@ Dynamics, limits and starts of Barto, Sutton & Anderson (1983) as in Gymnasium's
 force 10 N, ends at |x| > 2.4 m or |angle| > 12 degrees, reward 1 a step, starts uniform in +-0.05.
 """
 
-import json
 from collections.abc import Callable
+from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .logs import write_lines
 
 Array = NDArray[np.float64]
 Policy = Callable[[Array], NDArray[np.int64]]
@@ -31,53 +34,47 @@ def step(state: Array, action: NDArray[np.int64]) -> tuple[Array, NDArray[np.boo
     cos, sin = np.cos(theta), np.sin(theta)
     temp = (force + polemass_length * theta_dot**2 * sin) / total
     theta_acc = (9.8 * sin - cos * temp) / (0.5 * (4.0 / 3.0 - 0.1 * cos**2 / total))
-    x_acc = temp - polemass_length * theta_acc * cos / total
     after = np.stack(
-        (x + 0.02 * x_dot, x_dot + 0.02 * x_acc, theta + 0.02 * theta_dot, theta_dot + 0.02 * theta_acc), 1
+        (
+            x + 0.02 * x_dot,
+            x_dot + 0.02 * (temp - polemass_length * theta_acc * cos / total),
+            theta + 0.02 * theta_dot,
+            theta_dot + 0.02 * theta_acc,
+        ),
+        1,
     )
     return after, (np.abs(after[:, 0]) > 2.4) | (np.abs(after[:, 2]) > 12 * 2 * np.pi / 360)
 
 
-def write_log(file: Path, rows: int, seed: int = 0, candidates: bool = False) -> float:
+def write_log(file: Path, num_rows: int, seed: int = 0, candidates: bool = False) -> float:
     """Writes transitions of the uniformly random policy as JSON lines; returns its mean episode return.
 
     With `candidates` the actions are CANDIDATES, for parametric DQN.
     """
     rng = np.random.default_rng(seed)
-    returns, written, episode = [], 0, 0
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", encoding="utf-8") as out:
-        while written < rows:
-            states, actions, fell = [start(1, rng)], [], False
-            while not fell and len(actions) < LIMIT:
-                actions.append(int(rng.integers(2)))
-                after, ended = step(states[-1], np.array(actions[-1:]))
-                states.append(after)
-                fell = bool(ended[0])
-            returns.append(len(actions))
-            for t, action in enumerate(actions):
-                last = t == len(actions) - 1
-                over = fell and last
-                every = CANDIDATES if candidates else [1, 1]
-                row = {
-                    "mdp_id": str(episode),
-                    "sequence_number": t,
-                    "state_features": features(states[t]),
-                    "action": CANDIDATES[action] if candidates else action,
-                    "reward": 1.0,
-                    "action_probability": 0.5,
-                    "possible_actions": every,
-                    "next_state_features": features(states[t + 1]),
-                    "next_action": None if last else (CANDIDATES[actions[t + 1]] if candidates else actions[t + 1]),
-                    "possible_next_actions": ([] if candidates else [0, 0]) if over else every,
-                    "time_diff": 1,
-                    "terminal": over,
-                    "truncated": last and not fell,
-                }
-                out.write(json.dumps(row) + "\n")
-            written += len(actions)
-            episode += 1
-    return float(np.mean(returns))
+    every = CANDIDATES if candidates else [1, 1]
+    rows: list[dict[str, Any]] = []
+    for episode in count():
+        if len(rows) >= num_rows:
+            break
+        state, fell, first = start(1, rng), False, len(rows)
+        while not fell and len(rows) - first < LIMIT:
+            action = int(rng.integers(2))
+            after, (fell,) = step(state, np.array([action]))
+            rows.append({
+                "mdp_id": str(episode), "sequence_number": len(rows) - first, "state_features": features(state),
+                "action": CANDIDATES[action] if candidates else action, "reward": 1.0, "action_probability": 0.5,
+                "possible_actions": every, "next_state_features": features(after), "next_action": None,
+                "possible_next_actions": every, "time_diff": 1, "terminal": False, "truncated": False,
+            })  # fmt: skip
+            state = after
+        for row, following in pairwise(rows[first:]):
+            row["next_action"] = following["action"]
+        rows[-1] |= {"terminal": bool(fell), "truncated": not fell}
+        if fell:
+            rows[-1]["possible_next_actions"] = [] if candidates else [0, 0]
+    write_lines(file, rows)
+    return len(rows) / episode
 
 
 def features(state: Array) -> dict[str, float]:
@@ -92,6 +89,4 @@ def play(policy: Policy, episodes: int, seed: int = 1, limit: int = LIMIT) -> Ar
         state, fell = step(state, policy(state))
         returns += running
         running &= ~fell
-        if not running.any():
-            break
     return returns

@@ -22,13 +22,10 @@ def failures(rows: Rows) -> list[str]:
 
 def by_name(report: dict[str, Any]) -> Rows:
     """Returns the rows of the doctor's JSON line."""
-    rows: Rows = {}
-    for row in report["rows"]:
-        rows.setdefault(row["name"], []).append(row)
-    return rows
+    rows = report["rows"]
+    return {name: [row for row in rows if row["name"] == name] for name in dict.fromkeys(row["name"] for row in rows)}
 
 
 @contextmanager
 def store() -> Iterator[Any]:
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
-    yield server
+    yield dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))

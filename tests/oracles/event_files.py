@@ -1,7 +1,6 @@
 """Rows of a log as files of every format that logs come in, by other people's writers; and what readers give."""
 
 import bz2
-import csv
 import gzip
 import io
 import json
@@ -45,8 +44,8 @@ _PAIRS = pa.list_(pa.struct([("key", pa.int32()), ("value", pa.float64())]))
 
 
 def rows_of(path: Path | str) -> list[Row]:
-    files = list_input(str(path), tuple(READERS))
-    return [row for rows in read_blocks(files, lambda block: block.table.to_pylist()) for row in rows]  # fmt: skip
+    files = list_input(str(path), EXTENSIONS)
+    return [row for rows in read_blocks(files, lambda block: block.table.to_pylist()) for row in rows]
 
 
 def blocks_of(path: Path) -> list[Block]:
@@ -78,12 +77,10 @@ def write_events(rows: list[Row], folder: Path, form: str, files: int = 1) -> Pa
     """Writes rows to so many files of a folder, one after the other, and returns the folder."""
     folder.mkdir(parents=True)
     columns = list(dict.fromkeys(name for row in rows for name in row))
+    full = [{name: row.get(name) for name in columns} for row in rows]  # in every file, as logs of one writer do
     for number in range(files):
-        part = rows[len(rows) * number // files : len(rows) * (number + 1) // files]
-        if part:
-            # every file names all columns, as logs of one writer do
-            full = [{name: row.get(name) for name in columns} for row in part]
-            (folder / f"events-{number}.{form}").write_bytes(data_of(full, form))
+        if part := full[len(rows) * number // files : len(rows) * (number + 1) // files]:
+            (folder / f"events-{number}.{form}").write_bytes(data_of(part, form))
     return folder
 
 
@@ -107,16 +104,21 @@ def data_of(rows: list[Row], form: str) -> bytes:
     kind, _, packing = form.rpartition(".")
     if packing in PACKINGS:
         return PACKINGS[packing](data_of(rows, kind))
-    stream = io.BytesIO()
     if form in ("json", "jsonl"):
         return "".join(json.dumps(row) + "\n" for row in rows).encode()
-    if form.endswith("csv"):
-        return _csv(rows, dense=form == "dense.csv")
+    if form == "dense.csv":
+        return (
+            pd.DataFrame([_cells(row) for row in rows], dtype=object)
+            .to_csv(index=False, lineterminator="\r\n")
+            .encode()
+        )
+    texts = [{name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in row.items()}
+             for row in rows]  # fmt: skip
+    if form == "csv":
+        return pd.DataFrame(texts).to_csv(index=False).encode()
     if form in ("struct.parquet", "text.parquet"):
-        texts = [{name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in row.items()}
-                 for row in rows]  # fmt: skip
-        pd.DataFrame(texts if form == "text.parquet" else rows).to_parquet(stream)
-        return stream.getvalue()
+        return pd.DataFrame(texts if form == "text.parquet" else rows).to_parquet()
+    stream = io.BytesIO()
     table = pa.table({name: _array(name, [row[name] for row in rows], form) for name in rows[0]})
     if form.endswith("parquet"):
         pq.write_table(table, stream, row_group_size=5)
@@ -128,23 +130,17 @@ def data_of(rows: list[Row], form: str) -> bytes:
     return stream.getvalue()
 
 
-def _csv(rows: list[Row], *, dense: bool) -> bytes:
-    flat = []
-    for row in rows:
-        cells: Row = {}
-        for name, value in row.items():
-            if dense and isinstance(value, dict):
-                cells |= {f"{name}.{feature}": repr(number) for feature, number in value.items()}
-            else:
-                cells[name] = json.dumps(value) if isinstance(value, dict | list) else value
-        flat.append(cells)
-    if not dense:  # pandas has its own way with columns that have gaps
-        return pd.DataFrame(flat).to_csv(index=False).encode()
-    stream = io.StringIO(newline="")
-    writer = csv.DictWriter(stream, list(dict.fromkeys(name for cells in flat for name in cells)), restval="")
-    writer.writeheader()
-    writer.writerows(flat)
-    return stream.getvalue().encode()
+def _cells(row: Row) -> Row:
+    """Features in columns of their own."""
+    return {
+        key: cell
+        for name, value in row.items()
+        for key, cell in (
+            [(f"{name}.{feature}", repr(number)) for feature, number in value.items()]
+            if isinstance(value, dict)
+            else [(name, json.dumps(value) if isinstance(value, list) else value)]
+        )
+    }
 
 
 def _array(name: str, cells: list[Any], form: str) -> pa.Array:
@@ -153,14 +149,10 @@ def _array(name: str, cells: list[Any], form: str) -> pa.Array:
         return pa.array([None if cell is None else list(cell.items()) for cell in cells], _METRICS)
     if name in ("state_features", "next_state_features") or _has_map(cells):
         return pa.array([_entries(cell, form) for cell in cells], features)
-    if name in ("possible_actions", "possible_next_actions"):
-        if all(cell is None for cell in cells):
-            return pa.nulls(len(cells))
-        if not any(_has_map(cell or []) for cell in cells):
-            flags = any(isinstance(entry, int) for cell in cells for entry in cell or [])
-            return pa.array(cells, pa.list_(pa.int64() if flags else pa.string()))
-        lists = [None if cell is None else [_entries(entry, form) for entry in cell] for cell in cells]
-        return pa.array(lists, pa.list_(features))
+    if any(_has_map(cell) for cell in cells if isinstance(cell, list)):
+        return pa.array(
+            [None if cell is None else [_entries(entry, form) for entry in cell] for cell in cells], pa.list_(features)
+        )
     return pa.array(cells)
 
 
@@ -171,5 +163,6 @@ def _has_map(cells: list[Any]) -> bool:
 def _entries(cell: Row | None, form: str) -> Any:
     if cell is None:
         return None
+    pair = ("key", "value") if form == "pairs.parquet" else None
     entries = [(int(key), value) for key, value in cell.items()]
-    return [{"key": key, "value": value} for key, value in entries] if form == "pairs.parquet" else entries
+    return [dict(zip(pair, entry, strict=True)) for entry in entries] if pair else entries

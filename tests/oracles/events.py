@@ -1,7 +1,6 @@
 """Small logs of decisions, timelines made of them, what came out, and what a timeline is in plain Python."""
 
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,10 +50,15 @@ BROKEN: list[tuple[Row, str, str]] = [
 
 def broken_events() -> list[Row]:
     """Episodes of three rows: a good one, and for each fault one with it in the middle row."""
-    rows = [event("good", 0, 0.0, terminal=False, truncated=False), event("good", 1, 1.0)]
-    for number, (change, _, _) in enumerate(BROKEN):
-        rows += [event(f"e{number}", 0, 0.0), event(f"e{number}", 1, 0.0, **change), event(f"e{number}", 2, 0.0)]
-    return rows
+    return [
+        event("good", 0, 0.0, terminal=False, truncated=False),
+        event("good", 1, 1.0),
+        *(
+            event(f"e{number}", step, 0.0, **(change if step == 1 else {}))
+            for number, (change, _, _) in enumerate(BROKEN)
+            for step in range(3)
+        ),
+    ]
 
 
 NAMES = ("left", "right", 'it\'s \\ "${x}"')
@@ -79,11 +83,11 @@ def random_events(
         at, length = int(rng.integers(0, 50)), int(rng.integers(1, 9))
         for step in range(length):
             possible = choices()
-            listed = [] if parametric and len(rows) % 9 == 4 else possible
             rows.append({
                 "ds": f"2026-01-{1 + episode % 5:02}", "mdp_id": f"e{episode}", "sequence_number": at,
                 "state_features": features(), "action": possible[int(rng.integers(len(possible)))],
-                "reward": float(np.float32(rng.normal())), "possible_actions": listed,
+                "reward": float(np.float32(rng.normal())),
+                "possible_actions": [] if parametric and len(rows) % 9 == 4 else possible,
                 "action_probability": 0.5 if rng.random() > 0.1 else None,
                 "metrics": {"clicks": float(rng.integers(0, 9)), **({"money": 0.25} if step % 2 else {})},
                 "terminal": False, "truncated": False, "next_state_features": None, "possible_next_actions": None,
@@ -91,45 +95,36 @@ def random_events(
                 "city": f"ü {episode % 3}", "new": bool(step % 2),
             })  # fmt: skip
             at += int(rng.integers(1, 4))
-        end = ["terminal", "truncated", "unfinished"][episode % 3]
-        if end != "unfinished":
-            rows[-1][end] = True
-        if end == "truncated" and episode % 2:
+        rows[-1] |= {"terminal": episode % 3 == 0, "truncated": episode % 3 == 1}
+        if episode % 6 == 1:
             rows[-1] |= {"next_state_features": {"0": 1.5}, "possible_next_actions": choices()}
     doubled = [{**rows[i], "reward": 100.0} for i in repeated]
     return [(rows + doubled)[i] for i in rng.permutation(len(rows) + len(doubled))]
 
 
 def timeline_config(folder: Path, source: Path, top: Row | None = None, **section: Any) -> TimelineConfig:
-    tree = {"timeline": {"inputTableName": str(source), "outputTableName": str(folder / "train"), **section},
-            **(top or {})}  # fmt: skip
-    return check(TimelineConfig, json.loads(json.dumps(tree)))
+    timeline = {"inputTableName": str(source), "outputTableName": str(folder / "train"), **section}
+    return check(TimelineConfig, json.loads(json.dumps({"timeline": timeline, **(top or {})})))
 
 
 def make(folder: Path, rows: Sequence[Row] | Path, top: Row | None = None,
          **section: Any) -> TimelineOutcome:  # fmt: skip
-    source = rows if isinstance(rows, Path) else write_lines(folder / "events.jsonl", rows)
-    return run_timeline(timeline_config(folder, source, top, **section))
+    return run_timeline(
+        timeline_config(
+            folder, rows if isinstance(rows, Path) else write_lines(folder / "events.jsonl", rows), top, **section
+        )
+    )
 
 
 def read(folder: Path) -> list[Row]:
     """The transitions of a folder in the order of mdp_id and sequence_number; maps as dicts."""
-    rows = [
-        row for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file, partitioning=None).to_pylist()
-    ]
-    for row in rows:
-        for key in ("state_features", "next_state_features", "metrics", "action", "next_action"):
-            if isinstance(row.get(key), list):
-                row[key] = dict(row[key])
-        for key in ("possible_actions", "possible_next_actions"):
-            if row.get(key):
-                row[key] = [dict(entry) if isinstance(entry, list) else entry for entry in row[key]]
+    tables = (pq.read_table(file, partitioning=None) for file in folder.glob("*.parquet"))
+    rows = [row for table in tables for row in table.to_pylist(maps_as_pydicts="strict")]
     return sorted(rows, key=lambda row: (row["mdp_id"], row["sequence_number"]))
 
 
 def report(folder: Path) -> Row:
-    document: Row = json.loads((folder / "manifest.json").read_text())
-    return document["report"]
+    return json.loads((folder / "manifest.json").read_text())["report"]
 
 
 def transitions(events: list[Row], *, add_terminal_state_row: bool = False) -> list[Row]:
@@ -138,22 +133,21 @@ def transitions(events: list[Row], *, add_terminal_state_row: bool = False) -> l
     The last row of an episode is kept where its own log says `terminal` (nothing follows), or `truncated` with the
     state that was seen when the limit cut it; one that says nothing is dropped, or with addTerminalStateRow a true end.
     """
-    episodes: dict[str, list[Row]] = defaultdict(list)
-    for event in events:
-        episodes[event["mdp_id"]].append(event)
     made = []
-    for name in sorted(episodes, key=lambda text: text.encode()):
-        rows = sorted(episodes[name], key=lambda row: int(row["sequence_number"]))
-        for row, after in zip(rows, [*rows[1:], None], strict=True):
-            beyond: Row | None = {"state_features": row.get("next_state_features"),
-                                  "possible_actions": row.get("possible_next_actions")}  # fmt: skip
-            if row.get("truncated"):
-                if row.get("next_state_features") is not None:  # or nobody knows where the limit cut it
-                    made.append(_transition(row, beyond, 1))
-            elif row.get("terminal") or (after is None and add_terminal_state_row):
-                made.append(_transition(row, None, 0))
-            elif after is not None:
-                made.append(_transition(row, after, after["sequence_number"] - row["sequence_number"]))
+    order = sorted(events, key=lambda row: (row["mdp_id"].encode(), int(row["sequence_number"])))
+    for row, after in zip(order, [*order[1:], {}], strict=True):
+        is_last = after.get("mdp_id") != row["mdp_id"]
+        beyond = {
+            "state_features": row.get("next_state_features"),
+            "possible_actions": row.get("possible_next_actions"),
+        }
+        if row.get("truncated"):
+            if row.get("next_state_features") is not None:  # or nobody knows where the limit cut it
+                made.append(_transition(row, beyond, 1))
+        elif row.get("terminal") or (is_last and add_terminal_state_row):
+            made.append(_transition(row, None, 0))
+        elif not is_last:
+            made.append(_transition(row, after, after["sequence_number"] - row["sequence_number"]))
     return made
 
 

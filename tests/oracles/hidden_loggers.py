@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from reagent_lite.evaluation.episodes import TrainEvalLogs
 from reagent_lite.evaluation.estimates import ALONE
 from reagent_lite.types import SourceSpec
 
-from .regimes import LogOfRegime, page_of, softmax
+from .regimes import LogOfRegime, drawn, page_of, softmax
 
 Array = NDArray[np.float64]
 
@@ -57,104 +56,65 @@ class HiddenLogger:
 
     def draw(self, rng: np.random.Generator) -> LogOfRegime:
         """Draws tables and a log; the models are off by 0.3 of their spread."""
-        tables = _Tables.of(self, rng)
-        count, length = 2 * self.episodes, self.horizon
-        state, hidden = tables.contexts(count * length, rng)
-        mu = tables.logging(state, hidden)
-        pi = tables.evaluated(state)
-        mean = tables.mean(state, hidden, pi)
-        action = (mu.cumsum(1) < rng.random((len(mu), 1))).sum(1).clip(max=self.actions - 1)
-        row = np.arange(len(mu))
-        taken = mean[row, action]
-        reward = (
-            (rng.random(len(taken)) < taken).astype(float)
-            if self.outcome == "event"
-            else taken + rng.normal(size=len(taken))
-        )
-        propensity = mu[row, action]
-        calibration = None
+        tables = _Tables(self, rng)
+        shape = (2 * self.episodes, self.horizon)
+        state, mu, pi, mean = tables.rows(shape[0] * shape[1], rng)
+        at = np.arange(len(mu)), drawn(mu, rng)
+        reward = rng.random(len(mu)) < mean[at] if self.outcome == "event" else mean[at] + rng.normal(size=len(mu))
+        propensity, calibration = mu[at], None
         if not self.known:
-            behavior = behavior_of(state, action, np.repeat(np.arange(count), length), self.actions)
-            propensity = behavior.propensity.astype(float)
-            calibration = behavior.calibration
+            behavior = behavior_of(state, at[1], np.repeat(np.arange(shape[0]), self.horizon), self.actions)
+            propensity, calibration = behavior.propensity.astype(float), behavior.calibration
         model = tables.modelled(state, pi)
         model = model + 0.3 * model.std() * rng.normal(size=model.shape)
-        value = (pi * model).sum(1)
-        rest = float(value.mean()) * (length - 1 - np.arange(length))
-
-        def shaped(values: Array) -> Array:
-            return values.reshape(count, length)[: self.episodes]
-
-        page = page_of(
-            shaped(pi[row, action]), shaped(propensity), shaped(reward), shaped(model[row, action]), shaped(value), rest
-        )
-        state, hidden = tables.contexts(TRUTH * self.episodes * length, rng)
-        mu = tables.logging(state, hidden)
-        pi = tables.evaluated(state)
-        mean = tables.mean(state, hidden, pi)
-        return LogOfRegime(
-            page=page,
-            value=length * float((pi * mean).sum(1).mean()),
-            logged=length * float((mu * mean).sum(1).mean()),
-            calibration=calibration,
-        )
+        expected = (pi * model).sum(1)
+        columns = (pi[at], propensity, reward.astype(float), model[at], expected)
+        scored = (column.reshape(shape)[: self.episodes] for column in columns)
+        page = page_of(*scored, expected.mean() * np.arange(self.horizon)[::-1])
+        _, mu, pi, mean = tables.rows(TRUTH * self.episodes * self.horizon, rng)
+        value, logged = (self.horizon * float((policy * mean).sum(1).mean()) for policy in (pi, mu))
+        return LogOfRegime(page=page, value=value, logged=logged, calibration=calibration)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Tables:
-    regime: HiddenLogger
-    prefers: Array
-    bias: Array
-    hidden_prefers: Array
-    layers: tuple[Array, Array]
-    likes: Array
-    pays: Array
-
-    @classmethod
-    def of(cls, regime: HiddenLogger, rng: np.random.Generator) -> _Tables:
+    def __init__(self, regime: HiddenLogger, rng: np.random.Generator) -> None:
         def weights(rows: int, columns: int) -> Array:
             return rng.normal(size=(rows, columns)) / rows**0.5
 
-        return cls(
-            regime=regime,
-            prefers=weights(FEATURES, regime.actions),
-            bias=0.5 * rng.normal(size=regime.actions),
-            hidden_prefers=rng.normal(size=regime.actions),
-            layers=(2 * weights(FEATURES, 8), 2 * weights(8, regime.actions)),
-            likes=3 * weights(FEATURES, regime.actions),
-            pays=weights(FEATURES, 1)[:, 0],
-        )
+        self.regime = regime
+        self.prefers = weights(FEATURES, regime.actions)
+        self.bias = 0.5 * rng.normal(size=regime.actions)
+        self.hidden_prefers = rng.normal(size=regime.actions) * (regime.logger in ("hidden", "confounded"))
+        self.layers = 2 * weights(FEATURES, 8), 2 * weights(8, regime.actions)
+        self.likes = 3 * weights(FEATURES, regime.actions)
+        self.pays = weights(FEATURES, 1)
+        # equally likely values of the hidden feature, where it has an effect
+        count = 8 if regime.logger in ("hidden", "confounded", "secret") else 1
+        self.nodes = norm.ppf((np.arange(count) + 0.5) / count)
 
-    @staticmethod
-    def contexts(count: int, rng: np.random.Generator) -> tuple[Array, Array]:
-        return rng.normal(size=(count, FEATURES)), rng.normal(size=(count, 1))
+    def rows(self, count: int, rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
+        """Returns states, the probabilities of both policies, and mean rewards."""
+        state, hidden = rng.normal(size=(count, FEATURES)), rng.normal(size=(count, 1))
+        pi = self.evaluated(state)
+        return state, self.logging(state, hidden), pi, self.mean(state, hidden, pi)
 
     def logging(self, state: Array, hidden: Array) -> Array:
         """Returns the logging policy's probabilities."""
-        actions = self.regime.actions
-        linear = state @ self.prefers + self.bias
-        share = {"greedy": 0.9, "certain": 0.999}.get(self.regime.logger)
-        if self.regime.logger == "uniform":
-            return np.full((len(state), actions), 1 / actions)
-        if self.regime.logger == "secret":
-            return 0.6 * np.eye(actions)[self.quantile(hidden)] + 0.4 / actions
+        logger, actions = self.regime.logger, self.regime.actions
+        linear = state @ self.prefers + self.bias + hidden * self.hidden_prefers
+        share = {"greedy": 0.9, "certain": 0.999, "uniform": 0.0, "secret": 0.6}.get(logger)
         if share is not None:
-            return share * np.eye(actions)[linear.argmax(1)] + (1 - share) / actions
-        if self.regime.logger == "network":
+            return (
+                share * np.eye(actions)[self.quantile(hidden) if logger == "secret" else linear.argmax(1)]
+                + (1 - share) / actions
+            )
+        if logger == "network":
             return softmax(2 * np.tanh(state @ self.layers[0]) @ self.layers[1])
-        if self.regime.logger in ("hidden", "confounded"):
-            linear = linear + hidden * self.hidden_prefers
-        return softmax(linear * (3 if self.regime.logger == "steep" else 1))
+        return softmax(linear * (3 if logger == "steep" else 1))
 
     def quantile(self, hidden: Array) -> NDArray[np.int64]:
         """Returns in which of as many equal parts as actions the hidden feature is."""
         return (norm.cdf(hidden[:, 0]) * self.regime.actions).astype(np.int64)
-
-    @property
-    def nodes(self) -> Array:
-        """Equally likely values of the hidden feature, where it has an effect."""
-        count = 8 if self.regime.logger in ("hidden", "confounded", "secret") else 1
-        return np.asarray(norm.ppf((np.arange(count) + 0.5) / count))
 
     def evaluated(self, state: Array) -> Array:
         """Returns the evaluated policy's probabilities; it does not see the hidden feature."""
@@ -170,11 +130,8 @@ class _Tables:
         return np.asarray((shares * means).sum(0) / shares.sum(0))
 
     def mean(self, state: Array, hidden: Array, pi: Array) -> Array:
-        base = (state @ self.pays)[:, None]
-        if self.regime.logger == "confounded":
-            base = base + 0.5 * hidden
-        if self.regime.logger == "secret":
-            base = base + (self.quantile(hidden) == 0)[:, None]
+        base = state @ self.pays + 0.5 * hidden * (self.regime.logger == "confounded")
+        base = base + (self.quantile(hidden) == 0)[:, None] * (self.regime.logger == "secret")
         if self.regime.outcome == "normal":
             return base + self.regime.gain * pi
         return np.clip(0.1 * np.exp(0.7 * base - 0.245) * (1 + self.regime.gain * pi), 0.0, 1.0)
@@ -196,7 +153,14 @@ def behavior_of(state: Array, action: NDArray[np.int64], episode: NDArray[np.int
         usable=None,
     )
     hashes = mix(np.arange(int(episode.max()) + 1, dtype=np.uint64))
-    copy: Any = SimpleNamespace(action=action, episode=episode, episode_hash=hashes, action_names=names, counts={})
-    sides = TrainEvalLogs(train=cast("Any", copy), held_out=None, same=True, shards=Shards.alone(ALONE))
-    spec = SourceSpec(num_state_features=state.shape[1], num_action_features=0, action_names=names, metric_names=())
-    return estimated_behavior(sides, rows, spec)
+    sides = TrainEvalLogs(
+        train=SimpleNamespace(action=action, episode=episode, episode_hash=hashes, action_names=names, counts={}),
+        held_out=None,
+        same=True,
+        shards=Shards.alone(ALONE),
+    )
+    return estimated_behavior(
+        sides,
+        rows,
+        SourceSpec(num_state_features=state.shape[1], num_action_features=0, action_names=names, metric_names=()),
+    )

@@ -14,10 +14,11 @@ Policies are arrays [716, 25] of probabilities; rows of the three states that en
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,33 +38,23 @@ NUM_EPISODES = 21_650
 """Of 9.238 rows each under the clinicians: 200 000 rows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sepsis:
-    """The MDP and the policy that treated its patients.
-
-    Attributes:
-        transition: [716, 25, 716] probability of the next state; an action that is not admissible has the mean of those
-            that are.
-        reward: [716, 25] expected reward: the probability of SURVIVAL.
-        initial: [716].
-        clinicians: [716, 25], zeros where an episode is over.
-    """
-
-    transition: Array
-    reward: Array
-    initial: Array
-    clinicians: Array
-
-
 @cache
-def sepsis() -> Sepsis:
-    """Returns what the package ships."""
+def sepsis() -> SimpleNamespace:
+    """Returns the MDP and the policy that treated its patients, as the package ships them.
+
+    `transition` [716, 25, 716] probability of the next state; an action that is not admissible has the mean of those
+    that are. `reward` [716, 25] expected reward: the probability of SURVIVAL. `initial` [716]. `clinicians` [716, 25],
+    zeros where an episode is over.
+    """
     folder = Path(str(distribution("icu-sepsis").locate_file("icu_sepsis/envs/assets")))
     with np.load(folder / "dynamics.npz", allow_pickle=False) as arrays:
-        transition, paid = arrays["tx_mat"], arrays["r_mat"]
-        initial, clinicians = arrays["d_0"], arrays["expert_policy"]
-    reward = np.einsum("sat,sat->sa", transition, paid)
-    return Sepsis(transition=transition, reward=reward, initial=initial, clinicians=clinicians)
+        transition = arrays["tx_mat"]
+        return SimpleNamespace(
+            transition=transition,
+            reward=np.einsum("sat,sat->sa", transition, arrays["r_mat"]),
+            initial=arrays["d_0"],
+            clinicians=arrays["expert_policy"],
+        )
 
 
 def uniform_policy() -> Array:
@@ -73,21 +64,17 @@ def uniform_policy() -> Array:
 
 def greedy_policy(actions: Ints) -> Array:
     """[716, 25] one-hot of the action of each state, [716] or [713]."""
-    policy = np.zeros((OVER + 1, len(ACTIONS)))
-    policy[np.arange(len(actions)), actions] = 1.0
-    return policy
+    return np.eye(len(ACTIONS))[np.resize(actions, OVER + 1)]
 
 
 def optimal_policy() -> Array:
     """[716, 25] one-hot, by policy iteration from the clinicians' policy."""
     mdp, policy = sepsis(), sepsis().clinicians
     while True:
-        value = np.zeros(OVER + 1)
-        value[:NUM_LIVING] = _solved(policy, (policy * mdp.reward).sum(1))
+        value = np.append(_solved(policy, (policy * mdp.reward).sum(1)), np.zeros(OVER + 1 - NUM_LIVING))
         q = mdp.reward + mdp.transition @ value
         better = q.max(1) > (policy * q).sum(1) + 1e-12  # rounding must not make two equal actions take turns
-        better[NUM_LIVING:] = False
-        if not better.any():
+        if not better[:NUM_LIVING].any():
             return policy
         policy = np.where(better[:, None], greedy_policy(q.argmax(1)), policy)
 
@@ -103,94 +90,66 @@ def mean_length(policy: Array) -> float:
 
 
 def _solved(policy: Array, gain: Array) -> Array:
-    living = slice(NUM_LIVING)
-    chances = np.einsum("sa,sat->st", policy[living], sepsis().transition[living])[:, living]
-    return np.linalg.solve(np.eye(NUM_LIVING) - chances, gain[living])
+    chances = np.einsum("sa,sat->st", policy, sepsis().transition)[:NUM_LIVING, :NUM_LIVING]
+    return np.linalg.solve(np.eye(NUM_LIVING) - chances, gain[:NUM_LIVING])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
-    """Whole episodes, one after the other; every field but `lengths` has [N] entries.
-
-    Attributes:
-        lengths: [E] rows of each episode.
-        propensity: the policy's probability of the action.
-    """
-
-    lengths: Ints
-    state: Ints
-    action: Ints
-    next_state: Ints
-    propensity: Array
-
-    @property
-    def reward(self) -> Array:
-        """1 on rows that enter SURVIVAL."""
-        return (self.next_state == SURVIVAL).astype(np.float64)
-
-
-def draw_log(policy: Array, num_episodes: int, rng: np.random.Generator) -> Log:
-    """Episodes under a policy to their true ends; all advance together."""
-    mdp = sepsis()
-    next_state, choice = _Drawer(mdp.transition.reshape(-1, OVER + 1)), _Drawer(policy[:NUM_LIVING])
+def draw_log(policy: Array, num_episodes: int, rng: np.random.Generator) -> EpisodeBlock:
+    """Episodes under a policy to their true ends; all advance together. A state is one feature, its index."""
+    next_state, choice = _drawer(sepsis().transition.reshape(-1, OVER + 1)), _drawer(policy[:NUM_LIVING])
     alive = np.arange(num_episodes)
-    state = _Drawer(mdp.initial[None]).draw(np.zeros(num_episodes, np.int64), rng)
+    state = _drawer(sepsis().initial[None])(np.zeros(num_episodes, np.int64), rng)
     columns = []
     while len(alive):
-        action = choice.draw(state, rng)
-        following = next_state.draw(state * len(ACTIONS) + action, rng)
-        columns.append((alive, state, action, following))
+        action = choice(state, rng)
+        following = next_state(state * len(ACTIONS) + action, rng)
+        columns.append(np.stack((alive, state, action, following)))
         going_on = following < NUM_LIVING
         alive, state = alive[going_on], following[going_on]
-    episode, state, action, following = (np.concatenate(column) for column in zip(*columns, strict=True))
-    order = np.argsort(episode, kind="stable")  # steps of an episode stand in order already
-    state, action, following = state[order], action[order], following[order]
-    return Log(
-        lengths=np.bincount(episode, minlength=num_episodes),
-        state=state,
+    rows = np.concatenate(columns, 1)
+    episode, state, action, following = rows[:, np.argsort(rows[0], kind="stable")]  # steps stand in order already
+    lengths = np.bincount(episode)
+    return EpisodeBlock(
+        mdp_ids=[f"stay-{number}" for number in range(num_episodes)],
+        lengths=lengths,
+        terminal=np.ones(num_episodes, bool),
+        state=state[:, None].astype(np.float32),
         action=action,
-        next_state=following,
-        propensity=policy[state, action],
-    )
-
-
-class _Drawer:
-    """Draws from rows of probabilities [R, C]: one search in all their cumulative sums, those of row r above r."""
-
-    def __init__(self, probabilities: Array) -> None:
-        sums = probabilities.cumsum(1)
-        self._width = sums.shape[1]
-        self._bounds = (sums / sums[:, -1:] + np.arange(len(sums))[:, None]).ravel()
-
-    def draw(self, rows: Ints, rng: np.random.Generator) -> Ints:
-        """One index for each row number; of probability 0 never."""
-        uniform = rng.integers(2**32, size=len(rows)) / 2**32  # few enough digits that row + uniform is exact
-        return np.asarray(np.searchsorted(self._bounds, rows + uniform, "right") - rows * self._width)
-
-
-def write_events(file: Path, log: Log) -> Path:
-    """Writes one row a decision, JSON lines or Parquet by the file's name: state {0: index}, actions as names."""
-    last = log.lengths.cumsum() - 1
-    block = EpisodeBlock(
-        mdp_ids=[f"stay-{number}" for number in range(len(log.lengths))],
-        lengths=log.lengths,
-        terminal=np.ones(len(log.lengths), bool),
-        state=log.state[:, None].astype(np.float32),
-        action=log.action,
-        reward=log.reward.astype(np.float32),
-        propensity=log.propensity.astype(np.float32),
+        reward=(following == SURVIVAL).astype(np.float32),
+        propensity=policy[state, action].astype(np.float32),
         mask=None,
         features=None,
-        last_state=log.next_state[last, None].astype(np.float32),
+        last_state=following[lengths.cumsum() - 1, None].astype(np.float32),
         last_mask=None,
         last_features=None,
     )
+
+
+def _drawer(probabilities: Array) -> Callable[[Ints, np.random.Generator], Ints]:
+    """Draws an index for each row number, of probability 0 never: one search in all cumulative sums, those of row r
+    above r.
+    """
+    sums = probabilities.cumsum(1)
+    bounds = (sums / sums[:, -1:] + np.arange(len(sums))[:, None]).ravel()
+
+    def draw(rows: Ints, rng: np.random.Generator) -> Ints:
+        uniform = rng.integers(2**32, size=len(rows)) / 2**32  # few enough digits that row + uniform is exact
+        return np.asarray(np.searchsorted(bounds, rows + uniform, "right") - rows * sums.shape[1])
+
+    return draw
+
+
+def write_events(file: Path, log: EpisodeBlock) -> Path:
+    """Writes one row a decision, JSON lines or Parquet by the file's name: state {0: index}, actions as names."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with table_writer(file) as writer:
-        writer.write(episode_rows(block, LogSchema(transitions=False, action_names=ACTIONS, ds="2024-01-01")))
+        writer.write(episode_rows(log, LogSchema(transitions=False, action_names=ACTIONS, ds="2024-01-01")))
     return file
 
 
 if __name__ == "__main__":
-    clinicians = draw_log(sepsis().clinicians, NUM_EPISODES, np.random.default_rng(0))
-    print(write_events(Path(sys.argv[1]) / "events.parquet", clinicians))
+    print(
+        write_events(
+            Path(sys.argv[1]) / "events.parquet", draw_log(sepsis().clinicians, NUM_EPISODES, np.random.default_rng(0))
+        )
+    )

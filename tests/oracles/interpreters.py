@@ -7,7 +7,9 @@ What libraries read from the environment when they are loaded is fixed, so that 
 each value of those variables.
 """
 
+import contextlib
 import ctypes
+import functools
 import gc
 import itertools
 import json
@@ -32,7 +34,7 @@ FORKED_WORKERS = "FORKED_WORKERS"
 READ_WHEN_LOADED = {"OMP_NUM_THREADS": None, "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Variables that libraries read when they are loaded, with the value that workflows sets where there is none."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_waiting: dict[tuple[str | None, ...], "_Waiting"] = {}
+_processes: list[subprocess.Popen[bytes]] = []
 _numbers = itertools.count()
 _folder = tempfile.TemporaryDirectory(prefix="interpreters_")
 
@@ -59,11 +61,13 @@ class Interpreter:
     ) -> None:  # fmt: skip
         folder = Path(_folder.name) / f"{next(_numbers)}"
         self._files = outputs or (folder.with_suffix(".out"), folder.with_suffix(".err"))
-        self._connection = _for(env).connect()
         request = {"arguments": list(arguments), "cwd": str(cwd or Path.cwd()), "env": dict(env),
                    "outputs": list(map(str, self._files)), "namespaces_of": namespaces_of}  # fmt: skip
-        self._connection.sendall(json.dumps(request).encode() + b"\n")
-        self.pid = int(self._answer())
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(_waiting_for(*(env.get(name, default) for name, default in READ_WHEN_LOADED.items())))
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            self._answers = connection.makefile("rb", buffering=0)  # a line that is there already is left there
+        self.pid = int(self._answers.readline())
         self.returncode: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
@@ -73,33 +77,22 @@ class Interpreter:
             subprocess.TimeoutExpired: it still runs.
         """
         if self.returncode is None:
-            if not select.select([self._connection], [], [], timeout)[0]:
+            if not select.select([self._answers], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("interpreter", timeout or 0)
-            self.returncode = int(self._answer())
-            self._connection.close()
+            self.returncode = int(self._answers.readline())
+            self._answers.close()
         return self.returncode
-
-    def _answer(self) -> str:
-        """Returns the next line, and leaves those behind it: that of a run that is over may be there already."""
-        line = b""
-        while not line.endswith(b"\n"):
-            byte = self._connection.recv(1)
-            assert byte, "the waiting interpreter has ended; what it said is on standard error"
-            line += byte
-        return line.decode()
 
     def poll(self) -> int | None:
         """Returns the exit status, or None while it runs."""
-        try:
-            return self.wait(0)
-        except subprocess.TimeoutExpired:
-            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Waits, and returns what it wrote to standard output and standard error."""
         self.wait(timeout)
-        out, err = (file.read_text(errors="replace") for file in self._files)
-        return out, err
+        return self._files[0].read_text(errors="replace"), self.said
 
     @property
     def said(self) -> str:
@@ -117,54 +110,33 @@ class Interpreter:
         self.wait()
 
 
-class _Waiting:
-    """An interpreter that waits, and ends with the process that started it."""
-
-    def __init__(self, values: Sequence[str | None]) -> None:
-        self._path = str(Path(_folder.name) / f"socket_{next(_numbers)}")
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(self._path)
+@functools.cache
+def _waiting_for(*values: str | None) -> str:
+    """Starts an interpreter that waits, and ends with this process; returns its socket."""
+    path = f"{_folder.name}/socket_{next(_numbers)}"
+    fixed = {name: value for name, value in zip(READ_WHEN_LOADED, values, strict=True) if value is not None}
+    environment = {name: value for name, value in os.environ.items() if name not in READ_WHEN_LOADED} | fixed
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
         listening.listen(64)
-        fixed = {name: value for name, value in zip(READ_WHEN_LOADED, values, strict=True) if value is not None}
-        environment = {name: value for name, value in os.environ.items() if name not in READ_WHEN_LOADED} | fixed
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, __file__, str(listening.fileno())], env=environment, stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL, pass_fds=[listening.fileno()],
         )  # fmt: skip
-        listening.close()
-
-    def connect(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self._path)
-        return connection
-
-
-def _for(env: Mapping[str, str]) -> _Waiting:
-    values = tuple(env.get(name, default) for name, default in READ_WHEN_LOADED.items())
-    if values not in _waiting:
-        _waiting[values] = _Waiting(values)
-    return _waiting[values]
+    _processes.append(process)  # it ends when its standard input is closed
+    return path
 
 
 def _wait_for_requests(listening: socket.socket) -> dict[str, Any]:
     """Returns the request in the process that is to be it; the waiting process ends when its parent has ended."""
-    import selectors
-
-    selector = selectors.DefaultSelector()
-    selector.register(listening, selectors.EVENT_READ)
-    selector.register(sys.stdin, selectors.EVENT_READ)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers that have ended go away by themselves
-    while True:
-        for key, _ in selector.select():
-            if key.fileobj is sys.stdin:
-                os._exit(0)
-            connection, _ = listening.accept()
-            if os.fork():
-                connection.close()
-                continue
-            selector.close()
+    while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
+        connection, _ = listening.accept()
+        if not os.fork():
             listening.close()
             return _kept(connection)
+        connection.close()
+    os._exit(0)
 
 
 def _kept(connection: socket.socket) -> dict[str, Any]:
@@ -183,14 +155,11 @@ def _kept(connection: socket.socket) -> dict[str, Any]:
 
 def _become(request: dict[str, Any]) -> None:
     """Turns this process into what `python <arguments>` would be."""
-    for number, name in ((1, request["outputs"][0]), (2, request["outputs"][1])):
-        opened = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o644)
+    for number, name in enumerate((os.devnull, *request["outputs"])):
+        opened = os.open(name, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(opened, number)
         os.close(opened)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
     if request["namespaces_of"] is not None:
         _enter(request["namespaces_of"])
     if request["env"].pop(FORKED_WORKERS, ""):
@@ -228,8 +197,10 @@ def _with_workers(request: dict[str, Any]) -> dict[str, Any]:
         subprocess.Popen = _Worker  # type: ignore[misc]
         return request
     connection.close()
-    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
-    handlers = [(number, signal.signal(number, signal.SIG_IGN)) for number in stops]
+    handlers = [
+        (number, signal.signal(number, signal.SIG_IGN))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
+    ]
     for line in of_child.makefile():
         reading, writing = os.pipe()
         between = os.fork()
@@ -264,16 +235,15 @@ class _Worker(subprocess.Popen[bytes]):
         if args[:2] != [sys.executable, "-m"] or options.keys() != {"env", "stdout"}:
             super().__init__(args, **options)
             return
-        request = {"arguments": args[1:], "env": options["env"], "standard_output": options["stdout"]}
-        self.connection.sendall(json.dumps(request).encode() + b"\n")
-        self.args = args
-        self.pid = int(self.connection.recv(32))
-        self.returncode = None  # type: ignore[assignment]
-        self.stdin = self.stdout = self.stderr = None
-        self._child_created = True
-        self._communication_started = False
-        self._sigint_wait_secs = 0.25
-        self._waitpid_lock = threading.Lock()
+        self.connection.sendall(
+            json.dumps({"arguments": args[1:], "env": options["env"], "standard_output": options["stdout"]}).encode()
+            + b"\n"
+        )
+        self.__dict__ |= {
+            "args": args, "pid": int(self.connection.recv(32)), "returncode": None, "stdin": None, "stdout": None,
+            "stderr": None, "_child_created": True, "_communication_started": False, "_sigint_wait_secs": 0.25,
+            "_waitpid_lock": threading.Lock(),
+        }  # fmt: skip
 
 
 def _enter(pid: int) -> None:

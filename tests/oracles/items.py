@@ -19,8 +19,7 @@ NAMES = tuple(str(item["item_id"]) for item in ITEMS)
 
 
 def features_of(name: str) -> dict[str, float]:
-    item = ITEMS[NAMES.index(str(name))]
-    return {key: value for key, value in item.items() if key != "item_id"}
+    return {key: value for key, value in ITEMS[NAMES.index(str(name))].items() if key != "item_id"}
 
 
 def write_items(folder: Path, *others: Row, name: str = "items.jsonl") -> Path:
@@ -35,13 +34,12 @@ def events(episodes: int = 60, seed: int = 0) -> list[Row]:
         length = int(rng.integers(1, 6))
         for step in range(length):
             x = round(float(rng.normal()), 3)
-            offered = [NAMES[k] for k in rng.permutation(len(NAMES))[: rng.integers(2, 6)]]
+            offered = [ITEMS[k] for k in rng.permutation(len(ITEMS))[: rng.integers(2, 6)]]
             item = offered[int(rng.integers(len(offered)))]
-            price = features_of(item)["price"]
             rows.append(
                 {"mdp_id": f"e{episode}", "sequence_number": step, "state_features": {"0": x, "1": step / 5},
-                 "action": 12 if item == "12" else item, "reward": round(x * price + float(rng.normal()) / 10, 3),
-                 "possible_actions": [12 if name == "12" else name for name in offered],
+                 "action": item["item_id"], "reward": round(x * item["price"] + float(rng.normal()) / 10, 3),
+                 "possible_actions": [offer["item_id"] for offer in offered],
                  "action_probability": 1 / len(offered), "terminal": step == length - 1}
             )  # fmt: skip
     return rows
@@ -59,13 +57,11 @@ def repeated(rows: list[Row]) -> list[Row]:
 def transitions(rows: list[Row]) -> list[Row]:
     """The same rows with what followed each; the last of an episode is terminal."""
     made = []
-    for row, after in zip(rows, [*rows[1:], None], strict=True):
-        last = after is None or after["mdp_id"] != row["mdp_id"]
-        assert last == row["terminal"]
-        follows = {"next_state_features": {} if last else after["state_features"],
-                   "next_action": None if last else after["action"],
-                   "possible_next_actions": [] if last else after["possible_actions"]}  # fmt: skip
-        made.append({**row, **follows})
+    for row, after in zip(rows, [*rows[1:], {}], strict=True):
+        assert row["terminal"] == (after.get("mdp_id") != row["mdp_id"])
+        after = {} if row["terminal"] else after
+        made.append({**row, "next_state_features": after.get("state_features", {}), "next_action": after.get("action"),
+                     "possible_next_actions": after.get("possible_actions", [])})  # fmt: skip
     return made
 
 

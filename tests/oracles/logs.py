@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from oracles import gridworld
+
+from . import gridworld
 
 
 def write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> Path:
@@ -66,14 +67,16 @@ def candidate_rows(count: int, seed: int = 0, most: int = 7) -> list[dict[str, A
         number = int(rng.integers(1, most + 1))
         return [{"0": round(float(rng.normal()), 4), "5": float(k)} for k in range(number)]
 
-    rows, now = [], candidates()
-    for row in random_rows(count, seed):
+    rows = random_rows(count, seed)
+    now = candidates()
+    for row in rows:
         last, after = row["possible_next_actions"] == [0, 0], candidates()
-        row["possible_actions"] = now
-        row["action"] = now[int(rng.integers(len(now)))]
-        row["possible_next_actions"] = [] if last else after
-        row["next_action"] = {} if last else after[int(rng.integers(len(after)))]
-        rows.append(row)
+        row |= {
+            "possible_actions": now,
+            "action": now[int(rng.integers(len(now)))],
+            "possible_next_actions": [] if last else after,
+            "next_action": {} if last else after[int(rng.integers(len(after)))],
+        }
         now = candidates() if last else after
     return rows
 
@@ -85,38 +88,41 @@ def gridworld_rows(*, sarsa: bool, parametric: bool) -> list[dict[str, Any]]:
     candidate is one ENUM feature that numbers the pair (state, action).
     """
     chances, allowed = gridworld.transition_matrix(), gridworld.allowed()
+
+    def choice(state: int, action: int) -> Any:
+        return {"0": int(4 * state + action)} if parametric else int(action)
+
+    def choices(state: int) -> list[Any]:
+        return (
+            [choice(state, a) for a in np.flatnonzero(allowed[state])]
+            if parametric
+            else allowed[state].astype(int).tolist()
+        )
+
     rows = []
-    for state, action in np.argwhere(allowed):
-        for after in np.flatnonzero(chances[state, action]):
-            times = round(100 * float(chances[state, action, after]))
-            over = not allowed[after].any()
-            nexts = [None] if over or not sarsa else list(np.flatnonzero(allowed[after]))
-            for following in nexts:
-                row = {
-                    "state_features": {"0": int(state)},
-                    "action": _choice(state, action, parametric),
-                    "reward": 10.0 if after == gridworld.GOAL else 0.0,
-                    "possible_actions": _choices(state, allowed, parametric),
-                    "next_state_features": {"0": int(after)},
-                    "next_action": None if following is None else _choice(after, following, parametric),
-                    "possible_next_actions": _choices(after, allowed, parametric),
-                    "terminal": bool(over),
-                }
-                rows += [row] * (times * (12 // len(nexts) if sarsa else 1))
+    for state, action, after in np.argwhere(chances):
+        over = not allowed[after].any()
+        nexts = (
+            [None] if over or not sarsa else [choice(after, following) for following in np.flatnonzero(allowed[after])]
+        )
+        row = {
+            "state_features": {"0": int(state)},
+            "action": choice(state, action),
+            "reward": 10.0 if after == gridworld.GOAL else 0.0,
+            "possible_actions": choices(state),
+            "next_state_features": {"0": int(after)},
+            "possible_next_actions": choices(after),
+            "terminal": bool(over),
+        }
+        times = round(100 * float(chances[state, action, after])) * (12 // len(nexts) if sarsa else 1)
+        rows += [each for following in nexts for each in [{**row, "next_action": following}] * times]
     return rows
 
 
-def _choice(state: int, action: int, parametric: bool) -> Any:
-    return {"0": int(4 * state + action)} if parametric else int(action)
-
-
-def _choices(state: int, allowed: Any, parametric: bool) -> Any:
-    if parametric:
-        return [_choice(state, action, True) for action in np.flatnonzero(allowed[state])]
-    return [int(x) for x in allowed[state]]
-
-
 def enum_normalization(file: Path, feature: str, values: Iterable[int]) -> Path:
-    parameters = {"feature_type": "ENUM", "possible_values": list(values), "mean": 0, "stddev": 1}
-    file.write_text(json.dumps({feature: json.dumps(parameters)}))
+    file.write_text(
+        json.dumps(
+            {feature: json.dumps({"feature_type": "ENUM", "possible_values": list(values), "mean": 0, "stddev": 1})}
+        )
+    )
     return file

@@ -14,7 +14,6 @@ from reagent_lite.evaluation.page import EvaluationPage
 
 def gridworld_page(log: gridworld.Log, policy: gridworld.Array, q: gridworld.Array) -> EvaluationPage:
     """The page of a log for a policy [25, 4] with values q [25, 4]; the reward model is exact."""
-    rewards = gridworld.rewards()
     return EvaluationPage(
         names=("Reward",),
         episode=torch.from_numpy(log.episode),
@@ -25,7 +24,7 @@ def gridworld_page(log: gridworld.Log, policy: gridworld.Array, q: gridworld.Arr
         propensity=torch.from_numpy(log.propensity),
         model_propensities=torch.from_numpy(policy[log.state]),
         outcomes=torch.from_numpy(log.reward).unsqueeze(1),
-        reward_model=torch.from_numpy(rewards[log.state]).unsqueeze(2),
+        reward_model=torch.from_numpy(gridworld.rewards()[log.state]).unsqueeze(2),
         q_values=torch.from_numpy(q[log.state]).unsqueeze(2),
         next_value=torch.from_numpy((policy * q).sum(1)[log.next_state] * (1.0 - log.terminal)).unsqueeze(1),
     )
@@ -72,8 +71,12 @@ def weighing(page: EvaluationPage, weights: list[float]) -> EvaluationPage:
 
 def evaluated(page: EvaluationPage, *, gamma: float = 0.9, seed: int = 0, **keys: Any) -> CPEResult:
     """The evaluation of a page, with 200 resamples unless the config's keys say otherwise."""
-    config = EvaluationConfig(**{"bootstrap_resamples": 200, **keys})
-    return evaluate_page(page, gamma=gamma, config=config, generator=torch.Generator().manual_seed(seed))
+    return evaluate_page(
+        page,
+        gamma=gamma,
+        config=EvaluationConfig(**{"bootstrap_resamples": 200, **keys}),
+        generator=torch.Generator().manual_seed(seed),
+    )
 
 
 def estimate_of(result: CPEResult, name: str, outcome: int = 0) -> Estimate:

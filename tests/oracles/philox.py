@@ -11,27 +11,28 @@ from numpy.typing import ArrayLike, NDArray
 Words = NDArray[np.uint64]
 LOW = np.uint64(0xFFFFFFFF)
 WORD = np.uint64(32)
+FACTORS = np.array((0xD2511F53, 0xCD9E8D57), dtype=np.uint64)
+STEPS = np.array((0x9E3779B9, 0xBB67AE85), dtype=np.uint64)
 RESET, STEP, ACT, CANDIDATES = range(4)
 
 
 def philox(counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tuple[int, int]) -> Words:
     """Four 32-bit words for every counter, [..., 4]; the counter's four words broadcast against each other."""
-    a, b, c, d = np.broadcast_arrays(*(np.asarray(word, dtype=np.uint64) for word in counter))
-    k, m = np.uint64(key[0]), np.uint64(key[1])
+    words = np.stack(np.broadcast_arrays(*(np.asarray(word, dtype=np.uint64) for word in counter)), -1)
+    keys = np.array(key, dtype=np.uint64)
     for _ in range(10):
-        first, second = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
-        a, b, c, d = (second >> WORD) ^ b ^ k, second & LOW, (first >> WORD) ^ d ^ m, first & LOW
-        k, m = (k + np.uint64(0x9E3779B9)) & LOW, (m + np.uint64(0xBB67AE85)) & LOW
-    return np.stack([a, b, c, d], -1)
+        products = words[..., ::2] * FACTORS
+        high, low = (products >> WORD)[..., ::-1] ^ words[..., 1::2] ^ keys, (products & LOW)[..., ::-1]
+        words = np.stack((high, low), -1).reshape(words.shape)
+        keys = (keys + STEPS) & LOW
+    return words
 
 
 def draws(num: int, env: ArrayLike, episode: ArrayLike, purpose: int, base: ArrayLike, key: tuple[int, int]) -> Words:
     """The first `num` words, [..., num], of environments that draw for a purpose; `base` is the last counter word."""
-    blocks = [
-        philox((env, episode, purpose, np.asarray(base, dtype=np.uint64) + np.uint64(block)), key)
-        for block in range(-(-num // 4))
-    ]
-    return np.concatenate(blocks, -1)[..., :num]
+    blocks = np.asarray(base, dtype=np.uint64)[..., None] + np.arange(-(-num // 4), dtype=np.uint64)
+    words = philox((*(np.asarray(word)[..., None] for word in (env, episode, purpose)), blocks), key)
+    return words.reshape(*words.shape[:-2], -1)[..., :num]
 
 
 def uniform(words: Words) -> NDArray[np.float64]:

@@ -15,8 +15,7 @@ import subprocess
 import sys
 import tempfile
 import types
-import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ import torch
 from oracles.ptx_machine import IllegalAccess, Machine, Region
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from reagent_lite.sim import cuda
 from reagent_lite.sim.compiler import KERNELS
@@ -44,9 +44,8 @@ def machine(environment: Path, constants: tuple[tuple[str, float], ...], math: s
     with tempfile.TemporaryDirectory() as name:
         source, target = Path(name) / "unit.cu", Path(name) / "unit.ptx"
         source.write_text(compilation_unit(environment, dict(constants)))
-        flags = compiler_flags(math, architecture)  # type: ignore[arg-type]
-        folders = (f"-I{KERNELS}", f"-I{environment.parent}")
-        subprocess.run([str(find_nvcc()), "-ptx", *flags, *folders, str(source), "-o", str(target)], check=True)
+        flags = (*compiler_flags(math, architecture), f"-I{KERNELS}", f"-I{environment.parent}")
+        subprocess.run([str(find_nvcc()), "-ptx", *flags, str(source), "-o", str(target)], check=True)
         return Machine(target.read_text(), Path(name))
 
 
@@ -58,44 +57,30 @@ class DeviceMemory(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._held: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+        self._held = WeakTensorKeyDictionary()
 
     def regions(self) -> list[Region]:
         """The memory of all such tensors that still live."""
-        places = {(address, size) for _, address, size in self._held.values() if size}
-        return [Region(name="a tensor", address=address, size=size) for address, size in sorted(places)]
+        places = sorted({(storage.data_ptr(), storage.nbytes()) for storage in self._held.values()})
+        return [Region(name="a tensor", address=address, size=size) for address, size in places if size]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
+        kwargs = kwargs or {}
         if func is torch.device:
             return func(*args, **kwargs)
         if func == Tensor.device.__get__:
-            return GPU if self._holds(args[0]) else func(*args)
-        was_on = any(self._holds(value) for value in _flat((*args, *kwargs.values())))
-        wanted = [value for value in (*args, kwargs.get("device")) if _is_device(value)]
-        args = tuple(_host(value) for value in args)
-        if "device" in kwargs:
-            kwargs["device"] = _host(kwargs["device"])
-        result = func(*args, **kwargs)
-        is_on = any(torch.device(value).type == "cuda" for value in wanted) if wanted else was_on
+            return GPU if args[0] in self._held else func(*args)
+        was_on = any(isinstance(value, Tensor) and value in self._held for value in _flat((*args, *kwargs.values())))
+        wanted = [torch.device(value).type == "cuda" for value in (*args, kwargs.get("device")) if _is_device(value)]
+        result = func(*map(_host, args), **{name: _host(value) for name, value in kwargs.items()})
+        is_on = any(wanted) if wanted else was_on
         if func is Tensor.cpu or (was_on and not is_on):
             return result.clone()  # a copy lies elsewhere, also where torch sees no need for one
         if is_on and func is not Tensor.numpy:
-            for value in _flat((result,)):
-                self._hold(value)
+            self._held.update(
+                {value: value.untyped_storage() for value in _flat((result,)) if isinstance(value, Tensor)}
+            )
         return result
-
-    def _holds(self, value: object) -> bool:
-        return isinstance(value, Tensor) and id(value) in self._held
-
-    def _hold(self, value: object) -> None:
-        if isinstance(value, Tensor):
-            key, storage = id(value), value.untyped_storage()
-            forget = functools.partial(self._forget, key)
-            self._held[key] = (weakref.ref(value, forget), storage.data_ptr(), storage.nbytes())
-
-    def _forget(self, key: int, _: object) -> None:
-        self._held.pop(key, None)
 
 
 def _is_device(value: object) -> bool:
@@ -106,12 +91,9 @@ def _host(value: object) -> object:
     return torch.device("cpu") if _is_device(value) else value
 
 
-def _flat(values: tuple[object, ...]) -> Iterator[object]:
+def _flat(values: Iterable[object]) -> Iterator[object]:
     for value in values:
-        if isinstance(value, tuple | list):
-            yield from _flat(tuple(value))
-        else:
-            yield value
+        yield from _flat(value) if isinstance(value, tuple | list) else (value,)
 
 
 # -- PyCUDA -----------------------------------------------------------------------------------------------------------
@@ -167,15 +149,12 @@ class Function:
         gpu = self.gpu
         if gpu.context.depth < 1 or stream is not gpu.stream:
             raise DriverError("cuLaunchKernel failed: invalid device context")
-        assert (len(grid), len(block), grid[1], block[1:]) == (2, 3, 1, (1, 1)), (grid, block)
-        assert grid[0] >= 1
-        assert 1 <= block[0] <= LARGEST_BLOCK
+        assert grid == (max(grid[0], 1), 1)
+        assert block == (min(max(block[0], 1), LARGEST_BLOCK), 1, 1)
         gpu.notes.append((stream.name, self.name, grid[0], block[0]))
-        arguments = struct.pack(self.format, *given)
+        arguments, memory = struct.pack(self.format, *given), gpu.memory.regions()
         try:
-            self.machine.launch(
-                self.name, (grid[0], block[0]), arguments, gpu.memory.regions(), backwards=gpu.backwards
-            )
+            self.machine.launch(self.name, (grid[0], block[0]), arguments, memory, backwards=gpu.backwards)
         except IllegalAccess as error:
             raise DriverError(f"cuLaunchKernel failed: {error}") from error
 
@@ -215,10 +194,9 @@ class PretendedGpu:
         code = machine(path, tuple(parameters.items()), math, arch)
         return types.SimpleNamespace(get_function=lambda kernel: Function(self, code, kernel))
 
-    def driver(self) -> types.ModuleType:
+    def driver(self) -> types.SimpleNamespace:
         """The module pycuda.driver."""
-        module = types.ModuleType("pycuda.driver")
-        module.__dict__.update(
+        return types.SimpleNamespace(
             init=lambda: None,
             Error=DriverError,
             Device=lambda index: types.SimpleNamespace(retain_primary_context=lambda: self.context),
@@ -226,16 +204,13 @@ class PretendedGpu:
             Context=types.SimpleNamespace(synchronize=lambda: self.notes.append(("waited",))),
             module_from_file=self.module_from_file,
         )
-        return module
 
 
 @contextmanager
 def pretended_gpu(capability: tuple[int, int] = (9, 0)) -> Iterator[PretendedGpu]:
     """Makes torch and PyCUDA find a GPU; CudaBackend then computes on the CPU what nvcc makes for it."""
     gpu = PretendedGpu()
-    package = types.ModuleType("pycuda")
-    package.__spec__ = importlib.machinery.ModuleSpec("pycuda", None)
-    package.driver = gpu.driver()  # type: ignore[attr-defined]
+    package = types.SimpleNamespace(__spec__=importlib.machinery.ModuleSpec("pycuda", None), driver=gpu.driver())
     open_library = ctypes.CDLL
     stand_ins = {
         "is_available": lambda: True,

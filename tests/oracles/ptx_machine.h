@@ -82,7 +82,22 @@ static int refused(Launch *launch, u32 ctaid, u32 tid, u64 at, u32 size, Refusal
   launch->address = at;
   return 1;
 }
-#define REFUSE(at, size, mode, line) return refused(launch, ctaid, tid, at, size, mode, line);
+#define HOLD(space, size, mode, line)                \
+  static u32 hint;                                   \
+  (void)hint;                                        \
+  if (!space##_holds(launch, &hint, at, size, mode)) \
+    return refused(launch, ctaid, tid, at, size, mode, line);
+#define LOAD(type, place, slot)                      \
+  {                                                  \
+    type moved;                                      \
+    memcpy(&moved, (void *)(place), sizeof moved);   \
+    slot = moved;                                    \
+  }
+#define STORE(type, place, slot)                     \
+  {                                                  \
+    const type moved = slot;                         \
+    memcpy((void *)(place), &moved, sizeof moved);   \
+  }
 
 static inline void poison(u8 *memory, u64 size) { memset(memory, (u8)POISON, size); }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class Region:
 
 
 class _Region(ctypes.Structure):
-    _fields_ = [("begin", ctypes.c_uint64), ("end", ctypes.c_uint64), ("writable", ctypes.c_uint64)]
+    _fields_ = [(name, ctypes.c_uint64) for name in ("begin", "end", "writable")]
 
 
 class _Launch(ctypes.Structure):
@@ -51,10 +51,7 @@ class _Launch(ctypes.Structure):
 
 def regions(tensors: Mapping[str, Tensor]) -> list[Region]:
     """The memory of tensors that lie whole in it."""
-    return [
-        Region(name=name, address=tensor.data_ptr(), size=tensor.numel() * tensor.element_size())
-        for name, tensor in tensors.items()
-    ]
+    return [Region(name=name, address=tensor.data_ptr(), size=tensor.nbytes) for name, tensor in tensors.items()]
 
 
 class Machine:
@@ -70,14 +67,15 @@ class Machine:
         self._lines = text.split("\n")
         source, library = folder / "machine.cpp", folder / "machine.so"
         source.write_text(translate(self.module))
-        command = (*find_compiler().command, *FLAGS, f"-I{Path(__file__).parent}", str(source), "-o", str(library))
-        subprocess.run(command, check=True)
+        subprocess.run(
+            (*find_compiler().command, *FLAGS, f"-I{Path(__file__).parent}", str(source), "-o", str(library)),
+            check=True,
+        )
         self._library = ctypes.CDLL(str(library))
-
-    def data(self, name: str) -> bytes:
-        """What a variable of the module holds now."""
-        variable = self.module.variables[name]
-        return ctypes.string_at(self._address(name), len(variable.data))
+        self._variables = [
+            Region(name=name, address=ctypes.addressof(ctypes.c_char.in_dll(self._library, name)), size=len(content))
+            for name, (_, content) in self.module.variables.items()
+        ]
 
     def launch(
         self,
@@ -93,10 +91,10 @@ class Machine:
         Raises:
             IllegalAccess: a thread read or wrote outside of `memory`, or at an address that is no multiple of the size.
         """
-        entry = self.module.entries[name]
-        if len(arguments) != entry.parameter_bytes:
-            raise ValueError(f"{name} takes {entry.parameter_bytes} bytes, not {len(arguments)}")
-        known = [*memory, *self._variables()]
+        expected = self.module.entries[name].param.end
+        if len(arguments) != expected:
+            raise ValueError(f"{name} takes {expected} bytes, not {len(arguments)}")
+        known = [*memory, *self._variables]
         table = (_Region * len(known))(*((r.address, r.address + r.size, r.writable) for r in known))
         block = (ctypes.c_uint64 * (-(-len(arguments) // 8)))()  # aligned, as a GPU's are
         ctypes.memmove(block, arguments, len(arguments))
@@ -104,23 +102,18 @@ class Machine:
         if self._library[f"launch_{name}"](block, ctypes.byref(launch)):
             raise IllegalAccess(self._complaint(name, launch, known))
 
-    def _address(self, name: str) -> int:
-        return ctypes.addressof(ctypes.c_char.in_dll(self._library, name))
-
-    def _variables(self) -> Iterable[Region]:
-        for variable in self.module.variables.values():
-            size = len(variable.data)
-            yield Region(
-                name=variable.name, address=self._address(variable.name), size=size, writable=variable.writable
-            )
-
     def _complaint(self, name: str, launch: _Launch, known: list[Region]) -> str:
         line = " ".join(self._lines[launch.line - 1].split())
         thread = f"{name}, block {launch.ctaid}, thread {launch.tid}, line {launch.line} `{line}`"
-        before = [region for region in known if region.address <= launch.address]
-        nearest = max(before, key=lambda region: region.address, default=None)
-        place = f"address {launch.address:#x}"
-        if nearest is not None:
-            place = f"byte {launch.address - nearest.address} of {nearest.name}, which has {nearest.size}"
+        nearest = max(
+            [region for region in known if region.address <= launch.address],
+            key=lambda region: region.address,
+            default=None,
+        )
+        place = (
+            f"byte {launch.address - nearest.address} of {nearest.name}, which has {nearest.size}"
+            if nearest
+            else f"address {launch.address:#x}"
+        )
         misaligned = ", a misaligned address" if launch.address % launch.size else ""
         return f"{thread} {REFUSALS[launch.refusal]} {launch.size} bytes at {place}{misaligned}"

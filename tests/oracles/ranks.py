@@ -8,11 +8,12 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from oracles.interpreters import Interpreter, python_path
-from oracles.runs import ROOT, Run
+from oracles.runs import ROOT, Run, end
 
 
 def free_port() -> int:
@@ -52,12 +53,10 @@ def end_ranks(processes: Sequence[Interpreter], seconds: float = 500) -> list[Ru
     """Waits, and returns how they ended; ends those that take longer, or wait for one that has failed."""
     ended: list[Run] = []
     for process in processes:
-        try:
-            out, err = process.communicate(timeout=30 if any(run.code for run in ended) else seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, err = process.communicate()
-        ended.append(Run(process.wait(), out, err))
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(30 if any(run.code for run in ended) else seconds)
+        process.kill()
+        ended.append(end(process))
     return ended
 
 
@@ -71,5 +70,5 @@ def call_on_ranks(
     processes: Sequence[int] | None = None,
 ) -> list[Run]:  # fmt: skip
     """Calls function(group, *arguments) once on each rank; `outcome` of a run is what it returned, as JSON."""
-    called = [str(Path(__file__).with_name("on_ranks.py")), function.__code__.co_filename, function.__name__]
-    return run_ranks([*called, *arguments], folders, processes)
+    program = str(Path(__file__).with_name("on_ranks.py"))
+    return run_ranks([program, function.__code__.co_filename, function.__name__, *arguments], folders, processes)

@@ -35,8 +35,7 @@ def unit(topics: Array) -> Array:
 
 def mixture(words: Words) -> Array:
     """Topics [..., 8] of words [..., 9]: the first says how sharp, the others weigh."""
-    power = 2.0 ** below(words[..., :1], 5)
-    return unit((0.125 + 0.875 * uniform(words[..., 1:])) ** power)
+    return unit((0.125 + 0.875 * uniform(words[..., 1:])) ** (2.0 ** below(words[..., :1], 5)))
 
 
 def offer(words: Words) -> Integers:
@@ -64,8 +63,9 @@ def items(words: Words) -> Array:
 def click_probability(users: Users, item: Array) -> Array:
     """[N] that the user clicks on an item [N, 9]."""
     topics = item[:, :TOPICS]
-    logit = 2 * (users.interest * topics).sum(1) + item[:, TOPICS] - 1.5 * (users.satiation * topics).sum(1)
-    return 1 / (1 + np.exp(-logit))
+    return 1 / (
+        1 + np.exp(-(2 * (users.interest * topics).sum(1) + item[:, TOPICS] - 1.5 * (users.satiation * topics).sum(1)))
+    )
 
 
 def hazard(misses: Integers) -> Array:
@@ -86,8 +86,7 @@ def step(users: Users, item: Array, clicked: NDArray[np.bool_], words: Words) ->
         misses=users.misses + ~clicked,
         offered=offer(words[:, 2]),
     )
-    left = uniform(words[:, 1]) < hazard(after.misses)
-    return after, left | (after.steps >= LENGTH)
+    return after, (uniform(words[:, 1]) < hazard(after.misses)) | (after.steps >= LENGTH)
 
 
 def observation(users: Users) -> Array:

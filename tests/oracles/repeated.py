@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -52,21 +51,19 @@ class Study:
     @property
     def mean_reward(self) -> float:
         """Exact: what one-step forms estimate, the evaluated policy's reward in the states of the log's rows."""
-        shares = gridworld.row_shares(gridworld.epsilon_greedy(self.behaviour), self.start)
-        return float(shares @ (self.policy * gridworld.rewards()).sum(1))
+        return float(
+            gridworld.row_shares(gridworld.epsilon_greedy(self.behaviour), self.start)
+            @ (self.policy * gridworld.rewards()).sum(1)
+        )
 
 
 def repetitions(study: Study, count: int, rng: np.random.Generator) -> Iterator[EpisodeTable]:
     """Yields `count` logs with their models."""
     n, policy = study.num_episodes, study.policy
-    behaviour = gridworld.epsilon_greedy(study.behaviour)
-    log = gridworld.simulate(behaviour, n * count, rng, start=study.start)
-    starts = np.searchsorted(log.episode, np.arange(0, n * count + 1, n))
-    for first, end in pairwise(starts):
-        part = gridworld.Log(**{name: getattr(log, name)[first:end] for name in gridworld.Log.__slots__})
+    log = gridworld.simulate(gridworld.epsilon_greedy(study.behaviour), n * count, rng, start=study.start)
+    for part in np.split(log, np.searchsorted(log.episode, np.arange(n, n * count, n))):
         reward = _wrong(gridworld.rewards(), study.model_error, rng)
-        value = _wrong(gridworld.policy_q(policy), study.model_error, rng)
-        page = gridworld_page(part, policy, value)
+        page = gridworld_page(part, policy, _wrong(gridworld.policy_q(policy), study.model_error, rng))
         page = replace(page, reward_model=torch.from_numpy(reward[part.state]).unsqueeze(2))
         yield tables_of(page, gridworld.GAMMA)[0]
 

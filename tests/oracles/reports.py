@@ -109,8 +109,9 @@ def estimate(
 
 
 def comparison(*rows: Estimate) -> Comparison:
-    unit = "discounted return per episode"
-    return Comparison(outcome="Reward", unit=unit, decides=True, reference=around(10.0, 1.0), rows=rows)
+    return Comparison(
+        outcome="Reward", unit="discounted return per episode", decides=True, reference=around(10.0, 1.0), rows=rows
+    )
 
 
 def game(first: Interval, other: Interval, difference: Interval, *, against: bool = False) -> Played:
@@ -135,8 +136,7 @@ def candidates(name: str, number: int = 1) -> dict[str, Any]:
 
 
 def estimates(*rows: Comparison, result: CPEResult | None = None, plain: bool = False) -> PageSection:
-    evidence = Evidence(comparisons=rows, result=result)
-    return estimates_section(evidence, 0.95, "evaluation.json", plain=plain)
+    return estimates_section(Evidence(comparisons=rows, result=result), 0.95, "evaluation.json", plain=plain)
 
 
 def decided(choice: Choice = Choice.SHIP, words: str = "why") -> ShipDecision:

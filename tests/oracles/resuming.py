@@ -84,11 +84,10 @@ class Laboratory:
 
 def differences_of_cases(group: Group, cases: str) -> dict[str, list[str]]:
     """Returns the differences of each case in a file {name: {"tree": …, "steps": …}}, whose folder has theirs."""
-    differences = {}
-    for name, case in json.loads(Path(cases).read_text()).items():
-        laboratory = Laboratory(case["tree"], group, Path(cases).parent / name)
-        differences[name] = laboratory.differences(case["steps"])
-    return differences
+    return {
+        name: Laboratory(case["tree"], group, Path(cases).parent / name).differences(case["steps"])
+        for name, case in json.loads(Path(cases).read_text()).items()
+    }
 
 
 def read(folder: Path) -> tuple[dict[str, torch.Tensor], list[Tree]]:
@@ -106,10 +105,12 @@ def read(folder: Path) -> tuple[dict[str, torch.Tensor], list[Tree]]:
 def different(whole: End, again: End) -> list[str]:
     """Returns phrases for every bit that is not the same."""
     texts = [f"tensor {name} only in one" for name in whole.tensors.keys() ^ again.tensors.keys()]
-    for name, tensor in whole.tensors.items():
-        other = again.tensors.get(name)
-        if other is not None and not (tensor.shape == other.shape and bits(tensor).equal(bits(other))):
-            texts.append(f"tensor {name}")
+    texts += [
+        f"tensor {name}"
+        for name in whole.tensors.keys() & again.tensors.keys()
+        if whole.tensors[name].shape != again.tensors[name].shape
+        or not bits(whole.tensors[name]).equal(bits(again.tensors[name]))
+    ]
     if whole.lines != again.lines:
         texts.append(f"metrics: {[line['step'] for line in whole.lines]} {[line['step'] for line in again.lines]}")
     if whole.scores != again.scores:
@@ -123,7 +124,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def logged(folder: Path, **sections: Tree) -> Tree:
     """200 random rows, 7 steps an epoch; the policy is judged, and models of it are fitted, after each."""
-    tree: Tree = {
+    return merged({
         "training_data_path": str(write_lines(folder / "data" / "log.jsonl", random_rows(200))),
         "use_gpu": False,
         "actions": ["a", "b"],
@@ -131,19 +132,17 @@ def logged(folder: Path, **sections: Tree) -> Tree:
         "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
         "evaluation": {"calc_cpe_in_training": True, "bootstrap_resamples": 100, "fit_passes": 1,
                        "final_fit_passes": 1, "learn_from_scored": True},
-    }  # fmt: skip
-    return merged(tree, sections)
+    }, sections)  # fmt: skip
 
 
 def simulated(folder: Path, **sections: Tree) -> Tree:
-    tree: Tree = {
+    return merged({
         "use_gpu": False,
         "rl": {"gamma": 0.9, "target_update_rate": 0.1, "epsilon": 0.1},
         "training": {"layers": [-1, 16, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
         "simulation": {"env": "cartpole_v0", "num_envs": 8, "total_steps": 300, "warmup_steps": 100,
                        "num_evaluations": 2, "evaluation_episodes": 4},
-    }  # fmt: skip
-    return merged(tree, sections)
+    }, sections)  # fmt: skip
 
 
 def agents(folder: Path, **sections: Tree) -> Tree:
@@ -159,25 +158,43 @@ def mixed(folder: Path, **sections: Tree) -> Tree:
     cartpole.write_log(folder / "cartpole.jsonl", 300)
     simulation = {"env": "cartpole_v0", "num_envs": 8, "warmup_steps": 100, "evaluation_episodes": 4, "share": 0.25,
                   "updates_per_rollout": 2, "replay": {"prioritized": True, "capacity": 200}}  # fmt: skip
-    names = {"training_data_path": str(folder / "cartpole.jsonl"), "actions": ["left", "right"]}
-    return merged(logged(folder) | names | {"simulation": simulation}, sections)
+    return merged(
+        logged(folder)
+        | {"training_data_path": str(folder / "cartpole.jsonl"), "actions": ["left", "right"]}
+        | {"simulation": simulation},
+        sections,
+    )
 
 
 def candidates(folder: Path, **sections: Tree) -> Tree:
-    tree = logged(folder, **sections)
-    del tree["actions"]
-    return tree | {"training_data_path": str(write_lines(folder / "candidates.jsonl", candidate_rows(200)))}
+    log = write_lines(folder / "candidates.jsonl", candidate_rows(200))
+    tree = logged(folder, **sections) | {"training_data_path": str(log)}
+    return {name: section for name, section in tree.items() if name != "actions"}
 
 
 def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> Interpreter:
     """Starts `python -m workflows.dqn` with a checkpoint every three steps."""
     config = folder / "config.json"
-    checkpoint = {"every_steps": 3, **tree.get("checkpoint", {})}
-    config.write_text(json.dumps({"model_output_path": str(folder / "out"), **tree, "checkpoint": checkpoint}))
-    overrides = [part for setting in settings for part in ("--set", setting)]
-    command = ["-m", "workflows.dqn", "--config", str(config), *overrides]
-    variables = {**os.environ, "PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
-    return Interpreter(command, env=variables)
+    config.write_text(
+        json.dumps(
+            {
+                "model_output_path": str(folder / "out"),
+                **tree,
+                "checkpoint": {"every_steps": 3, **tree.get("checkpoint", {})},
+            }
+        )
+    )
+    command = [
+        "-m",
+        "workflows.dqn",
+        "--config",
+        str(config),
+        *[part for setting in settings for part in ("--set", setting)],
+    ]
+    return Interpreter(
+        command,
+        env={**os.environ, "PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment},
+    )
 
 
 def checkpoints(folder: Path, out: str = "out") -> list[str]:

@@ -30,14 +30,12 @@ def role(folder: Path, mode: str, **simulation: Any) -> Tree:
 def whole_files(folder: Path) -> int:
     """Environment steps of all published files, each of which is whole, with as many as its name says."""
     shared = EpisodeFolder(folder / "data")
-    total = 0
     for file in shared.files():
         origin, steps = shared.origin(file.name)
         *_, last = shared.rows(file.name, tuple(origin["actions"]))
         assert steps == file.steps
         assert last.bootstrap[-1] == 0 or last.truncated[-1]
-        total += steps
-    return total
+    return sum(file.steps for file in shared.files())
 
 
 class Roles:
@@ -48,13 +46,12 @@ class Roles:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.started, self._count = folder, list[Interpreter](), 0
+        self.folder, self.started = folder, list[Interpreter]()
         self.namespaces_of: int | None = None
 
     def start(self, mode: str, changes: Tree | None = None, *arguments: str) -> Interpreter:
         """Starts one, with changes of its config by section."""
-        self._count += 1
-        config = self.folder / f"{mode}{self._count}.json"
+        config = self.folder / f"{mode}{len(self.started)}.json"
         config.write_text(json.dumps(merged(role(self.folder, mode), changes or {})))
         environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1",
                        "REAGENT_LITE_CACHE": str(self.folder / "kernels")}  # fmt: skip

@@ -48,8 +48,7 @@ class Run:
     @property
     def outcome(self) -> dict[str, Any]:
         """The last line of standard output."""
-        result: dict[str, Any] = json.loads(self.out.splitlines()[-1])
-        return result
+        return json.loads(self.out.splitlines()[-1])
 
     @property
     def ok(self) -> "Run":
@@ -88,16 +87,19 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Runner:
 
 def quick(data: Path, out: Path, **sections: Any) -> dict[str, Any]:
     """A config over a log of actions a and b that trains in a moment, with other sections."""
-    tree = {
+    return merged({
         "training_data_path": str(data), "model_output_path": str(out), "use_gpu": False, "actions": ["a", "b"],
         "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
         "evaluation": {"bootstrap_resamples": 100, "learn_from_scored": True},  # all rows count
-    }  # fmt: skip
-    return merged(tree, sections)
+    }, sections)  # fmt: skip
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> dict[str, Any]:
     """A config over 200 random rows."""
-    log = write_lines(tmp_path / "data" / "log.jsonl", random_rows(200))
-    return quick(log, tmp_path / "out", epochs=2, evaluation={"calc_cpe_in_training": False, "final_fit_passes": 1})
+    return quick(
+        write_lines(tmp_path / "data" / "log.jsonl", random_rows(200)),
+        tmp_path / "out",
+        epochs=2,
+        evaluation={"calc_cpe_in_training": False, "final_fit_passes": 1},
+    )

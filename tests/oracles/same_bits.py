@@ -63,8 +63,7 @@ DEVICE float step(State &s, int action, Random &random, bool &terminated) {
 
 
 def backends(path: Path, parameters: dict[str, float] | None = None) -> tuple[CudaBackend, CpuBackend]:
-    constants = parameters or {}
-    return CudaBackend(path, constants, "exact", GPU), CpuBackend(path, constants, "exact")
+    return CudaBackend(path, parameters or {}, "exact", GPU), CpuBackend(path, parameters or {}, "exact")
 
 
 def known_nan(tensor: Tensor) -> bytes:
@@ -88,9 +87,11 @@ def require_same(envs: Sequence[VectorEnv], when: object) -> None:
 
 def step(env: VectorEnv, number: int, q: Tensor) -> None:
     """At random, by softmax and by epsilon-greedy, in turn."""
-    epsilon = torch.tensor([0.3], device=env.device)
-    values = None if number % 3 == 0 else q.to(env.device)
-    env.act(values, epsilon=epsilon, temperature=0.5 if number % 3 == 1 else 0.0)
+    env.act(
+        None if number % 3 == 0 else q.to(env.device),
+        epsilon=torch.tensor([0.3], device=env.device),
+        temperature=0.5 if number % 3 == 1 else 0.0,
+    )
     env.step()
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ def table(lengths: Sequence[int], *, first: int = 0, seed: int = 0) -> pa.Table:
     offsets = pa.array(np.arange(rows + 1) * 2, pa.int32())
 
     def maps(of: Any) -> pa.Array:
-        keys = pa.array(np.tile([0, 1], rows), pa.int32())
-        return pa.MapArray.from_arrays(offsets, keys, pa.array(of.reshape(-1), pa.float32()))
+        return pa.MapArray.from_arrays(
+            offsets, pa.array(np.tile([0, 1], rows), pa.int32()), pa.array(of.reshape(-1), pa.float32())
+        )
 
     return pa.table(
         {
@@ -52,25 +54,18 @@ def write(file: Path, rows: pa.Table, group: int = 7) -> Path:
 def stage(folder: Path) -> StageManifest:
     """Makes a folder of Parquet files, which share no episode, one of a timeline."""
     files = {file.name: {"rows": pq.read_metadata(file).num_rows} for file in sorted(folder.glob("*.parquet"))}
-    manifest = StageManifest(kind="timeline", rows=sum(entry["rows"] for entry in files.values()), columns={},
-                             state_ids=(0, 1), action_ids=(), metric_names=("m",), settings={}, inputs=(), report={},
-                             files=files)  # fmt: skip
-    return manifest.write(folder)
+    return StageManifest(kind="timeline", rows=sum(entry["rows"] for entry in files.values()), columns={},
+                         state_ids=(0, 1), action_ids=(), metric_names=("m",), settings={}, inputs=(), report={},
+                         files=files).write(folder)  # fmt: skip
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """Rows of a folder's data files, in the order of their names; maps as dictionaries."""
+    """Rows of a folder's data files, in the order of their names."""
     try:
         files = data_files(str(folder))
     except NoRowsError:
         return []
-    tables = [pq.ParquetFile(file.path).read() for file in files]
-    return [plain(row, part.schema) for part in tables for row in part.to_pylist()]
-
-
-def plain(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
-    maps = {name for name, value in row.items() if value is not None and pa.types.is_map(schema.field(name).type)}
-    return {name: {str(key): entry for key, entry in value} if name in maps else value for name, value in row.items()}
+    return [row for file in files for row in pq.ParquetFile(file.path).read().to_pylist()]
 
 
 def multiset(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -79,5 +74,4 @@ def multiset(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def names(rows: Sequence[dict[str, Any]]) -> list[str]:
     """mdp_ids in order, neighbours of one name once."""
-    ids = [row["mdp_id"] for row in rows]
-    return [name for number, name in enumerate(ids) if not number or ids[number - 1] != name]
+    return [name for name, _ in groupby(row["mdp_id"] for row in rows)]

@@ -43,8 +43,6 @@ def mounted_share(folder: Path) -> Iterator[Share]:
     if os.getuid():
         pytest.skip("needs root that may mount")
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdin is not None
-        assert holder.stdout is not None
         if holder.stdout.readline() != "ready\n":
             pytest.skip("needs the right to make namespaces and to mount (CAP_SYS_ADMIN)")
         try:

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -27,50 +28,32 @@ def skip_without_gpu() -> None:
         pytest.skip(str(problem))
 
 
-def made(folder: Path, **changes: Any) -> tuple[SimulatedLog, "Log"]:
-    """Simulates in this process and reads the log back."""
-    tree = {"env": "cartpole_v0", "output_path": str(folder / "log.jsonl"), "format": "transitions", "use_gpu": False}
-    result = simulate(check(SimulateConfig, tree | changes))
-    return result, Log.read(Path(result.log))
+def made(folder: Path, **changes: Any) -> tuple[SimulatedLog, SimpleNamespace]:
+    """Simulates in this process; the log as arrays of its rows.
 
-
-@dataclass(frozen=True)
-class Log:
-    """A log of JSON lines as arrays; `rows` are the lines."""
-
-    rows: list[dict[str, Any]]
-    state: Array
-    action: NDArray[np.str_]
-    propensity: NDArray[np.float32]
-    terminal: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    episode: NDArray[np.int64]
-    position: NDArray[np.int64]
-
-    @classmethod
-    def read(cls, file: Path) -> "Log":
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        names: dict[str, int] = {}
-        return cls(
-            rows=rows,
-            state=dense(row["state_features"] for row in rows),
-            action=np.array([str(row["action"]) for row in rows]),
-            propensity=np.array([row["action_probability"] for row in rows], np.float32),
-            terminal=np.array([row["terminal"] for row in rows]),
-            truncated=np.array([row["truncated"] for row in rows]),
-            episode=np.array([names.setdefault(row["mdp_id"], len(names)) for row in rows]),
-            position=np.array([row["sequence_number"] for row in rows]),
+    Its `rows` are the lines, `ids` (what was played, environment, number) of each episode in the file's order.
+    """
+    result = simulate(
+        check(
+            SimulateConfig,
+            {"env": "cartpole_v0", "output_path": str(folder / "log.jsonl"), "format": "transitions", "use_gpu": False}
+            | changes,
         )
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        return np.bincount(self.episode)
-
-    @property
-    def ids(self) -> list[tuple[str, int, int]]:
-        """(what was played, environment, number) of each episode, in the file's order."""
-        parts = [name.split("-") for name in dict.fromkeys(row["mdp_id"] for row in self.rows)]
-        return [(played, int(env), int(number)) for played, env, number in parts]
+    )
+    rows = [json.loads(line) for line in Path(result.log).read_text().splitlines()]
+    episode, names = pd.factorize(np.array([row["mdp_id"] for row in rows], object))
+    return result, SimpleNamespace(
+        rows=rows,
+        state=dense(row["state_features"] for row in rows),
+        action=np.array([str(row["action"]) for row in rows]),
+        propensity=np.array([row["action_probability"] for row in rows], np.float32),
+        terminal=np.array([row["terminal"] for row in rows]),
+        truncated=np.array([row["truncated"] for row in rows]),
+        position=np.array([row["sequence_number"] for row in rows]),
+        episode=episode,
+        lengths=np.bincount(episode),
+        ids=[(played, int(env), int(number)) for played, env, number in [name.split("-") for name in names]],
+    )
 
 
 def dense(maps: Iterable[dict[str, float]]) -> Array:

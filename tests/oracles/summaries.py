@@ -14,5 +14,8 @@ def column(*features: npt.ArrayLike, ids: Sequence[int] = (), sampled: slice = s
     """A column of these features, by default with the ids 0, 1, ... and with all rows in its sample."""
     values = np.stack([np.asarray(row, np.float32) for row in features], axis=1)
     ids, hashes = tuple(ids) or tuple(range(len(features))), np.arange(len(values), dtype=np.uint64)
-    whole = ColumnSummary.of(FeatureMatrix(ids, values), hashes, 100)
-    return replace(whole, hashes=hashes[sampled], sample=FeatureMatrix(ids, values[sampled]))
+    return replace(
+        ColumnSummary.of(FeatureMatrix(ids, values), hashes, 100),
+        hashes=hashes[sampled],
+        sample=FeatureMatrix(ids, values[sampled]),
+    )

@@ -26,8 +26,9 @@ def table(lengths: Sequence[int], gamma: float, **columns: Sequence[Sequence[flo
 def rows(weight: list[float], reward: list[float], taken: list[float], expected: list[float]) -> EpisodeTable:
     """Episodes of one row, whose reward model is the value model as well."""
     w, r, t, e = (torch.tensor(column).double().unsqueeze(1) for column in (weight, reward, taken, expected))
-    models = {"reward_taken": t, "reward_expected": e, "value_taken": t, "value_expected": e}
-    return table([1] * len(weight), 1.0, weight=w, reward=r, **models)
+    return table(
+        [1] * len(weight), 1.0, weight=w, reward=r, reward_taken=t, reward_expected=e, value_taken=t, value_expected=e
+    )
 
 
 def random_table(

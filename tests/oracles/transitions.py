@@ -6,6 +6,7 @@ import datetime
 import decimal
 import hashlib
 import json
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ def number_of(value: Any) -> np.float32:
 
 def code_of_text(text: str) -> np.float32:
     """The bits of a float32 from 2^-63 on, by 30 bits of a hash: 6 of the exponent's bits are 64 to 191, 23 any."""
-    bits = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") // 4
-    exponent, fraction = divmod(bits, 2**23)
+    exponent, fraction = divmod(
+        int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") // 4, 2**23
+    )
     return np.float32((1 + fraction / 2**23) * 2.0 ** (exponent - 63))
 
 
@@ -84,18 +86,21 @@ def sequence_of(value: Any) -> int:
     return int(value)
 
 
+def first_known(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
+
+
 def order_of(rows: list[Row]) -> list[int]:
     """By (mdp_id, sequence_number) where the log has both; behind them rows without mdp_id, episodes of their own."""
     ids, numbers = ([row.get(name) for row in rows] for name in ("mdp_id", "sequence_number"))
-    order = list(range(len(rows)))
+    places = range(len(rows))
     if all(value is None for value in ids) or all(value is None for value in numbers):
-        return order
-
-    def key(number: int) -> tuple[bool, str, int]:
-        alone = ids[number] is None
-        return (True, "", number) if alone else (False, text_of(ids[number]), sequence_of(numbers[number]))
-
-    return sorted(order, key=key)
+        return list(places)
+    keys = [
+        (True, "", place) if ids[place] is None else (False, text_of(ids[place]), sequence_of(numbers[place]))
+        for place in places
+    ]
+    return sorted(places, key=keys.__getitem__)
 
 
 def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None, *, in_file_order: bool = True) -> None:
@@ -103,50 +108,48 @@ def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None, *, 
     order = order_of(rows)
     assert len(copy) == len(rows)
     assert not in_file_order or np.argsort(np.argsort(copy.origin_line)).tolist() == order
-    lists = [_named(copy.action_ids, copy.candidates, range(*ends)) for ends in _pairs(copy.list_offsets)]
+    lists = [_named(copy.action_ids, copy.candidates[begin:end]) for begin, end in pairwise(copy.list_offsets.tolist())]
     assert len({json.dumps([sorted(map(str, features.items())) for features in each]) for each in lists}) == len(lists)
-
-    def state(at: int) -> Features:
-        return _named(copy.state_ids, copy.state, [at])[0]
-
-    sequences = [row.get("sequence_number") for row in rows]
+    states = _named(copy.state_ids, copy.state)
     for at, number in enumerate(order):
         row = rows[number]
         terminal = is_terminal(row, actions)
-        sequence = number if sequences[number] is None else sequence_of(sequences[number])
-        probability = row.get("propensity") if row.get("propensity") is not None else row.get("action_probability")
-        if actions is None and row.get("possible_actions") == []:
-            probability = None  # the action is the only choice that is known
+        unlisted = actions is None and row.get("possible_actions") == []  # the action is the only choice that is known
         measured = features_of(row.get("metrics"))
-        assert copy.sequence[at] == sequence
-        assert copy.reward[at] == number_of(row["reward"])
-        assert copy.time_diff[at] == (1 if row.get("time_diff") is None else number_of(row["time_diff"]))
-        assert copy.propensity[at] == (1 if probability is None else number_of(probability))
-        assert copy.bootstrap[at] == (not terminal)
-        assert copy.truncated[at] == bool(row.get("truncated"))
-        assert copy.metrics[at].tolist() == [measured.get(name, 0) for name in copy.metric_names]
-        assert measured.keys() <= set(copy.metric_names)
-        assert state(at) == features_of(row["state_features"])
+        expected = {
+            "sequence": sequence_of(first_known(row.get("sequence_number"), number)),
+            "reward": number_of(row["reward"]),
+            "time_diff": number_of(first_known(row.get("time_diff"), 1)),
+            "propensity": number_of(
+                1 if unlisted else first_known(row.get("propensity"), row.get("action_probability"), 1)
+            ),
+            "bootstrap": not terminal,
+            "truncated": bool(row.get("truncated")),
+            "metrics": [measured.get(name, 0) for name in copy.metric_names],
+        }
         if actions is None:
             _check_candidates(copy, at, row, lists, terminal=terminal)
         else:
-            following = row.get("possible_next_actions")
-            assert copy.action[at] == action_of(row.get("action"), actions)
-            assert copy.mask[at].tolist() == mask_of(row.get("possible_actions"), actions)
-            assert copy.next_action[at] == (-1 if terminal else action_of(row.get("next_action"), actions))
-            assert copy.next_mask[at].tolist() == ([0] * len(actions) if terminal else mask_of(following, actions))
+            expected |= {
+                "action": action_of(row.get("action"), actions),
+                "mask": mask_of(row.get("possible_actions"), actions),
+                "next_action": -1 if terminal else action_of(row.get("next_action"), actions),
+                "next_mask": [0] * len(actions) if terminal else mask_of(row.get("possible_next_actions"), actions),
+            }
+        assert {name: getattr(copy, name)[at].tolist() for name in expected} == expected
+        assert measured.keys() <= set(copy.metric_names)
+        assert states[at] == features_of(row["state_features"])
         if terminal:
             assert (copy.next_index[at], copy.follows[at]) == (at, False)
             continue
         after = features_of(row["next_state_features"])
-        assert state(copy.next_index[at]) == after
         later = rows[order[at + 1]] if at + 1 < len(rows) else {}
-        same = row.get("mdp_id") is not None and later.get("mdp_id") is not None
+        same = None not in (row.get("mdp_id"), later.get("mdp_id"))
         same = same and text_of(row["mdp_id"]) == text_of(later["mdp_id"])
         same = same and _texts(after) == _texts(features_of(later["state_features"]))
-        assert (copy.next_index[at] < len(rows)) == same
-        assert not same or copy.next_index[at] == at + 1
-        assert copy.follows[at] == (same and copy.sequence[at + 1] > sequence)
+        assert copy.next_index[at] == at + 1 if same else copy.next_index[at] >= len(rows)
+        assert states[copy.next_index[at]] == after
+        assert copy.follows[at] == (same and copy.sequence[at + 1] > expected["sequence"])
 
 
 def check_same(copy: TrainingCopy, other: TrainingCopy) -> None:
@@ -154,44 +157,30 @@ def check_same(copy: TrainingCopy, other: TrainingCopy) -> None:
     for name, value in vars(copy).items():
         if isinstance(value, np.ndarray) and name not in ("origin_file", "origin_line"):
             np.testing.assert_array_equal(value, getattr(other, name), err_msg=name)
-    assert (copy.state_ids, copy.action_ids, copy.metric_names) == (
-        other.state_ids,
-        other.action_ids,
-        other.metric_names,
-    )
+    for name in ("state_ids", "action_ids", "metric_names"):
+        assert getattr(copy, name) == getattr(other, name)
 
 
 def _check_candidates(copy: TrainingCopy, at: int, row: Row, lists: list[list[Features]], *, terminal: bool) -> None:
-    now = _distinct(
-        [features_of(listed_candidate) for listed_candidate in (row.get("possible_actions") or [row["action"]])]
-    )
+    now = _distinct(row.get("possible_actions") or [row["action"]])
     assert lists[copy.actions_list[at]] == now
     assert copy.action[at] == now.index(features_of(row["action"]))
-    listed = row.get("possible_next_actions")
-    after = _distinct(
-        [
-            features_of(listed_candidate)
-            for listed_candidate in (listed if listed is not None else [row.get("next_action")])
-        ]
-    )
-    assert lists[copy.next_list[at]] == ([] if terminal else after)
+    after = [] if terminal else _distinct(first_known(row.get("possible_next_actions"), [row.get("next_action")]))
+    assert lists[copy.next_list[at]] == after
     unknown = terminal or row["next_action"] is None
     assert copy.next_action[at] == (-1 if unknown else after.index(features_of(row["next_action"])))
 
 
-def _distinct(candidates: list[Features]) -> list[Features]:
-    return [candidate for number, candidate in enumerate(candidates) if candidate not in candidates[:number]]
+def _distinct(candidates: list[Row | None]) -> list[Features]:
+    features = [features_of(candidate) for candidate in candidates]
+    return [candidate for number, candidate in enumerate(features) if candidate not in features[:number]]
 
 
-def _named(ids: tuple[int, ...], values: Any, rows: Any) -> list[Features]:
+def _named(ids: tuple[int, ...], rows: Any) -> list[Features]:
     return [
-        {str(feature_id): value for feature_id, value in zip(ids, values[at], strict=True) if not np.isnan(value)}
-        for at in rows
+        {str(feature_id): value for feature_id, value in zip(ids, row, strict=True) if not np.isnan(value)}
+        for row in rows
     ]
-
-
-def _pairs(offsets: Any) -> list[tuple[int, int]]:
-    return list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
 
 
 def _texts(features: Features) -> dict[str, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .regimes import CONTEXTS, LogOfRegime, page_of, softmax
+from .regimes import CONTEXTS, LogOfRegime, drawn, page_of, softmax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +27,7 @@ class Users:
     rows: int
     together: bool
     gain: float = 0.0
-
-    @property
-    def horizon(self) -> int:
-        """Rewards that the value adds up: that of one row."""
-        return 1
+    horizon = 1
 
     def draw(self, rng: np.random.Generator) -> LogOfRegime:
         """Draws tables and a log."""
@@ -41,7 +37,7 @@ class Users:
         mean = self.gain * pi
         user = np.repeat(rng.normal(size=self.users), self.rows)
         context = np.repeat(rng.integers(CONTEXTS, size=self.users), self.rows)
-        action = (mu[context].cumsum(1) > rng.random((count, 1))).argmax(1)
+        action = drawn(mu[context], rng)
         reward = user + mean[context, action] + rng.normal(size=count)
         shape = (self.users, self.rows) if self.together else (count, 1)
         columns = (pi[context, action], mu[context, action], reward, mean[context, action], (pi * mean).sum(1)[context])

@@ -15,7 +15,7 @@ from oracles.disks import small_disk
 from oracles.interpreters import Interpreter, python_path
 from oracles.logs import random_rows, write_lines
 from oracles.runs import ROOT, Run, Runner, end
-from oracles.shards import multiset, plain, rows_of, stage, table, write
+from oracles.shards import multiset, rows_of, stage, table, write
 from oracles.waiting import wait_until
 
 from reagent_lite.cli import main_alone
@@ -27,7 +27,7 @@ from reagent_lite.errors import ConfigError, DataError
 from workflows.shard import COMMAND
 
 ROWS = table([4, 3, 5, 2, 6, 4] * 10)
-ALL = multiset([plain(row, ROWS.schema) for row in ROWS.to_pylist()])
+ALL = multiset(ROWS.to_pylist())
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from oracles.disks import small_disk
-from oracles.shards import multiset, plain, rows_of, stage, table, write
+from oracles.shards import multiset, rows_of, stage, table, write
 
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.shards.fetch import fetch_shard
@@ -61,7 +61,7 @@ def test_shards_go_to_a_place_and_come_back_and_take_the_place_of_older_ones(tmp
     for number, shard in enumerate(first.shards):
         assert sorted(fetch_shard(store, shard, tmp_path / "disk" / str(number))) == sorted(shard.files)
         rows += rows_of(tmp_path / "disk" / str(number))
-    assert multiset(rows) == multiset([plain(row, ROWS.schema) for row in ROWS.to_pylist()])
+    assert multiset(rows) == multiset(ROWS.to_pylist())
     assert all(file.name.endswith(".lock") for file in (tmp_path / "disk").rglob(".*"))
     second = publish_shards(store, tmp_path, 3)
     assert publish_shards(store, tmp_path, 3) == store.pointer() == second

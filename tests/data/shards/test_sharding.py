@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.event_files import small_blocks
 from oracles.logs import episode_code, random_rows, split_mix, write_lines
-from oracles.shards import multiset, names, plain, rows_of, stage, table, write
+from oracles.shards import multiset, names, rows_of, stage, table, write
 
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.shards import partition
@@ -125,15 +125,14 @@ def test_any_episodes_in_any_files(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partition, "CHUNK_BYTES", chunk_bytes)
         shards, manifests = made(folder / "in", folder / "out", num_nodes, seed=seed)
-    rows_in = [plain(row, whole.schema) for row in whole.to_pylist()]
-    assert multiset([row for shard in shards for row in shard]) == multiset(rows_in)
+    assert multiset([row for shard in shards for row in shard]) == multiset(whole.to_pylist())
     kept = pd.DataFrame([row | {"shard": number} for number, shard in enumerate(shards) for row in shard])
     episodes = kept.dropna(subset=["mdp_id"]).groupby("mdp_id")
     assert (episodes["shard"].nunique() == 1).all()
     assert episodes["sequence_number"].is_monotonic_increasing.all()  # rows keep the order of the input
     assert [manifest.rows for manifest in manifests] == [len(shard) for shard in shards]
     assert timeline or manifests[0].columns["of_our_own"] == "int64"
-    assert not manifests[0].report["whole_files"] or max(map(len, shards)) <= 1.1 * len(rows_in) / num_nodes
+    assert not manifests[0].report["whole_files"] or max(map(len, shards)) <= 1.1 * whole.num_rows / num_nodes
 
 
 @pytest.mark.parametrize("block_bytes", [3000, 1 << 20])

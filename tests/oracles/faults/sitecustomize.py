@@ -26,8 +26,7 @@ def install(text: str) -> None:
     before_step = Stream.before_step
 
     def faulty(stream: Stream, step: int) -> None:
-        affected = stream.group.rank == int(fault["rank"])
-        if affected and (fault.get("attempt") == "any" or attempt_here() == 0):
+        if (stream.group.rank == int(fault["rank"])) and (fault.get("attempt") == "any" or attempt_here() == 0):
             if kind == "slow" and step >= step_of_fault:
                 time.sleep(float(fault.get("seconds", 5)))
             elif step == step_of_fault and kind == "exception":
