@@ -80,7 +80,7 @@ def rendezvous() -> float:
     with tempfile.TemporaryDirectory() as folder, machines(Path(folder)) as start:
         four = [start(index, 4) for index in range(4)]
         assert [launcher.ended() for launcher in four] == [0] * 4
-        return min(float(re.findall(r"met after ([0-9.]+) s", launcher.log)[0]) for launcher in four)
+        return min(float(re.findall(r"met after ([0-9.]+) s", launcher.said)[0]) for launcher in four)
 
 
 def config(folder: Path, **changes: Any) -> Path:
