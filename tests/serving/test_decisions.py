@@ -63,6 +63,7 @@ def test_rows_may_have_the_names_of_the_training_log(worker: Worker) -> None:
 
 ROW = {"state_features": {"3": 1.0}}
 ID = {"decision_id": "1", "reward": 1.0}
+JSON = {"headers": {"content-type": "application/json"}}
 REFUSED: list[tuple[str, Any, str, str]] = [
     ("/decide", b"{", "body", "at character 2"),
     ("/decide", b'{"rows": [{"state_features": {"3": NaN}}]}', "body", "NaN"),
@@ -92,7 +93,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
 @pytest.mark.parametrize(("path", "body", "where", "word"), REFUSED, ids=[str(body)[:60] for _, body, _, _ in REFUSED])
 def test_wrong_rows_are_refused_and_none_is_logged(worker: Worker, path: str, body: Any, where: str, word: str) -> None:
     given = {"content": body} if isinstance(body, bytes) else {"json": body}
-    answer = worker.client.post(path, **given, headers={"content-type": "application/json"})
+    answer = worker.client.post(path, **given, **JSON)
     assert (answer.status_code, worker.log.waiting) == (422, 0)
     problems = answer.json()["problems"]
     assert any(problem["where"].startswith(where) and word in str(problem) for problem in problems), problems
@@ -110,23 +111,28 @@ def test_equal_candidates_are_one_as_a_log_cannot_tell_them_apart(candidates: Pa
     assert len(worker.post("/rank", rows=[row])["rankings"][0]) == 5
 
 
-def test_every_refusal_has_one_form(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    json = {"content-type": "application/json"}
-
-    def problem(status: int, method: str, path: str, **given: Any) -> dict[str, str]:
-        answer = worker.client.request(method, path, **given)
-        ((first, *_),) = answer.json().values()
-        assert (answer.status_code, answer.json().keys()) == (status, {"problems"})
-        assert first.keys() == {"where", "expected", "got", "todo"}
-        return first
-
-    assert problem(404, "GET", "/decisions")["where"] == "GET /decisions"
-    assert problem(405, "GET", "/decide")["expected"] == "a path and method of /docs"
-    assert problem(400, "POST", "/decide", content=b'{"\xff": 1}', headers=json)["expected"] == "a body in UTF-8"
-    plain = problem(422, "POST", "/decide", content=b'{"rows": []}', headers={"content-type": "text/plain"})
-    assert "content-type: application/json" in plain["todo"]
+@pytest.mark.parametrize(
+    ("status", "method", "path", "given", "key", "words"),
+    [
+        (404, "GET", "/decisions", {}, "where", "GET /decisions"),
+        (405, "GET", "/decide", {}, "expected", "a path and method of /docs"),
+        (400, "POST", "/decide", {"content": b'{"\xff": 1}', **JSON}, "expected", "a body in UTF-8"),
+        (422, "POST", "/decide", {"content": b'{"rows": []}', "headers": {"content-type": "text/plain"}},
+         "todo", "content-type: application/json"),
+        (500, "POST", "/decide", {"json": {"rows": [ROW]}}, "got", "ZeroDivisionError"),
+    ],
+)  # fmt: skip
+def test_every_refusal_has_one_form(
+    status: int, method: str, path: str, given: Any, key: str, words: str, worker: Worker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr(worker.model.bundle, "predict", lambda *_: 1 / 0)
-    assert problem(500, "POST", "/decide", json={"rows": [ROW]})["got"] == "ZeroDivisionError"
+    answer = worker.client.request(method, path, **given)
+    ((problem, *_),) = answer.json().values()
+    assert (answer.status_code, [*answer.json()], [*problem]) == (
+        status, ["problems"], ["where", "expected", "got", "todo"],
+    )  # fmt: skip
+    assert words in problem[key]
 
 
 def test_bodies_that_are_too_large(named: Path, opened: Open) -> None:

@@ -152,14 +152,21 @@ def test_a_learning_rate_that_a_graph_reads_is_saved_as_a_number(tmp_path: Path)
     assert rate_of(run).equal(torch.tensor(0.25))  # a tensor still
 
 
-def test_the_newest_two_stay_and_earlier_runs_make_way(tmp_path: Path) -> None:
+def test_the_newest_two_stay_earlier_runs_make_way_and_what_others_put_there_is_left(tmp_path: Path) -> None:
+    for file in ("step_notes/mine.txt", "step_000007/mine.txt"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text("mine")
+    (tmp_path / "step_000009").write_text("a file")
+    others = names(tmp_path)
     saved(tmp_path, 900, name="old")
-    assert names(tmp_path) == ["LATEST", "step_000900"]
+    assert names(tmp_path) == sorted([*others, "LATEST", "step_000900"])
     made = saved(tmp_path, 5, 10, 15, name="new")
-    assert names(tmp_path) == ["LATEST", "step_000010", "step_000015"]
+    assert names(tmp_path) == sorted([*others, "LATEST", "step_000010", "step_000015"])
     assert (tmp_path / "LATEST").read_text() == f"{made.latest}\n" == "step_000015\n"
     state = state_to_continue(tmp_path)
     assert (state["parent"], state["serial"], state["finished"]) == ("step_000010", 3, False)
+    assert state_to_continue(tmp_path, wanted=False) is None  # removes what stands
+    assert names(tmp_path) == others
 
 
 def test_nothing_is_written_below_the_mount_point_of_a_share_that_is_gone(tmp_path: Path) -> None:
@@ -200,19 +207,6 @@ def test_a_finished_run_is_not_continued(tmp_path: Path) -> None:
     assert unfinished(tmp_path) is None
     checkpoints(tmp_path, running(step=3), name="next").save()
     assert unfinished(tmp_path) == "step_000003"
-
-
-def test_what_others_put_there_is_neither_removed_nor_a_checkpoint(tmp_path: Path) -> None:
-    for file in ("step_notes/mine.txt", "step_000007/mine.txt"):
-        (tmp_path / file).parent.mkdir()
-        (tmp_path / file).write_text("mine")
-    (tmp_path / "step_000009").write_text("a file")
-    others = names(tmp_path)
-    saved(tmp_path, 5, 10, 15)
-    assert names(tmp_path) == sorted([*others, "LATEST", "step_000010", "step_000015"])
-    assert state_to_continue(tmp_path)["name"] == "step_000015"
-    assert state_to_continue(tmp_path, wanted=False) is None  # removes what stands
-    assert names(tmp_path) == others
 
 
 def test_what_dead_runs_left_is_removed_or_put_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

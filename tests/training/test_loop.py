@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock, Mock
 
 import psutil
@@ -40,8 +41,8 @@ class Line(nn.Module):
 
 
 def run_line(
-    plan: ReadPlan, source: MagicMock, *satisfied: bool, clip: float | None = None, at: tuple[int, int] = (0, 0),
-    **other: object,
+    plan: ReadPlan, source: MagicMock, *, clip: float | None = None, at: tuple[int, int] = (0, 0),
+    satisfied: tuple[bool, ...] = (), **other: object,
 ) -> tuple[Line, list[StepReport], list[tuple[int, int]]]:  # fmt: skip
     """Trains a line; returns it, its reports, and step and rows after each step.
 
@@ -60,49 +61,48 @@ def run_line(
     return line, [report for report, _ in steps if report is not None], [after for _, after in steps]
 
 
-def test_two_minibatches_make_one_step_and_the_rate_decays_by_epoch() -> None:
-    plan = ReadPlan(shards=(4,), minibatch=2, minibatches_per_step=2, epochs=2)
-    source = numbers([1.0, 2.0], [3.0], [4.0], [5.0])
-    line, reports, _ = run_line(plan, source)
-    assert (line.w.item(), line.updates) == (-(1 + 2 + 3) - 0.5 * (4 + 5), 2)
-    assert [call.args[0].tolist() for call in source.learned.call_args_list] == [[1.0, 4.0], [9.0], [16.0], [25.0]]
-    assert [(r.step, r.epoch, r.end_of_epoch, r.rows) for r in reports] == [(1, 1, True, 4), (2, 2, True, 8)]
-    assert [(r.metrics["td_loss"], r.metrics["learning_rate"]) for r in reports] == [(6.0, 0.5), (9.0, 0.25)]
-    assert {"time/gather", "time/learn", "time/step"} <= reports[0].metrics.keys()
+@pytest.mark.parametrize(
+    ("plan", "batches", "options", "w", "reports", "after"),
+    [
+        # two minibatches make one step, and the rate decays by epoch
+        (ReadPlan(shards=(4,), minibatch=2, minibatches_per_step=2, epochs=2), [[1.0, 2.0], [3.0], [4.0], [5.0]], {},
+         -(1 + 2 + 3) - 0.5 * (4 + 5), [(1, 1, True, 4, 6.0, 0.5), (2, 2, True, 8, 9.0, 0.25)], [(1, 4), (2, 8)]),
+        # gradients are clipped, and reports come between epochs
+        (ReadPlan(shards=(6,), minibatch=2, epochs=1), [[3.0], [-4.0], [0.25]], {"clip": 1.0, "every_steps": 2},
+         -1 + 1 - 0.25, [(2, 0, False, 4, -0.5, 1.0), (3, 1, True, 6, 0.25, 0.5)], [(1, 2), (2, 4), (3, 6)]),
+        # a loop begins at its position
+        (ReadPlan(shards=(6,), minibatch=2, epochs=2), [[3.0], [5.0]], {"at": (4, 8)},
+         -(3 + 5), [(6, 2, True, 12, 4.0, 0.5)], [(5, 10), (6, 12)]),
+        (ReadPlan(shards=(6,), minibatch=2, epochs=2), [], {"at": (6, 12)}, 0, [], []),
+        # the epoch before was good enough, and the run was ended between it and the model
+        (ReadPlan(shards=(6,), minibatch=2, epochs=2), [], {"at": (3, 6), "satisfied": (True,)}, 0, [], []),
+    ],
+)  # fmt: skip
+def test_steps_and_reports_by_hand(
+    plan: ReadPlan, batches: list[list[float]], options: Any, w: float, reports: list[Any], after: list[Any]
+) -> None:
+    line, reported, steps = run_line(plan, numbers(*batches), **options)
+    assert (line.w.item(), line.updates, steps) == (pytest.approx(w, abs=1e-5), len(after), after)
+    assert reports == [
+        (r.step, r.epoch, r.end_of_epoch, r.rows, r.metrics["td_loss"], r.metrics["learning_rate"]) for r in reported
+    ]
 
 
-def test_clipping_captured_updates_and_reports_between_epochs() -> None:
+def test_a_run_may_prepare_steps_capture_updates_and_end_early() -> None:
+    source, collect = numbers(*[[1.0, 2.0]] * 18), Mock()
     replayed: list[Mock] = []
 
     def capture(update: Callable[[], None]) -> Mock:
         replayed.append(Mock(side_effect=update))
         return replayed[0]
 
-    plan = ReadPlan(shards=(6,), minibatch=2, epochs=1)
-    line, reports, after = run_line(plan, numbers([3.0], [-4.0], [0.25]), clip=1.0, every_steps=2, capture=capture)
-    assert line.w.item() == pytest.approx(-1 + 1 - 0.25, abs=1e-5)
-    assert [(r.step, r.end_of_epoch, r.metrics["td_loss"]) for r in reports] == [(2, False, -0.5), (3, True, 0.25)]
-    assert after == [(1, 2), (2, 4), (3, 6)]
-    assert [update.call_count for update in replayed] == [3]
-
-
-def test_a_run_may_prepare_steps_and_end_early() -> None:
-    plan, collect = ReadPlan(shards=(2,), minibatch=1, epochs=9), Mock()
-    line, reports, _ = run_line(plan, numbers(*[[1.0]] * 18), False, True, every_steps=1, collect=collect)
+    plan = ReadPlan(shards=(2,), minibatch=1, epochs=9)
+    line, reports, _ = run_line(plan, source, satisfied=(False, True), every_steps=1, collect=collect, capture=capture)
     # asked after each epoch of two steps, not between
     assert [call.args for call in collect.call_args_list] == [(0,), (1,), (2,), (3,)]
-    assert (line.updates, [r.step for r in reports]) == (4, [1, 2, 3, 4])
-
-
-def test_a_loop_begins_at_its_position() -> None:
-    plan = ReadPlan(shards=(6,), minibatch=2, epochs=2)
-    line, (report,), after = run_line(plan, numbers([3.0], [5.0]), at=(4, 8))
-    assert (line.updates, after) == (2, [(5, 10), (6, 12)])
-    assert (report.step, report.epoch, report.end_of_epoch, report.rows) == (6, 2, True, 12)
-    assert report.metrics["td_loss"] == 4.0
-    assert run_line(plan, numbers(), at=(6, 12))[0].updates == 0
-    # the epoch before was good enough, and the run was ended between it and the model
-    assert run_line(plan, numbers(), True, at=(3, 6))[0].updates == 0
+    assert [update.call_count for update in replayed] == [line.updates] == [4]
+    assert [call.args[0].tolist() for call in source.learned.call_args_list] == [[1.0, 4.0]] * 4
+    assert {"time/gather", "time/learn", "time/step"} <= reports[0].metrics.keys()
 
 
 def test_a_meter_has_means_over_steps_and_goes_on_from_its_state() -> None:
