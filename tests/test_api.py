@@ -7,9 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ import torch
 from oracles.runs import Runner, run
 
 import reagent_lite
+from reagent_lite.distributed.worker import STOP_SIGNALS
 from reagent_lite.errors import BundleError, ConfigError, DataError
 from reagent_lite.evaluation.decision import Choice, ShipDecision
 from reagent_lite.evaluation.interval import Interval
@@ -29,7 +31,13 @@ __all__ = ["run"]
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = {"mdp_id": "customer", "sequence_number": "at", "state_features": ["age", "visits"], "action": "shown",
            "action_probability": "p", "reward": "clicked", "terminal": "last"}  # fmt: skip
+HOLED = r"^the frame {}, row 7: expected a finite number in reward, got \w+; 1 more row like it: 9 \(\w+\)\n"
 Tree = dict[str, Any]
+
+
+def holed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame without the rewards of two rows."""
+    return frame.assign(clicked=frame["clicked"].mask(frame.index.isin([7, 9])))
 
 
 @pytest.fixture
@@ -54,20 +62,6 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
     }  # fmt: skip
 
 
-class Watching(reagent_lite.Callback):
-    """Keeps what it receives."""
-
-    def __init__(self) -> None:
-        self.epochs: list[Mapping[str, float]] = []
-        self.document: Mapping[str, Any] = {}
-
-    def on_epoch(self, figures: Mapping[str, float]) -> None:
-        self.epochs.append(figures)
-
-    def on_evaluation(self, document: Mapping[str, Any]) -> None:
-        self.document = document
-
-
 def test_a_frame_trains_the_model_of_the_same_rows_in_a_file(
     frame: pd.DataFrame, tree: Tree, run: Runner, tmp_path: Path
 ) -> None:
@@ -75,20 +69,21 @@ def test_a_frame_trains_the_model_of_the_same_rows_in_a_file(
     frame.to_parquet(file)
     command = run("dqn", {**tree, "model_output_path": "by_command", "training_data_path": str(file)})
     assert command.code == 0, command.err
-    watching = Watching()
+    watching = Mock(spec=reagent_lite.Callback)
     outcome = reagent_lite.train(tree, frame, callback=watching)
     name = "model/weights.safetensors"
     assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "by_command" / name).read_bytes()
     assert outcome.scores == command.outcome["scores"]
     # what the run says of its data leads to the very rows
-    recorded = json.loads((tmp_path / "out/config.json").read_text())
-    assert Path(recorded["training_data_path"]).parent.parent == tmp_path / "cache/reagent-lite/frames"
-    assert reagent_lite.read_log(recorded["training_data_path"], COLUMNS) == reagent_lite.read_log(file, COLUMNS)
+    recorded = json.loads((tmp_path / "out/config.json").read_text())["training_data_path"]
+    assert Path(recorded).parent.parent == tmp_path / "cache/reagent-lite/frames"
+    assert reagent_lite.read_log(recorded, COLUMNS) == reagent_lite.read_log(file, COLUMNS)
     metrics = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
-    assert [figures["step"] for figures in watching.epochs] == [5, 10]
-    assert [dict(figures) for figures in watching.epochs] == [line for line in metrics if "epoch" in line]
+    epochs = [dict(call.args[0]) for call in watching.on_epoch.call_args_list]
+    assert epochs == [line for line in metrics if "epoch" in line]
+    assert [figures["step"] for figures in epochs] == [5, 10]
     written = json.loads((tmp_path / "out/model/evaluation.json").read_text())
-    assert written == {"scores": outcome.scores, "decision": written["decision"], **watching.document}
+    assert {**written, **watching.on_evaluation.call_args.args[0], "scores": outcome.scores} == written
 
     evaluated = reagent_lite.evaluate(outcome.model, frame, config={"columns": COLUMNS})
     assert f"<strong>? {evaluated.decision['choice'].capitalize()}:</strong>" in str(evaluated._repr_html_())
@@ -100,35 +95,23 @@ def test_a_policy_in_a_column_of_a_frame(frame: pd.DataFrame, tmp_path: Path) ->
     new = np.where(frame["shown"] == "mail", 0.9, 0.1)
     keys = {"columns": COLUMNS, "actions": ["mail", "call"], "gamma": 1.0, "output_path": tmp_path / "e.json"}
     evaluated = reagent_lite.evaluate("column:new", frame.assign(new=new), against="logged", config=keys)
-    assert evaluated.rows == 80
-    expected = float((new / 0.5 * frame["clicked"]).mean())
-    assert evaluated.scores["CPE/Reward/IPS_Reward"] == pytest.approx(expected, abs=1e-6)
-    assert evaluated.difference is not None
-    logged = float(frame["clicked"].mean())
-    assert evaluated.difference["CPE/Reward/IPS_Reward"][0] == pytest.approx(expected - logged, abs=1e-6)
+    value = float((new / 0.5 * frame["clicked"]).mean())
+    difference = value - float(frame["clicked"].mean())
+    estimated = (evaluated.scores["CPE/Reward/IPS_Reward"], evaluated.difference["CPE/Reward/IPS_Reward"][0])
+    assert (evaluated.rows, estimated) == (80, pytest.approx((value, difference), abs=1e-6))
 
 
 def test_a_dict_an_object_and_a_file_are_the_same_config(tree: Tree, frame: pd.DataFrame, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(tree))
-    weights = []
+    results = []
     for config in (tree, reagent_lite.DqnConfig(**tree), str(file), file):
         reagent_lite.train(config, frame)
-        weights.append((tmp_path / "out/model/weights.safetensors").read_bytes())
-        weights.append((tmp_path / "out/config.json").read_bytes())
+        results.append(
+            [(tmp_path / "out" / name).read_bytes() for name in ("model/weights.safetensors", "config.json")]
+        )
         shutil.rmtree(tmp_path / "out")
-    assert weights == weights[:2] * 4
-
-
-def test_errors_name_the_frame_and_its_rows(tree: Tree, frame: pd.DataFrame) -> None:
-    frame.loc[[7, 9], "clicked"] = np.nan
-    told = r"^the frame {}, row 7: expected a finite number in reward, got \w+; 1 more row like it: 9 \(\w+\)\n"
-    with pytest.raises(DataError, match=told.format("data")):
-        reagent_lite.train(tree, frame)
-    with pytest.raises(DataError, match=told.format("eval_data")):
-        reagent_lite.train(tree, frame.fillna(0), frame)
-    with pytest.raises(DataError, match=r"^the frame data: expected rows of data"):
-        reagent_lite.read_log(frame.iloc[:0], COLUMNS)
+    assert results == results[:1] * 4
 
 
 def test_an_argument_in_place_of_a_key_is_said(
@@ -141,36 +124,29 @@ def test_an_argument_in_place_of_a_key_is_said(
 
 def test_an_environment_is_simulated_and_learned_from(tree: Tree, tmp_path: Path) -> None:
     log = reagent_lite.simulate({"env": "gridworld", "output_path": tmp_path / "log.jsonl", "rows": 200})
-    assert log.rows >= 200
     assert f"<td>{log.rows}</td><td>{log.episodes}</td>" in str(log._repr_html_())
     table = reagent_lite.read_log(log.log)
-    assert table.num_rows == log.rows
+    assert table.num_rows == log.rows >= 200
     names = sorted(set(table["action"].to_pylist()))
-    del tree["data"]
-    outcome = reagent_lite.train({**tree, "actions": names, "epochs": 1}, log.log)
+    outcome = reagent_lite.train({**tree, "data": {}, "actions": names, "epochs": 1}, log.log)
     played = reagent_lite.evaluate(outcome.model, env="gridworld", config={"simulation": {"evaluation_episodes": 5}})
-    assert played.rows == 0
-    assert "Random actions" in str(played._repr_html_())
+    assert (played.rows, "Random actions" in str(played._repr_html_())) == (0, True)
 
 
 def test_the_caller_finds_everything_as_it_was(tree: Tree, frame: pd.DataFrame) -> None:
-    class Failing(reagent_lite.Callback):
-        def on_epoch(self, figures: Mapping[str, float]) -> None:
-            signal.raise_signal(signal.SIGTERM)
-
+    callback = Mock(spec=reagent_lite.Callback)
+    callback.on_epoch.side_effect = lambda figures: signal.raise_signal(signal.SIGTERM)
     logger = logging.getLogger("reagent_lite")
     torch.manual_seed(5)
 
     def state() -> tuple[object, ...]:
-        handlers = [
-            signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-        ]
+        handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
         random = torch.random.get_rng_state().tolist()
-        return *handlers, logger.handlers[:], logger.level, logger.propagate, torch.get_num_threads(), random
+        return handlers, logger.handlers[:], logger.level, logger.propagate, torch.get_num_threads(), random
 
     before = state()
     with pytest.raises(reagent_lite.Preempted, match="SIGTERM: "):
-        reagent_lite.train(tree, frame, callback=Failing())
+        reagent_lite.train(tree, frame, callback=callback)
     assert state() == before
     assert reagent_lite.train(tree, frame).steps == 10  # continues: 80 rows in minibatches of 16, twice
     assert state() == before
@@ -194,6 +170,9 @@ def test_the_caller_finds_everything_as_it_was(tree: Tree, frame: pd.DataFrame) 
          ConfigError, "num_processes_per_node, use_all_avail_gpus: expected one process, got 2"),
         (lambda _, frame: reagent_lite.evaluate("nowhere", frame), BundleError, "nowhere: expected the folder of an"),
         (lambda _, __: reagent_lite.simulate({"env": "cartpole_v1"}), ConfigError, "output_path: expected a path"),
+        (lambda tree, frame: reagent_lite.train(tree, holed(frame)), DataError, HOLED.format("data")),
+        (lambda tree, frame: reagent_lite.train(tree, frame, holed(frame)), DataError, HOLED.format("eval_data")),
+        (lambda _, frame: reagent_lite.read_log(frame.iloc[:0], COLUMNS), DataError, "^the frame data: expected rows"),
     ],
 )  # fmt: skip
 def test_errors_are_the_commands_own(
@@ -209,10 +188,18 @@ def test_importing_the_package_imports_nothing_else() -> None:
     code = ("import sys; before = set(sys.modules); import reagent_lite; dir(reagent_lite)\n"
             "print({name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))\n"
             "from reagent_lite import *; print(reagent_lite.__version__, train.__module__)")  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.splitlines() == ["{'reagent_lite'}", f"{reagent_lite.__version__} reagent_lite.api"]
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).splitlines()
+    assert printed == ["{'reagent_lite'}", f"{reagent_lite.__version__} reagent_lite.api"]
     with pytest.raises(AttributeError, match="has no attribute 'fit'"):
         _ = reagent_lite.fit
+
+
+def called(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Returns the exit code of the command."""
+    monkeypatch.setattr(sys, "argv", ["reagent-lite", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(main())
+    return ended.value.code or 0
 
 
 def test_a_notebook_shows_the_decision_and_then_figures_with_their_intervals() -> None:
@@ -244,12 +231,9 @@ def test_a_notebook_shows_the_decision_and_then_figures_with_their_intervals() -
 def test_one_command_has_all_workflows(
     arguments: list[str], code: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["reagent-lite", *arguments])
     for module in [name for name in sys.modules if name.startswith("workflows.")]:
         monkeypatch.delitem(sys.modules, module)  # runpy warns of a module that is imported already
-    with pytest.raises(SystemExit) as ended:
-        sys.exit(main())
-    assert (ended.value.code or 0) == code
+    assert called(arguments, monkeypatch) == code
     assert shown in "".join(capsys.readouterr())
 
 
@@ -259,27 +243,22 @@ def test_modules_of_the_working_folder_are_found(tmp_path: Path) -> None:
     config = {"model_output_path": "out", "use_gpu": False, "simulation": {"env": "cartpole_v0", "total_steps": 20000},
               "training": {"network": "own:network"}}  # fmt: skip
     (tmp_path / "x.json").write_text(json.dumps(config))
-    program = [sys.executable, "-c", "import sys, workflows.__main__ as program; sys.path.remove(''); program.main()"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    program = "import sys, workflows.__main__ as program; sys.path.remove(''); program.main()"
     ended = subprocess.run(
-        [*program, "dqn", "--config", "x.json"], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+        [sys.executable, "-c", program, "dqn", "--config", "x.json"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     assert "own.py was called" in ended.stderr
 
 
 def test_the_sample_configs_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["reagent-lite", "configs", "--copy", str(tmp_path / "own")])
-    before = sys.argv[:]
-    for code in (0, 2):
-        monkeypatch.setattr(sys, "argv", before[:])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == code
+    copying = ["configs", "--copy", str(tmp_path / "own")]
+    assert [called(copying, monkeypatch) for _ in range(2)] == [0, 2]
     assert "--copy: expected a folder that does not exist" in capsys.readouterr().err
-
-    def files(folder: Path) -> dict[str, bytes]:
-        return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-    assert files(tmp_path / "own") == files(ROOT / "configs")
+    copied, configs = (
+        {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        for folder in (tmp_path / "own", ROOT / "configs")
+    )
+    assert copied == configs

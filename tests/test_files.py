@@ -1,6 +1,7 @@
 """Folders that are replaced, at no step of which a reader finds a part of one, and folders that are locked."""
 
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -9,10 +10,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from unittest.mock import Mock
 
 import pytest
 from oracles.disks import small_disk
@@ -30,6 +32,7 @@ from reagent_lite.files import (
     write_whole,
 )
 
+CHANGES = ("mkdir", "rename", "symlink", "rmdir", "unlink", "fsync")
 can_exchange = pytest.mark.parametrize("exchanges", [True, False])
 
 
@@ -65,15 +68,16 @@ def test_a_folder_is_whole_between_any_two_steps_of_its_writer(model: Path) -> N
         contents.append(words(model))
         if not status:
             break
-    assert (contents[0], contents[-1]) == (["old", "old"], ["new", "new"])
-    assert all(content in (["old", "old"], ["new", "new"]) for content in contents), contents
+    before = contents.count(["old", "old"])
+    assert 0 < before < len(contents) < 100
+    assert contents == [["old", "old"]] * before + [["new", "new"]] * (len(contents) - before)
     write(model, "next")
     assert words(model) == ["next", "next"]
 
 
 def kill_before(step: int) -> None:
     """Ends this process before its step-th call that changes a folder."""
-    calls = iter(range(1000))
+    calls = itertools.count()
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
         def counting(*arguments: Any, **options: Any) -> Any:
@@ -83,10 +87,8 @@ def kill_before(step: int) -> None:
 
         return counting
 
-    for name in ("mkdir", "rename", "symlink", "rmdir", "unlink", "fsync"):
-        setattr(os, name, counted(getattr(os, name)))
-    with suppress(AttributeError):  # the same in code that has no exchange
-        files._exchange = counted(files._exchange)  # type: ignore[assignment]
+    for module, name in [*((os, name) for name in CHANGES), (files, "_exchange")]:
+        setattr(module, name, counted(getattr(module, name)))
 
 
 def test_what_killed_writers_left_of_a_file_goes_after_a_day(tmp_path: Path) -> None:
@@ -110,31 +112,26 @@ with scratch_folder(), appearing_folder(folder / "model") as model, appearing_fi
 
 
 def test_what_a_killed_process_left_goes_with_the_next_run(tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "out").mkdir()
-    left = []
-    for how in ("kill", "end"):
-        command = [sys.executable, "-c", KILLED, str(tmp_path / "out"), how]
-        environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT)}
-        subprocess.run(command, env=environment, check=False)
-        left.append(sorted(os.listdir(tmp_path / "tmp")) + sorted(os.listdir(tmp_path / "out")))
-    assert len(left[0]) == 3
-    assert left[1] == ["log", "model"]
+    for name in ("tmp", "out"):
+        (tmp_path / name).mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT)}
+    for how, names in (("kill", 3), ("end", 2)):
+        subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out"), how], env=environment, check=False)
+        assert len([*tmp_path.glob("*/*")]) == names
+    assert sorted(tmp_path.glob("*/*")) == [tmp_path / "out" / "log", tmp_path / "out" / "model"]
 
 
 def test_what_a_living_process_and_other_machines_have_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    living = files.process_mark()
-    monkeypatch.setattr(os, "getpid", lambda: dead.pid)
-    abandoned = files.process_mark()
-    monkeypatch.setattr(socket, "gethostname", lambda: "another")
-    elsewhere = files.process_mark()
-    monkeypatch.undo()
+    living, dead = files.process_mark(), ended_pid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: dead)
+        abandoned = files.process_mark()
+        patch.setattr(socket, "gethostname", lambda: "another")
+        elsewhere = files.process_mark()
     for mark in (living, abandoned, elsewhere):
         (tmp_path / f".model.{mark}.tmp").mkdir()
     write(tmp_path / "model", "new")
-    assert sorted(os.listdir(tmp_path)) == sorted([f".model.{living}.tmp", f".model.{elsewhere}.tmp", "model"])
+    assert {*os.listdir(tmp_path)} == {f".model.{living}.tmp", f".model.{elsewhere}.tmp", "model"}
 
 
 @can_exchange
@@ -144,18 +141,16 @@ def test_a_folder_of_a_failed_writer_vanishes_and_the_older_one_stays(model: Pat
     assert {path.resolve() for path in before} == {model.resolve()}  # and what a link leads to
     with pytest.raises(AttributeError):
         write(model, None)  # type: ignore[arg-type] # fails inside the block
-    assert words(model) == ["old", "old"]
-    assert set(model.parent.iterdir()) == before
+    assert (words(model), set(model.parent.iterdir())) == (["old", "old"], before)
 
 
 @pytest.mark.parametrize("exchanges", [False])
 def test_a_users_link_is_followed_and_stays(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "elsewhere" / "current"
+    link.parent.mkdir()
     link.symlink_to(model)
     write(link, "new")
-    assert link.readlink() == model
-    assert words(link) == words(model) == ["new", "new"]
+    assert (link.readlink(), words(link), words(model)) == (model, ["new", "new"], ["new", "new"])
 
 
 def test_a_folder_of_before_becomes_a_link_where_names_cannot_be_exchanged(
@@ -164,15 +159,23 @@ def test_a_folder_of_before_becomes_a_link_where_names_cannot_be_exchanged(
     write(tmp_path / "model", "old")
     monkeypatch.setattr(files, "_exchange", lambda *names: False)
     write(tmp_path / "model", "new")
-    assert words(tmp_path / "model") == ["new", "new"]
-    assert (tmp_path / "model").is_symlink()
-    assert len(list(tmp_path.iterdir())) == 2
+    assert (words(tmp_path / "model"), (tmp_path / "model").is_symlink()) == (["new", "new"], True)
+    assert len(os.listdir(tmp_path)) == 2
 
 
 def ended_pid() -> int:
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
+
+
+@contextmanager
+def locked(folder: Path, host: str, pid: int) -> Iterator[IO[str]]:
+    """Locks the folder as a run of a host's process would, and yields the file whose closing gives the lock back."""
+    (folder / ".lock").write_text(json.dumps({"host": host, "pid": pid, "since": "2026-11-22T00:00:00+00:00"}))
+    with (folder / ".lock").open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
 
 
 @pytest.mark.parametrize("holder", ["another machine", "one of the same name", "a container of the same name and pid"])
@@ -182,28 +185,22 @@ def test_a_machine_that_may_be_dead_is_waited_for(
     """Its lock is given back by the server, here by the other process, a moment after the holder was named."""
     host = "elsewhere" if holder == "another machine" else socket.gethostname()
     pid = ended_pid() if holder == "one of the same name" else os.getpid()
-    record = {"host": host, "pid": pid, "since": "2026-11-22T00:00:00+00:00"}
-    (tmp_path / ".lock").write_text(json.dumps(record))
-    other = (tmp_path / ".lock").open("r+")
-    fcntl.flock(other, fcntl.LOCK_EX)
-    monkeypatch.setattr(time, "sleep", lambda seconds: other.close())
-    with alone_in(tmp_path, "model_output_path"):
-        assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+    with locked(tmp_path, host, pid) as other:
+        monkeypatch.setattr(time, "sleep", lambda seconds: other.close())
+        with alone_in(tmp_path, "model_output_path"):
+            assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
     (text,) = caplog.messages
     assert f"{tmp_path} is in use by the run of host {host}, pid {pid}, since 2026-11-22T00:00:00+00:00; wait" in text
 
 
 def test_a_living_process_of_this_machine_is_refused_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the 5 seconds that a killed process takes to end, not after the 120 that a server keeps its lock."""
-    record = {"host": socket.gethostname(), "pid": os.getppid(), "since": "2026-11-22T00:00:00+00:00"}
-    (tmp_path / ".lock").write_text(json.dumps(record))
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
     monkeypatch.setattr(time, "monotonic", lambda: sum(waited))
-    with (tmp_path / ".lock").open("r+") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(FolderInUseError, match=f"pid {os.getppid()}"), alone_in(tmp_path, "model_output_path"):
-            pass
+    refused = pytest.raises(FolderInUseError, match=f"pid {os.getppid()}")
+    with locked(tmp_path, socket.gethostname(), os.getppid()), refused, alone_in(tmp_path, "model_output_path"):
+        pass
     assert 5 <= sum(waited) < 6
 
 
@@ -229,18 +226,21 @@ def replaced(folder: Path) -> None:
 
 def test_a_folder_is_known_again_on_another_device_and_an_empty_one_is_not(tmp_path: Path) -> None:
     """Before a run makes its folder, that is the folder above, by device and inode; then a marker counts."""
-    share = tmp_path / "share"
+    share, folder = tmp_path / "share", tmp_path / "share" / "runs" / "out"
     share.mkdir()
-    folder = share / "runs" / "out"
     early = FolderIdentity.of(folder)
     early.require()
     folder.mkdir(parents=True)
-    early.require()
+    (folder / "file").touch()
     identity = FolderIdentity.marked(folder)
     assert identity == FolderIdentity.marked(folder)
-    (folder / "file").touch()
-    names = sorted(identity.names())
-    assert names == sorted(["file", identity.marker])
+
+    def require_known() -> None:
+        for each in (early, identity):
+            each.require()
+        assert {*identity.names()} == {"file", identity.marker}
+
+    require_known()
     replaced(share)
     for ask in (early.require, identity.require, identity.names):
         with pytest.raises(OSError, match=f"{share}.* its share is not mounted"):
@@ -249,25 +249,24 @@ def test_a_folder_is_known_again_on_another_device_and_an_empty_one_is_not(tmp_p
     with pytest.raises(OSError, match="its share is not mounted"):
         identity.names()
     shutil.copytree(tmp_path / "unmounted", share)
-    early.require()
-    identity.require()
-    assert sorted(identity.names()) == names
+    require_known()
 
 
 @pytest.mark.parametrize("appearing", [appearing_file, appearing_folder])
 def test_what_appears_within_a_folder_does_not_make_one_for_a_share_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appearing: Callable[..., AbstractContextManager[Any]]
 ) -> None:
-    share = tmp_path / "share"
-    (share / "data").mkdir(parents=True)
-    within = FolderIdentity.marked(share / "data")
-    with appearing(share / "data" / "first", within=within):
+    folder = tmp_path / "share" / "data"
+    folder.mkdir(parents=True)
+    within = FolderIdentity.marked(folder)
+    with appearing(folder / "first", within=within):
         pass
-    monkeypatch.setattr(FolderIdentity, "require", lambda self: replaced(share))  # right behind the check
-    with pytest.raises(FileNotFoundError), appearing(share / "data" / "second", within=within):
+    monkeypatch.setattr(FolderIdentity, "require", lambda self: replaced(folder.parent))  # right behind the check
+    with pytest.raises(FileNotFoundError), appearing(folder / "second", within=within):
         pass
-    assert os.listdir(share) == []
-    assert {path.name for path in (tmp_path / "unmounted" / "data").iterdir()} == {"first", within.marker}
+    assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*")} == {
+        *map(Path, ("share", "unmounted", "unmounted/data", "unmounted/data/first", f"unmounted/data/{within.marker}"))
+    }
 
 
 def test_two_processes_that_mark_a_folder_at_the_same_moment_both_find_it_again(tmp_path: Path) -> None:
@@ -283,25 +282,17 @@ def test_a_folder_that_is_away_is_waited_for_and_named_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    now = [0.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(console.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    slept = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(console.time, "sleep", slept.append)
     (tmp_path / "out").write_text("a file")
     with pytest.raises(UnavailableError) as caught:
         require_writable(tmp_path / "out", "model_output_path", again=True)
-    assert 600 <= now[0] < 603
+    assert 600 <= sum(slept) < 603
     (problem,) = caught.value.problems
     assert (problem.where, caught.value.exit_code) == ("model_output_path", 4)
     assert f"{problem.got}; waiting since 12 s" in caplog.text
-
-    answers = iter([OSError(116, "Stale file handle"), OSError("not mounted"), 7])
-
-    def ask() -> int:
-        answer = next(answers)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
+    ask = Mock(side_effect=[OSError(116, "Stale file handle"), OSError("not mounted"), 7])
     assert wait_for(ask, tmp_path, "model_output_path") == 7
 
 

@@ -80,7 +80,7 @@ def rendezvous(folder: Path) -> tuple[float, float]:
     with machines(folder) as start:
         four = [start(index, 4) for index in range(4)]
         assert [launcher.ended() for launcher in four] == [0] * 4
-        seconds = [met_after(launcher.log) for launcher in four]
+        seconds = [met_after(launcher.said) for launcher in four]
     return min(seconds), max(seconds)
 
 

@@ -111,15 +111,9 @@ def power(episodes: int, actions: int, rate: float, gain: float, logs: int, seed
         event = rng.random(episodes) < np.where(match, rate * gain, rate)
         weight, reward = (torch.from_numpy(values.astype(float)) for values in (match * actions, event))
         ones = torch.ones_like(reward)
-        ((low, _),) = intervals(
-            [
-                (
-                    Contributions(total=weight * reward, size=ones, weight=weight, outcome=reward),
-                    Contributions(total=reward, size=ones, weight=ones, outcome=reward),
-                )
-            ],
-            0.95,
-        )
+        evaluated = Contributions(total=weight * reward, size=ones, weight=weight, outcome=reward)
+        logged = Contributions(total=reward, size=ones, weight=ones, outcome=reward)
+        ((low, _),) = intervals([(evaluated, logged)], 0.95)
         table = [[(event & rows).sum(), (~event & rows).sum()] for rows in (match, ~match)]
         significant += low > 0, fisher_exact(table, alternative="greater").pvalue < 0.025
     share, fisher = significant / logs

@@ -1,24 +1,20 @@
 """Machines of a run, simulated on this machine: launchers with small workers instead of training, and their logs.
 
-Workers are forked from their launcher before it has threads, so torch is already imported.
-
-python machines.py '{"index": 0, "count": 2, "init_method": "file:///...", "work": "kill", ...}'
+python -m distributed.machines '{"index": 0, "count": 2, "init_method": "file:///...", "work": "kill", ...}'
 """
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from oracles.interpreters import Interpreter
+from oracles.interpreters import FORKED_WORKERS, Interpreter
 from oracles.waiting import wait_until
 
 from reagent_lite import console
@@ -35,10 +31,11 @@ from reagent_lite.files import FolderIdentity
 
 ONE = Declaration(node=0, host="here", pid=1, processes=1, device="cpu")
 PYTHONPATH = f"{Path(__file__).parents[2]}:{Path(__file__).parents[1]}"
+MODULE = ("-m", "distributed.machines")
 SETTINGS = {"interface": "lo", "heartbeat_seconds": 0.3, "lost_after_seconds": 2.0, "join_timeout_seconds": 60.0}
 
 
-class Machine:
+class Machine(Interpreter):
     """A launcher, as a process that writes its output to files."""
 
     def __init__(self, folder: Path, index: int, count: int, options: dict[str, Any]) -> None:
@@ -46,29 +43,17 @@ class Machine:
         out.mkdir(exist_ok=True)
         given = {"index": index, "count": count, "out": str(out), "init_method": f"file://{folder}/run.rdzv", **options}
         variables = {"PYTHONPATH": PYTHONPATH, "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
+        super().__init__([*MODULE, json.dumps(given)], env={**os.environ, **variables, FORKED_WORKERS: "1"})
         self.index = index
-        name = f"{index}_{time.monotonic_ns()}"
-        self._files = folder / f"out_{name}", folder / f"log_{name}"
-        self.process = Interpreter([__file__, json.dumps(given)], env=os.environ | variables, outputs=self._files)
-
-    @property
-    def log(self) -> str:
-        return self._files[1].read_text() if self._files[1].exists() else ""
-
-    @property
-    def output(self) -> str:
-        return self._files[0].read_text()
 
     def ended(self, within: float = 60.0) -> int:
         """Returns the exit code."""
-        try:
-            return self.process.wait(within)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"machine {self.index} still runs after {within} s:\n{self.log}") from None
+        wait_until(lambda: self.poll() is not None, lambda: f"machine {self.index} still runs:\n{self.said}", within)
+        return self.wait()
 
     def logs(self, words: str) -> None:
         """Waits until the log has these words."""
-        wait_until(lambda: words in self.log, lambda: f"machine {self.index} never logged {words!r}:\n{self.log}")
+        wait_until(lambda: words in self.said, lambda: f"machine {self.index} never logged {words!r}:\n{self.said}")
 
 
 Start = Callable[..., Machine]
@@ -77,23 +62,20 @@ Start = Callable[..., Machine]
 @contextmanager
 def machines(folder: Path) -> Iterator[Start]:
     """Yields start(index, count, **options) -> Machine, and ends all machines afterwards."""
-    started: list[Machine] = []
+    with ExitStack() as ending:
 
-    def start(index: int, count: int = 2, **options: Any) -> Machine:
-        started.append(Machine(folder, index, count, options))
-        return started[-1]
+        def start(index: int, count: int = 2, **options: Any) -> Machine:
+            machine = Machine(folder, index, count, options)
+            ending.callback(machine.kill)
+            return machine
 
-    try:
         yield start
-    finally:
-        for machine in started:
-            machine.process.kill()
 
 
 def all_end(machines: list[Machine], code: int) -> None:
     """Asserts that all machines end with the exit code."""
     codes = [machine.ended(120.0) for machine in machines]
-    assert codes == [code] * len(machines), "\n".join(machine.log for machine in machines)
+    assert codes == [code] * len(machines), "\n".join(machine.said for machine in machines)
 
 
 def appears(file: Path) -> None:
@@ -108,76 +90,26 @@ def working(start: Start, folder: Path, **options: Any) -> list[Machine]:
     return both
 
 
-class Fork:
-    """A worker, with the part of subprocess.Popen that a launcher uses."""
-
-    waiting: ClassVar[list[tuple[int, int]]] = []  # process, and the pipe that it reads its variables from
-
-    @classmethod
-    def prepare(cls, count: int) -> bool:
-        """Makes workers that wait until the launcher starts them. Returns whether this process is a started worker."""
-        for _ in range(count):
-            reading, writing = os.pipe()
-            pid = os.fork()
-            if not pid:
-                for pipe in (writing, *(pipe for _, pipe in cls.waiting)):
-                    os.close(pipe)
-                given = json.loads(os.fdopen(reading).readline() or os._exit(0))  # type: ignore[func-returns-value]
-                os.environ.update(given["env"])
-                os.dup2(1 if given["stdout"] is None else given["stdout"], 1)
-                return True
-            os.close(reading)
-            cls.waiting.append((pid, writing))
-        return False
-
-    def __init__(self, command: list[str], *, env: dict[str, str], stdout: int | None) -> None:
-        self.pid, pipe = self.waiting.pop()
-        self.returncode: int | None = None
-        os.write(pipe, json.dumps({"env": env, "stdout": stdout}).encode())
-        os.close(pipe)
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def wait(self, seconds: float) -> None:
-        wait_until(lambda: self.poll() is not None, seconds=seconds)
-
-
 def main(options: dict[str, Any]) -> None:
-    """Runs a launcher and its workers."""
-    processes = options.get("processes", 1)
-    restarts = options.get("restarts", 0)
-    if "python" not in options:
-        launcher.subprocess = SimpleNamespace(Popen=Fork, TimeoutExpired=())  # type: ignore[attr-defined]
-        if Fork.prepare(processes * (restarts + 1)):
-            return work(options)
+    """Runs a launcher."""
     node = Node(options["index"], options["count"])
+    processes = options.get("processes", 1)
+    declared = {key: options[key] for key in ("versions", "config", "problem", "job") if key in options}
     rendezvous = Rendezvous(
         node=node,
         init_method=options["init_method"],
         settings=RendezvousConfig(**{**SETTINGS, **options.get("settings", {})}),
         declaration=Declaration(
             node=node.index, host=options.get("host", f"host{node.index}"), pid=os.getpid(),
-            processes=processes, device="cpu", versions=options.get("versions", {}),
-            config=options.get("config", {}), problem=options.get("problem", ""), job=options.get("job", ""),
+            processes=processes, device="cpu", **declared,
         ),
         force=options.get("force", False),
     )  # fmt: skip
     rendezvous.preflight()
-    command = [options.get("python", sys.executable), __file__, json.dumps(options)]
     folder = FolderIdentity.of(Path(options["folder"], options.get("output", "."))) if "folder" in options else None
     console._MOST_FOLDER_SECONDS = options.get("away", console._MOST_FOLDER_SECONDS)
-    launcher.launch(command, processes, rendezvous, restarts=restarts, folder=folder)
+    command = [options.get("python", sys.executable), *MODULE, json.dumps(options)]
+    launcher.launch(command, processes, rendezvous, restarts=options.get("restarts", 0), folder=folder)
 
 
 def work(options: dict[str, Any]) -> None:
@@ -188,9 +120,7 @@ def work(options: dict[str, Any]) -> None:
     end_with_parent()
     position = ProcessRanks.read()
     assert position is not None
-    task = options.get("work", "sum")
-    out = Path(options["out"])
-    steps = options.get("steps", 1)
+    task, steps, out = options.get("work", "sum"), options.get("steps", 1), Path(options["out"])
     victim = position.rank == options.get("victim", 1)
     (out / f"pid_{position.rank}").write_text(str(os.getpid()))
     if task == "late start" and victim:
@@ -220,33 +150,33 @@ def work(options: dict[str, Any]) -> None:
         if task == "late end" and victim:
             fail("kill", options)
         if task == "late signal" and victim:
-            sys.exit(Preempted.exit_code)
+            os._exit(Preempted.exit_code)  # at once, before rank 0 is known to have lost its connection
         group.barrier()
     print(line)
 
 
 def fail(task: str, options: dict[str, Any]) -> None:
     if task == "unmount":
+        folder = Path(options["folder"])
         if "output" in options:
-            Path(options["folder"], options["output"]).mkdir()
-            FolderIdentity.marked(Path(options["folder"], options["output"]))
-        Path(options["folder"]).rename(f"{options['folder']}.gone")
-        Path(options["folder"]).mkdir()
+            (folder / options["output"]).mkdir()
+            FolderIdentity.marked(folder / options["output"])
+        folder.rename(f"{folder}.gone")
+        folder.mkdir()
     if task in ("kill", "unmount"):
         os.kill(os.getpid(), signal.SIGKILL)
-    elif task == "sleep":
-        time.sleep(100)
-    elif task == "stop":
+    if task == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif task == "hang":  # on its way out, after it has reported why
+    if task == "hang":  # on its way out, after it has reported why
         report_failure(DataError(()), "file.json:3: expected a number, got text")
+    if task in ("hang", "sleep"):
         time.sleep(100)
 
 
 if __name__ == "__main__":
     try:
         with logging_to_stderr():
-            main(json.loads(sys.argv[1]))
+            (work if is_worker() else main)(json.loads(sys.argv[1]))
     except (Exception, Preempted) as error:
         if is_worker():
             report_failure(error, str(error) if isinstance(error, ReagentLiteError) else repr(error))

@@ -1,6 +1,7 @@
 """Requests of a machine to node 0's store, however many machines there are."""
 
 import json
+from collections import UserDict
 from typing import Any
 
 from machines import ONE
@@ -15,20 +16,18 @@ from reagent_lite.distributed.verdict import check_compatibility
 MACHINES = 300
 
 
-class CountingStore:
-    """A store in memory."""
+class CountingStore(UserDict[str, str]):
+    """A store in memory that counts requests."""
 
-    def __init__(self, texts: dict[str, str]) -> None:
-        self.texts = texts
-        self.requests = 0
+    requests = 0
 
     def get(self, key: str) -> str | None:
         self.requests += 1
-        return self.texts.get(key)
+        return self.data.get(key)
 
     def set(self, key: str, text: str) -> None:
         self.requests += 1
-        self.texts[key] = text
+        self.data[key] = text
 
 
 def member(node: int, store: Any) -> Membership:
@@ -38,14 +37,10 @@ def member(node: int, store: Any) -> Membership:
 
 def test_values_of_all_machines_are_gathered_by_node_0_and_fetched_at_once() -> None:
     """Node 0 reads 300 keys; each other machine writes its own and reads one: 598 requests of them, not 90 000."""
-    texts = {f"exchange/place/{node}": json.dumps(10 * node) for node in range(1, MACHINES)}
-    first = CountingStore(texts)
+    store = CountingStore({f"exchange/place/{node}": json.dumps(10 * node) for node in range(1, MACHINES)})
     expected = [10 * node for node in range(MACHINES)]
-    assert member(0, first).exchange("place", 0, 5.0) == expected
-    assert first.requests == 1 + MACHINES + 1
-    other = CountingStore(texts)
-    assert member(7, other).exchange("place", 70, 5.0) == expected
-    assert other.requests == 2
+    assert (member(0, store).exchange("place", 0, 5.0), store.requests) == (expected, 1 + MACHINES + 1)
+    assert (member(7, store).exchange("place", 70, 5.0), store.requests) == (expected, 1 + MACHINES + 1 + 2)
 
 
 def test_what_all_machines_are_sent_before_they_begin_has_no_copy_of_the_config_for_each() -> None:

@@ -1,6 +1,9 @@
 """Declarations that fit together, and those that do not."""
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from reagent_lite.distributed.verdict import Declaration, compare, digest_of_code, shared_keys
 
@@ -13,28 +16,43 @@ def machine(node: int, **changes: object) -> Declaration:
     return Declaration(**{**fields, **changes})
 
 
-def test_equal_machines_fit_whatever_their_process_counts() -> None:
-    assert compare([machine(0), machine(1, processes=8), machine(2)]) == ([], [])
-
-
-def test_keys_that_differ_are_named_with_both_values() -> None:
-    problems, _ = compare([machine(0), machine(1, config={"epochs": 2, "seed": 3})])
-    first, second = (str(problem) for problem in problems)
-    assert first == "config key epochs: expected 1 as on node 0 (host h0, pid 7), got 2 on node 1 (host h1, pid 7)"
-    assert second.startswith("config key seed: expected None as on node 0 ")
-
-
-def test_minor_releases_are_errors_and_patches_warnings() -> None:
-    problems, warnings = compare(
-        [
-            machine(0),
-            machine(1, versions={"torch": "2.13.1", "nccl": "2.28.0"}),
-            machine(2, versions={"torch": "2.13.0"}),
-        ]
-    )
-    assert [problem.where for problem in problems] == ["version of nccl", "version of nccl"]
-    assert problems[1].got == "none on node 2 (host h2, pid 7)"
-    assert warnings == ["torch is 2.13.0 on node 0 (host h0, pid 7) and 2.13.1 on node 1 (host h1, pid 7)"]
+@pytest.mark.parametrize(
+    ("others", "problems", "warnings"),
+    [
+        ([{"processes": 8}, {}], [], []),
+        (
+            [{"config": {"epochs": 2, "seed": 3}}],
+            [
+                ("config key epochs", "1 as on node 0 (host h0, pid 7)", "2 on node 1 (host h1, pid 7)"),
+                ("config key seed", "None as on node 0 (host h0, pid 7)", "3 on node 1 (host h1, pid 7)"),
+            ],
+            [],
+        ),
+        # minor releases are errors, patches warnings
+        (
+            [{"versions": {"torch": "2.13.1", "nccl": "2.28.0"}}, {"versions": {"torch": "2.13.0"}}],
+            [
+                ("version of nccl", "2.27.3 as on node 0 (host h0, pid 7)", "2.28.0 on node 1 (host h1, pid 7)"),
+                ("version of nccl", "2.27.3 as on node 0 (host h0, pid 7)", "none on node 2 (host h2, pid 7)"),
+            ],
+            ["torch is 2.13.0 on node 0 (host h0, pid 7) and 2.13.1 on node 1 (host h1, pid 7)"],
+        ),
+        (
+            [{"gpus": ("GPU-0",)}, {"device": "cpu", "gpus": ()}],
+            [
+                ("devices", "cuda as on node 0 (host h0, pid 7)", "cpu on node 2 (host h2, pid 7)"),
+                ("GPU GPU-0", "used by node 0 (host h0, pid 7) alone", "also by node 1 (host h1, pid 7)"),
+            ],
+            [],
+        ),
+    ],
+)
+def test_what_differs_between_machines_is_named_with_both_values(
+    others: list[dict[str, Any]], problems: list[tuple[str, ...]], warnings: list[str]
+) -> None:
+    result = compare([machine(0), *(machine(node, **changes) for node, changes in enumerate(others, 1))])
+    assert [(problem.where, problem.expected, problem.got) for problem in result[0]] == problems
+    assert result[1] == warnings
 
 
 def test_another_commit_of_one_release_is_an_error(tmp_path: Path) -> None:
@@ -46,21 +64,11 @@ def test_another_commit_of_one_release_is_an_error(tmp_path: Path) -> None:
         file.write_text(text)
         digests.append(digest_of_code(tmp_path))
     file.rename(tmp_path / "part.py")
-    assert digests[0] == digests[2]
-    assert len({*digests, digest_of_code(tmp_path)}) == 3
+    assert (digests[0] == digests[2], len({*digests, digest_of_code(tmp_path)})) == (True, 3)
     versions = [{"torch": "2.13.0", "reagent-lite's code": digest} for digest in digests[:2]]
     ((problem,), _) = compare([machine(node, versions=given) for node, given in enumerate(versions)])
     assert problem.where == "version of reagent-lite's code"
-    assert digests[0] in problem.expected
-    assert digests[1] in problem.got
-
-
-def test_one_gpu_twice_and_a_machine_without() -> None:
-    problems, _ = compare([machine(0), machine(1, gpus=("GPU-0",)), machine(2, device="cpu", gpus=())])
-    assert [(problem.where, problem.got) for problem in problems] == [
-        ("devices", "cpu on node 2 (host h2, pid 7)"),
-        ("GPU GPU-0", "also by node 1 (host h1, pid 7)"),
-    ]
+    assert (digests[0] in problem.expected, digests[1] in problem.got) == (True, True)
 
 
 def test_keys_of_one_machine_are_left_out() -> None:

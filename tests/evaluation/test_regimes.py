@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.hidden_loggers import HiddenLogger
-from oracles.regimes import CONFIG, AnyRegime, Regime, measure, page_of
+from oracles.regimes import CONFIG, Regime, measure, page_of
 from oracles.users import Users
 
 from reagent_lite.evaluation.cpe import evaluate_page
@@ -53,7 +53,7 @@ UNDECIDED = {"ship": (0, 0), "do not ship": (0, 0)}
     ids=str,
 )  # fmt: skip
 def test_shares_of_trusted_estimates_intervals_and_decisions(
-    regime: AnyRegime, logs: int, bounds: dict[str, tuple[float, float]]
+    regime: Regime | HiddenLogger | Users, logs: int, bounds: dict[str, tuple[float, float]]
 ) -> None:
     figures = measure(regime, logs, seed=1000)
     assert {name: figures[name] for name, (low, high) in bounds.items() if not low <= figures[name] <= high} == {}

@@ -44,8 +44,7 @@ class CentredScorer(nn.Module):
         assert features is not None
         allowed = mask.to(state.dtype)
         f = features[:, :, 0] * self.scale
-        mean = (f * allowed).sum(1, keepdim=True) / allowed.sum(1, keepdim=True).clamp(min=1)
-        return state[:, :1] + f - mean
+        return state[:, :1] + f - ((f * allowed).sum(1, keepdim=True) / allowed.sum(1, keepdim=True).clamp(min=1))
 
 
 def discrete(**parts: Any) -> DiscretePredictor:

@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,18 +62,18 @@ def predictor_of(head: str, *, candidates: bool, dueling: bool, restricted: bool
         batch_norm=candidates,
     )
     torch.manual_seed(0)
-    scorer, restriction = Scorer(build_q_network(spec, settings), values), None
+    parts: dict[str, Any] = {"state_feature_ids": SPEC.feature_ids, "policy": policy}
+    scorer = Scorer(build_q_network(spec, settings), values)
     if restricted:
         behavior_cloning = build_q_network(spec, NetworkSettings(hidden=(16,), activations=("relu",), batch_norm=True))
-        restriction = LikelyInTheLog(behavior_cloning, 0.4)
-    state, ids = Preprocessor(SPEC), SPEC.feature_ids
-    made: Predictor
-    if candidates:
-        made = ParametricPredictor(state, Preprocessor(SPEC), scorer, state_feature_ids=ids, action_feature_ids=ids,
-                                   policy=policy, restriction=restriction)  # fmt: skip
-    else:
-        made = DiscretePredictor(state, scorer, state_feature_ids=ids, action_names=spec.action_names, policy=policy,
-                                 restriction=restriction)  # fmt: skip
+        parts["restriction"] = LikelyInTheLog(behavior_cloning, 0.4)
+    made: Predictor = (
+        ParametricPredictor(
+            Preprocessor(SPEC), Preprocessor(SPEC), scorer, action_feature_ids=SPEC.feature_ids, **parts
+        )
+        if candidates
+        else DiscretePredictor(Preprocessor(SPEC), scorer, action_names=spec.action_names, **parts)
+    )
     return made.eval().requires_grad_(False)
 
 
@@ -87,9 +88,8 @@ def raw(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 def sample_of(candidates: bool) -> SampleRows:
     rng = np.random.default_rng(1)
-    if candidates:
-        return SampleRows(values=raw(rng, 40), candidates=raw(rng, 40, 5), mask=rng.random((40, 5)) < 0.7)
-    return SampleRows(values=raw(rng, 40))
+    lists = {"candidates": raw(rng, 40, 5), "mask": rng.random((40, 5)) < 0.7} if candidates else {}
+    return SampleRows(values=raw(rng, 40), **lists)
 
 
 def check_files(predictor: Predictor, sample: SampleRows, folder: Path) -> None:
@@ -121,12 +121,10 @@ def test_every_format_equals_the_live_network(
 ) -> None:
     restricted = head != "scalar"
     predictor = predictor_of(head, candidates=candidates, dueling=dueling, restricted=restricted)
-    sample = sample_of(candidates)
-    inputs = graph_inputs(predictor, sample)
+    inputs = graph_inputs(predictor, sample_of(candidates))
     excluded = inputs[-1] & ~predictor(*inputs)[3]
-    assert excluded.any() == restricted
-    assert not excluded.all(1).any()
-    check_files(predictor, sample, tmp_path)
+    assert (excluded.any(), excluded.all(1).any()) == (restricted, False)
+    check_files(predictor, sample_of(candidates), tmp_path)
     assert capfd.readouterr() == ("", "")
 
 
@@ -137,12 +135,11 @@ def test_batch_normalization_over_gpus_is_evaluated_and_exported(
     """One process of each GPU: DistributedDataParallel itself needs one, what is done to the learner does not."""
     monkeypatch.setattr(group, "DistributedDataParallel", lambda module, **_: module)
     predictor = predictor_of("c51", candidates=candidates, dueling=False, restricted=True)
-    sample = sample_of(candidates)
-    alone = predictor(*graph_inputs(predictor, sample))
+    inputs = graph_inputs(predictor, sample_of(candidates))
+    alone = predictor(*inputs)
     wrapped = Group(ProcessRanks(0, 2, 0, 2), torch.device("cuda")).wrap(predictor)
-    for before, after in zip(alone, wrapped(*graph_inputs(predictor, sample)), strict=True):
-        assert torch.equal(before, after)
-    check_files(predictor, sample, tmp_path)
+    torch.testing.assert_close(wrapped(*inputs), alone, rtol=0, atol=0, equal_nan=True)
+    check_files(predictor, sample_of(candidates), tmp_path)
 
 
 def test_tolerance_is_relative_to_the_largest_live_q() -> None:

@@ -1,6 +1,8 @@
 """Texts as features of an exported model: one-hot columns by hand, what counts as other, and what is refused."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -34,24 +36,17 @@ def bundle(folder: Path) -> Bundle:
     return load_bundle(folder)
 
 
-def test_a_level_is_one_column_and_others_are_in_none(bundle: Bundle) -> None:
+def test_a_level_is_one_column_and_others_are_in_none_also_in_frames(bundle: Bundle) -> None:
     assert bundle.predict_rows(ROWS).q.tolist() == Q
     assert bundle.levels == {"state": {"country": ("DE", "FR")}, "action": {}}
-
-
-def test_a_frame_has_its_texts(bundle: Bundle) -> None:
-    countries = ["DE", "FR", "?", None]
-    frame = pd.DataFrame({"country": countries, "age": [0.5, -1, 2, 3], "3": [2, 5, 7, None]})
+    frame = pd.DataFrame({"country": ["DE", "FR", "?", None], "age": [0.5, -1, 2, 3], "3": [2, 5, 7, None]})
     for given in (frame, frame.astype({"country": "category"}), pa.table(frame)):
         assert bundle.predict(given).q.tolist() == Q
 
 
 def test_codes_of_the_card_give_the_same_in_the_bare_graph(folder: Path) -> None:
     card = (folder / "MODEL_CARD.md").read_text()
-    codes = {
-        level: float(next(line for line in card.splitlines() if f"| `{level}` |" in line).split("|")[3])
-        for level in ("DE", "FR")
-    }
+    codes = {level: float(re.search(rf"\| `{level}` \|([^|]+)\|", card)[1]) for level in ("DE", "FR")}
     assert codes == {level: float(code_of_text(level)) for level in ("DE", "FR")}
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     values = np.array([[0.5, 2, codes["DE"]], [-1, 5, codes["FR"]], [2, 7, 1.0]], np.float32)
@@ -60,11 +55,11 @@ def test_codes_of_the_card_give_the_same_in_the_bare_graph(folder: Path) -> None
     assert session.run(["q"], feed)[0].tolist() == Q[:3]
 
 
-def test_other_values_are_counted_by_feature(bundle: Bundle) -> None:
-    others = bundle.others(bundle.states(ROWS))
-    assert {str(feature_id): count for feature_id, count in others.items()} == {"3": 1, "country": 1}
-    assert bundle.others(bundle.states(ROWS[:2])) == {}
-    assert bundle.others(bundle.states([{"3": -1337.1337}])) == {}
+@pytest.mark.parametrize(
+    ("rows", "others"), [(ROWS, {"3": 1, "country": 1}), (ROWS[:2], {}), ([{"3": -1337.1337}], {})]
+)
+def test_other_values_are_counted_by_feature(bundle: Bundle, rows: Any, others: dict[str, int]) -> None:
+    assert {str(feature_id): count for feature_id, count in bundle.others(bundle.states(rows)).items()} == others
 
 
 def test_a_number_for_a_category_is_refused_and_a_text_for_a_number(bundle: Bundle) -> None:
@@ -74,12 +69,8 @@ def test_a_number_for_a_category_is_refused_and_a_text_for_a_number(bundle: Bund
         ("states[0], feature country", "3.0"),
         ("states[0], feature age", "'old'"),
     ]
-    frame = pd.DataFrame({"country": ["DE", 3], "age": [1.0, 2.0], "3": [2, 5]})
     with pytest.raises(BundleError, match=r"column country: expected texts, .*got 3"):
-        bundle.predict(frame)
-
-
-def test_an_array_of_texts_is_told_where_texts_go(bundle: Bundle) -> None:
+        bundle.predict(pd.DataFrame({"country": ["DE", 3], "age": [1.0, 2.0], "3": [2, 5]}))
     with pytest.raises(BundleError, match="with country as codes"):
         bundle.act([[0.5, 2, "DE"]])
 
@@ -87,8 +78,5 @@ def test_an_array_of_texts_is_told_where_texts_go(bundle: Bundle) -> None:
 def test_candidates_have_categories(tmp_path: Path) -> None:
     bundle = load_bundle(category_candidates_bundle(tmp_path / "model"))
     lists = [[{"country": "FR"}, {"country": "US"}], [{"country": "DE"}]]
-    prediction = bundle.predict_rows([{"7": 0.0}] * 2, lists)
-    assert prediction.q[0].tolist() == [2, 0]
-    assert prediction.q[1, 0] == 1
-    values = np.concatenate(bundle.candidates(lists))
-    assert list(bundle.others(values, candidates=True).values()) == [1]
+    np.testing.assert_array_equal(bundle.predict_rows([{"7": 0.0}] * 2, lists).q, [[2, 0], [1, np.nan]])
+    assert [*bundle.others(np.concatenate(bundle.candidates(lists)), candidates=True).values()] == [1]

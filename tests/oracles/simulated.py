@@ -31,17 +31,12 @@ def skip_without_gpu() -> None:
 def made(folder: Path, **changes: Any) -> tuple[SimulatedLog, SimpleNamespace]:
     """Simulates in this process; the log as arrays of its rows.
 
-    Its `rows` are the lines, `ids` (what was played, environment, number) of each episode in the file's order.
+    Its `rows` are the lines.
     """
-    result = simulate(
-        check(
-            SimulateConfig,
-            {"env": "cartpole_v0", "output_path": str(folder / "log.jsonl"), "format": "transitions", "use_gpu": False}
-            | changes,
-        )
-    )
+    tree = {"env": "cartpole_v0", "output_path": str(folder / "log.jsonl"), "format": "transitions", "use_gpu": False}
+    result = simulate(check(SimulateConfig, tree | changes))
     rows = [json.loads(line) for line in Path(result.log).read_text().splitlines()]
-    episode, names = pd.factorize(np.array([row["mdp_id"] for row in rows], object))
+    episode, _ = pd.factorize(np.array([row["mdp_id"] for row in rows], object))
     return result, SimpleNamespace(
         rows=rows,
         state=dense(row["state_features"] for row in rows),
@@ -52,7 +47,6 @@ def made(folder: Path, **changes: Any) -> tuple[SimulatedLog, SimpleNamespace]:
         position=np.array([row["sequence_number"] for row in rows]),
         episode=episode,
         lengths=np.bincount(episode),
-        ids=[(played, int(env), int(number)) for played, env, number in [name.split("-") for name in names]],
     )
 
 

@@ -45,6 +45,11 @@ class Worker:
         assert answer.status_code in (200, 204), answer.text
         return answer.json() if answer.content else None
 
+    def refusal(self, path: str, **body: Any) -> tuple[int, dict[str, str]]:
+        """Status and first problem of a request that is refused."""
+        answer = self.client.post(path, json=body)
+        return answer.status_code, answer.json()["problems"][0]
+
     def waiting_rows(self) -> list[dict[str, Any]]:
         """Decisions of the database, as a file would have them without their rewards."""
         waiting = self.log._db.execute("SELECT id, at, event, '{}' FROM decisions ORDER BY id")
@@ -98,3 +103,9 @@ def opened(tmp_path: Path) -> Iterator[Open]:
             return Worker(app, client, served, log, Path(config.log))
 
         yield start
+
+
+@pytest.fixture
+def worker(named: Path, opened: Open) -> Worker:
+    """A worker on the model `named`."""
+    return opened(named)

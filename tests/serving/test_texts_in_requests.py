@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from oracles.bundles import category_bundle, category_candidates_bundle
 from oracles.transitions import code_of_text
-from serving.conftest import Open
+from serving.conftest import Open, Worker
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 
@@ -14,22 +14,20 @@ WEIGHT = np.array([[0.0, 0, 0, 50, 0], [0, 0, 0, 0, 50]])
 NAMES = ("mail", "call")
 
 
-def test_texts_decide_are_counted_and_come_back_from_the_log(tmp_path: Path, opened: Open) -> None:
-    worker = opened(category_bundle(tmp_path / "model", WEIGHT, NAMES), reward_seconds=1e-6)
+def test_texts_decide_are_counted_and_come_back_from_the_log(tmp_path: Path, worker: Worker) -> None:
     countries = ["DE", "FR", "DE", "Atlantis"]
     rows = [{"mdp_id": "e", "state_features": {"age": 2.5, "country": country}} for country in countries]
-    decided = [decision["action"] for decision in worker.post("/decide", rows=rows)["decisions"]]
-    assert decided[:3] == ["mail", "call", "mail"]
+    decisions = worker.post("/decide", rows=rows)["decisions"]
+    assert [decision["action"] for decision in decisions[:3]] == ["mail", "call", "mail"]
     page = worker.client.get("/metrics").text
     assert 'reagent_features_other_total{feature="country"} 1.0' in page
     assert 'reagent_features_missing_total{feature="3"} 4.0' in page
-
     worker.log.rotate()
     copy = prepare_training_copy(str(worker.folder), actions=NAMES, directory=str(tmp_path / "copies"))
     assert list(copy.levels["state"].values()) == [{"Atlantis": 1, "DE": 2, "FR": 1}]
-    by_name = {str(name): copy.state[:, column] for column, name in enumerate(copy.state_ids)}
-    assert by_name["country"][:3].tolist() == [float(code_of_text(country)) for country in countries[:3]]
-    assert by_name["age"][:3].tolist() == [2.5] * 3
+    by_name = {str(name): copy.state[:3, column].tolist() for column, name in enumerate(copy.state_ids)}
+    codes = [float(code_of_text(country)) for country in countries[:3]]
+    assert (by_name["country"], by_name["age"]) == (codes, [2.5] * 3)
 
 
 def test_candidates_have_texts(tmp_path: Path, opened: Open) -> None:
@@ -57,16 +55,13 @@ def test_candidates_have_texts(tmp_path: Path, opened: Open) -> None:
     ],
 )
 def test_other_values_are_refused_by_the_name_of_the_feature(
-    features: dict[str, object], where: str, expected: str, tmp_path: Path, opened: Open
+    features: dict[str, object], where: str, expected: str, worker: Worker
 ) -> None:
-    worker = opened(category_bundle(tmp_path / "model", WEIGHT, NAMES))
-    answer = worker.client.post("/decide", json={"rows": [{"state_features": features}]})
-    (problem,) = answer.json()["problems"]
-    assert (answer.status_code, problem["where"], problem["expected"]) == (422, where, expected)
+    status, problem = worker.refusal("/decide", rows=[{"state_features": features}])
+    assert (status, problem["where"], problem["expected"]) == (422, where, expected)
 
 
-def test_the_openapi_says_which_features_are_texts(tmp_path: Path, opened: Open) -> None:
-    worker = opened(category_bundle(tmp_path / "model", WEIGHT, NAMES))
+def test_the_openapi_says_which_features_are_texts(worker: Worker) -> None:
     schema = worker.client.get("/openapi.json").json()["components"]["schemas"]["StateFeatures"]
     assert schema["properties"]["country"] == {
         "anyOf": [{"type": "string", "maxLength": 200}, {"type": "null"}],
@@ -74,3 +69,8 @@ def test_the_openapi_says_which_features_are_texts(tmp_path: Path, opened: Open)
     }
     assert schema["properties"]["age"]["anyOf"][0]["type"] == "number"
     assert {"required": ["country"], "properties": {"country": {"type": "string"}}} in schema["anyOf"]
+
+
+@pytest.fixture
+def worker(tmp_path: Path, opened: Open) -> Worker:
+    return opened(category_bundle(tmp_path / "model", WEIGHT, NAMES), reward_seconds=1e-6)

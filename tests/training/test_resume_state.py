@@ -1,5 +1,6 @@
 """Which config may continue which run, where it goes on, and what other ranks get: by hand."""
 
+import re
 from typing import Any
 
 import pytest
@@ -45,8 +46,9 @@ def test_configs_that_learn_something_else_are_refused_by_key() -> None:
         require_same_learning(SAVED, now, "step_000007", may_grow=False)
     problems = {problem.where: str(problem) for problem in error.value.problems}
     assert problems.keys() == {"training.learning_rate", "epochs", "data.layout"}
-    rate = problems["training.learning_rate"]
-    assert all(word in rate for word in ("expected 0.1", "step_000007", "got 0.2", "checkpoint.resume=false")), rate
+    assert re.search(
+        r"expected 0\.1.*step_000007.*got 0\.2.*checkpoint\.resume=false", problems["training.learning_rate"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,8 +73,7 @@ def test_sums_of_other_ranks_keep_their_mean() -> None:
     # two ranks over two steps: (1 + 5) / (2 ranks · 2 steps) = 1.5
     for world in (1, 3):
         parts = [regrouped(states, rank, {"step": 4}, between=True) for rank in range(world)]
-        total = sum(float(part["meter"]["sums"]["x"]) for part in parts)
-        assert total / (world * 2) == 1.5
+        assert sum(float(part["meter"]["sums"]["x"]) for part in parts) / (world * 2) == 1.5
         assert [part["source"] for part in parts] == [{"step": 4}] * world
         assert [int(part["rng"]["cpu"]) for part in parts if "rng" in part] == [0, 1][:world]
     assert regrouped(states, 0, {}, between=False)["meter"] == {"steps": 0}
