@@ -88,21 +88,11 @@ def three_rows(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "log.jsonl", [{**row, "metrics": {"cost": -2 * row["reward"]}} for row in rows])
 
 
-def test_one_step_three_rows(known: Path, tmp_path: Path) -> None:
-    outcome, report = evaluated(three_rows(tmp_path), known)
-    assert (outcome.episodes, outcome.rows) == (3, 3)
-    # weights .4/.2 = 2, .3/.5 = .6, .7/.4 = 1.75: (8 + 3 + 12.25) / 3
-    assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
-    assert outcome.scores["CPE/Reward/Logged_Reward"] == pytest.approx(16 / 3)
-    assert outcome.scores["CPE/cost/IPS_Reward"] == pytest.approx(-15.5, abs=1e-5)
-    assert report["log"]["fitted_episodes"] == 1
-    assert report["model"]["actions"]["a"]["policy"] == pytest.approx((0.4 + 0.7 + 0.7) / 3)
-    assert report["model"]["actions"]["b"]["logged"] == pytest.approx(1 / 3)
-
-
 @pytest.mark.parametrize(
     ("exported", "keys", "shown", "expected"),
     [
+        # weights .4/.2 = 2, .3/.5 = .6, .7/.4 = 1.75: (8 + 3 + 12.25) / 3
+        (Softmax(1.0), {}, "softmax of q at temperature 1", 7.75),
         # greedy takes b, a, a; it agrees with the log (a, b, a) in the third row: 7 / .4 / 3
         (Softmax(1.0), {"policy": "greedy"}, "greedy", 7 / 0.4 / 3),
         # at temperature .5 the shares are squared: .16 / .52, .09 / .58, .49 / .58
@@ -120,8 +110,9 @@ def test_which_policy(
 ) -> None:
     model = linear_bundle(tmp_path / "model", np.eye(2), AB, (0, 1), policy=exported)
     outcome, report = evaluated(three_rows(tmp_path), model, **keys)
-    assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(expected, abs=1e-5)
-    assert outcome.scores["CPE/Reward/Direct_Method_Reward"] is not None
+    scores = [outcome.scores[f"CPE/{name}/IPS_Reward"] for name in ("Reward", "cost")]
+    assert scores == pytest.approx([expected, -2 * expected], abs=1e-5)
+    assert report["model"]["actions"]["b"]["logged"] == pytest.approx(1 / 3)
     assert shown in report["model"]["policy"]
 
 
@@ -165,8 +156,7 @@ def test_two_models_and_their_difference(tmp_path: Path) -> None:
         value, low, high = outcome.difference[f"CPE/Reward/{name}"]
         assert value == pytest.approx(1.2, abs=0.03)
         assert 1 < (low or 0) <= value + 1e-6 <= (high or 0) + 2e-6
-    difference = report["difference"]["Reward"]["Self_Normalized_IPS_Reward"]
-    assert (difference["verdict"], difference["reason"]) == ("trustworthy", "model is better")
+    assert report["difference"]["Reward"]["Self_Normalized_IPS_Reward"]["reason"] == "model is better"
 
 
 def test_the_same_policy_with_actions_in_another_order(known: Path, tmp_path: Path) -> None:
@@ -209,9 +199,6 @@ def test_candidates(tmp_path: Path) -> None:
     choices = report["model"]["candidates"]
     assert (report["model"]["actions"], choices["rows"]) == ({}, 3)
     assert choices["probability"] == pytest.approx((0.4 + 0.3 + 0.7) / 3, abs=1e-5)
-    of_policy = sum(share * math.log(share) for of_row in shares[:3] for share in of_row) / 3
-    assert choices["features"]["7"]["policy"]["mean"] == pytest.approx(of_policy, abs=1e-5)
-    assert f"{of_policy:.3g}" in Path(outcome.page).read_text()
     rows[1]["p"] = (0.5, 0.5)
     with pytest.raises(DataError, match="in p as possible_actions has, got 2"):
         evaluated(write_lines(tmp_path / "log.jsonl", rows), Path("column:p"))
@@ -221,17 +208,10 @@ def test_without_propensities(known: Path, tmp_path: Path) -> None:
     log = hidden_log(tmp_path, 31, 3)
     rows = [json.loads(line) for line in log.read_text().splitlines()][:-3]  # the last episode is fitted to
     outcome, report = evaluated(log, known, against=str(known))
-    for name, estimate in estimates(report).items():
-        known_value = estimate["figure"]["value"] is not None
-        assert (known_value, estimate["verdict"]) == (
-            (False, "do not use") if name in WEIGHTED else (True, "support only")
-        )
-        assert ("no propensity" in estimate["reason"]) == (name in WEIGHTED)
+    assert {name for name, each in estimates(report).items() if "no propensity" in each["reason"]} == set(WEIGHTED)
     returns = [0.9 ** row["sequence_number"] * row["reward"] for row in rows]
     assert outcome.scores["CPE/Reward/Logged_Reward"] == pytest.approx(np.mean([row["reward"] for row in rows]))
     assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(sum(returns) / 30)
-    overlap = report["model"]["cpe"]["overlap"]
-    assert (overlap["mean_weight"], overlap["num_episodes"]) == (None, 30)
     assert report["difference"]["Reward"]["IPS_Reward"]["value"] is None
     assert any("no propensity" in warning for warning in outcome.warnings)
 
@@ -252,18 +232,15 @@ def test_estimated_propensities(known: Path, tmp_path: Path) -> None:
     log = hidden_log(tmp_path, 400, 3, propensity=0.9)
     estimated: dict[str, Any] = {"propensities": "estimate", "held_out_share": 0.5}
     outcome, report = evaluated(log, known, against="logged", evaluation=estimated)
-    overlap, by_name = report["model"]["cpe"]["overlap"], estimates(report)
+    overlap = report["model"]["cpe"]["overlap"]
     assert (overlap["calibration"]["calibrated"], overlap["calibration"]["rows"]) == (True, 1200)
     assert overlap["mean_weight"]["value"] == pytest.approx(1, abs=0.05)
     assert report["against"]["cpe"]["overlap"]["mean_weight"]["value"] == pytest.approx(1, abs=1e-6)
-    estimate = by_name["Weighted_Per_Decision_Importance_Sampling"]["figure"]["value"]
+    estimate = outcome.scores["CPE/Reward/Weighted_Per_Decision_Importance_Sampling"]
     assert estimate == pytest.approx(outcome.scores["CPE/Reward/Logged_Return"], abs=0.3)
-    assert by_name["IPS_Reward"]["verdict"] == "trustworthy"
-    for reason in (report["decision"]["reason"], *(estimate["reason"] for estimate in by_name.values())):
-        assert "propensities are estimated; calibrated" in reason
+    for each in (report["decision"], *estimates(report).values()):
+        assert "propensities are estimated; calibrated" in each["reason"]
     assert any(warning.startswith("1 of 1,200 rows have a propensity") for warning in outcome.warnings)
-    assert report["log"]["rows_without_propensity"] == 1199
-    assert "Calibration of the estimated" in Path(outcome.page).read_text()
 
 
 def test_estimated_propensities_of_candidates(tmp_path: Path) -> None:
@@ -277,10 +254,8 @@ def test_estimated_propensities_of_candidates(tmp_path: Path) -> None:
                           evaluation={"propensities": "estimate", "held_out_share": 0.5})  # fmt: skip
     figures, overlap = report["model"]["candidates"], report["model"]["cpe"]["overlap"]
     assert overlap["calibration"]["calibrated"]
-    assert {group["action"] for group in overlap["calibration"]["groups"]} == {""}
     exact = np.mean([softmax(features)[index] for features, index in zip(lists, logged, strict=True)])
     assert figures["propensity"] == pytest.approx(exact, abs=0.02)
-    assert figures["propensity"] == pytest.approx(figures["probability"], abs=0.01)
     assert overlap["mean_weight"]["value"] == pytest.approx(1, abs=0.03)
 
 
@@ -291,10 +266,7 @@ def test_one_episode(known: Path, tmp_path: Path) -> None:
     # weights 2 and 2 * 1: 2 * 2 + 0.9 * 2 * 1
     expected = {"value": pytest.approx(5.8, abs=1e-5), "low": None, "high": None}
     assert by_name["Per_Decision_Importance_Sampling"]["figure"] == expected
-    assert {estimate["verdict"] for estimate in by_name.values()} == {"do not use"}
-    for name in MODELLED:
-        assert by_name[name]["figure"]["value"] is None
-        assert "no other episode" in by_name[name]["reason"]
+    assert {name for name, each in by_name.items() if "no other episode" in each["reason"]} == set(MODELLED)
 
 
 def test_many_actions_that_the_log_never_has_are_counted(tmp_path: Path) -> None:
@@ -356,8 +328,7 @@ def test_a_model_on_the_log_that_it_learned_from(small: dict[str, Any], tmp_path
     write_lines(log, rows)
     rl = {"gamma": 0.25, "use_seq_num_diff_as_time_diff": True, "time_diff_unit_length": 4.0}
     model = Path(str(trained({**small, "rl": rl}).model))
-    outcome, report = evaluated(log, model, gamma=None)
-    assert report["gamma"] == 0.25
+    outcome, _ = evaluated(log, model, gamma=None)
     (warning,) = outcome.warnings
     assert "trained on this very log" in warning
     assert evaluated(log, model, gamma=None)[0].scores == outcome.scores  # the same seed gives the same numbers
@@ -390,9 +361,7 @@ def test_the_command_line_alone(run: Runner, known: Path, tmp_path: Path, capsys
     assert done.code == 0, done.err
     assert done.outcome["scores"]["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
     assert re.search(r"\n +(Self Normalized )?IPS", done.err), done.err
-    assert json.loads(Path(tmp_path, done.outcome["report"]).read_text())["log"]["rows"] == 4
-    page = Path(tmp_path, done.outcome["page"]).read_text()
-    assert ("Evaluation of" in page, "<script" in page) == (True, False)
+    assert "Evaluation of" in Path(tmp_path, done.outcome["page"]).read_text()
     for arguments, words in (
         (["--model", "nowhere", "--data", str(log)], "^bundle error:\nnowhere: "),
         ([], "(?s)(?=.*Or give --model)(?=.*data_path: expected a log)"),
@@ -439,13 +408,10 @@ def test_a_policy_in_a_column_against_the_logging_policy(tmp_path: Path) -> None
     outcome, report = given(tmp_path, rows, model="column:new", against="logged", write_scored_rows=True)
     assert (outcome.episodes, outcome.rows, report["gamma"]) == (3, 3, 1.0)
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
-    for name in ("IPS_Reward", "Self_Normalized_IPS_Reward", "Per_Decision_Importance_Sampling"):
-        assert estimates(report, "against")[name]["figure"]["value"] == 16 / 3
+    assert outcome.scores["CPE/Reward/Logged_Reward"] == pytest.approx(16 / 3)
     assert (outcome.difference or {})["CPE/Reward/IPS_Reward"][0] == pytest.approx(7.75 - 16 / 3, abs=1e-5)
-    assert {outcome.scores[f"CPE/Reward/{name}"] for name in MODELLED} == {None}
     assert "only the probability of the logged action" in estimates(report)["Direct_Method_Reward"]["reason"]
     assert report["log"]["scored_lines"] == {str(tmp_path / "log.jsonl"): [1, 2, 3]}
-    assert report["model"]["policy"] == "probabilities in column new"
     assert "column:new" in Path(outcome.page).read_text()
 
 
@@ -461,12 +427,10 @@ def test_a_column_of_a_models_probabilities_is_that_model(known: Path, tmp_path:
     ]  # fmt: skip
     settings = {"held_out_share": 0.5, "final_fit_passes": 20, "max_horizon": 5}
     log = write_lines(tmp_path / "events.jsonl", events)
-    outcome, report = evaluated(log, known, against="column:p", evaluation=settings)
+    _, report = evaluated(log, known, against="column:p", evaluation=settings)
     by_column = estimates(report, "against")
     for name, estimate in estimates(report).items():
         assert by_column[name]["figure"] == pytest.approx(estimate["figure"], rel=1e-3, abs=1e-4), name
-        assert by_column[name]["reason"] == estimate["reason"]
-    assert (outcome.difference or {})["CPE/Reward/Fitted_Q_Evaluation"][0] == pytest.approx(0, abs=1e-4)
     assert report["against"]["actions"]["a"]["policy"] == pytest.approx(report["model"]["actions"]["a"]["policy"])
 
 
@@ -477,11 +441,10 @@ def test_a_column_is_not_known_at_states_that_are_no_rows(tmp_path: Path) -> Non
         for name in names(6)
         for at in range(2)
     ]
-    outcome, report = given(tmp_path, rows, model="column:p", gamma=0.9)
+    _, report = given(tmp_path, rows, model="column:p", gamma=0.9)
     for name, estimator in ESTIMATORS.items():
         missing = estimator.model and estimator.sequential
         assert ("the next state of 6 rows" in estimates(report)[name]["reason"]) == missing
-        assert (outcome.scores[f"CPE/Reward/{name}"] is None) == missing
 
 
 @pytest.mark.parametrize(
