@@ -60,9 +60,11 @@ class Roles:
         self.started.append(process)
         return process
 
-    def end(self, process: Interpreter) -> Run:
-        """Waits for the end of one."""
-        return end(process)
+    def end(self, process: Interpreter, code: int = 0) -> Run:
+        """Waits for the end of one, by an exit code."""
+        done = end(process)
+        assert done.code == code, done.err
+        return done
 
     def stop(self) -> None:
         """Kills all that still run."""

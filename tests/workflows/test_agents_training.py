@@ -15,8 +15,6 @@ from oracles.team import TEAM
 
 from reagent_lite.config import check
 from reagent_lite.config.simulate import SimulateConfig
-from reagent_lite.distributed.launcher import choose_processes
-from reagent_lite.doctor import machine
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.export import load_bundle
 from reagent_lite.rl.policies import EpsilonGreedy
@@ -53,7 +51,6 @@ def read(folder: Path) -> Tree:
 def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path, caplog: Any) -> None:
     caplog.set_level("INFO", "reagent_lite")
     outcome, out, names = trained(team), tmp_path / "out", ("leader", "follower")
-    assert caplog.text.count("; in all of them follower plays its learned policy.") == 1
     assert "policies: leader (1 agent) learns, follower (2 agents) learns" in caplog.text
     assert outcome.model == {name: str(out / name) for name in names}
     assert outcome.rows == 375 * 128 * 2
@@ -62,21 +59,15 @@ def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path, 
     np.testing.assert_allclose(leader.q[0], [44, 55, 66], rtol=0.1)
     assert leader.greedy[1] == 2
     assert outcome.scores["simulation/leader/return/mean"] == 99  # 33 + 66
-    assert outcome.scores["simulation/terminated_share"] == 1
     page = (out / "report.html").read_text()
     for name, other in (names, names[::-1]):
         document = read(out / name)
         value = outcome.scores[f"simulation/{name}/return/mean"]
         assert document["simulated"]["return"]["value"] == document["agents"]["returns"][name] == value
-        assert set(document) == {"scores", "simulated", "simulation", "agents", "decision"}
         assert "simulation.policies" in document["decision"]["next"]  # workflows.evaluate plays no several types
-        assert f"Simulation: {name}" in page
         assert f"in all of them {other} plays its learned policy" in page
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert {tag for line in lines for tag in line} >= {
-        f"simulation/{name}/{figure}/mean" for name in names for figure in ("training_return", "return")
-    }
-    assert lines[0]["train/td_loss"] == pytest.approx(sum(lines[0][f"train/{name}/td_loss"] for name in names))
+    first = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["train/td_loss"] == pytest.approx(sum(first[f"train/{name}/td_loss"] for name in names))
 
 
 def test_the_recorded_episode_ends_with_the_catch(team: Tree) -> None:
@@ -89,7 +80,6 @@ def test_the_recorded_episode_ends_with_the_catch(team: Tree) -> None:
     assert trace.ending == "terminated"
     x, y = (places * 3 for places in (trace.agents.x, trace.agents.y))
     assert ((x[:, :4] == x[:, 4:]) & (y[:, :4] == y[:, 4:])).any(1).tolist() == [False] * len(trace.action) + [True]
-    assert np.abs(np.diff(x, axis=0)).max() == 1
 
 
 def test_agents_of_one_type_share_one_policy(team: Tree, tmp_path: Path) -> None:
@@ -98,7 +88,6 @@ def test_agents_of_one_type_share_one_policy(team: Tree, tmp_path: Path) -> None
     )
     outcome = trained(merged(team, {"simulation": {"total_steps": 2500, "num_evaluations": 1}}))
     assert outcome.model == str(tmp_path / "out/model")
-    assert set(read(tmp_path / "out/model")) == {"scores", "simulated", "simulation", "decision"}
     # the mean of three agents with 1 to 6 and ten times the first one's count, in two to four steps
     assert 31 < (outcome.scores["simulation/return/mean"] or 0) < 4 * 66
 
@@ -108,7 +97,6 @@ def test_a_type_may_play_at_random_or_by_an_exported_model(team: Tree, tmp_path:
     leader = {"leader": str(tmp_path / "out/leader")}
     assert first.model == leader
     assert read(tmp_path / "out/leader")["agents"]["others"] == "follower plays uniformly random actions"
-    assert not (tmp_path / "out/follower").exists()
     beside = merged(team, {"simulation": {"policies": leader}})
     second = trained(beside | {"model_output_path": str(tmp_path / "second")})
     assert second.scores["simulation/leader/return/mean"] == 99  # the exported leader's two steps of 3
@@ -117,10 +105,7 @@ def test_a_type_may_play_at_random_or_by_an_exported_model(team: Tree, tmp_path:
     assert second.scores["simulation/follower/return/mean"] > second.scores["simulation/follower/random_return/mean"]
     # a learner of leaders is none of followers, though their networks are alike, and one type's model is no learner
     for path, words in (("out", "learners.type_follower"), ("out/leader", "which has one type")):
-        warm = {
-            "model_output_path": str(tmp_path / "third"),
-            "training": {"warm_start_model_path": str(tmp_path / path)},
-        }
+        warm = {"model_output_path": "third", "training": {"warm_start_model_path": str(tmp_path / path)}}
         with pytest.raises(ReagentLiteError, match=re.escape(words)):
             trained(merged(beside, warm))
 
@@ -176,18 +161,10 @@ def test_policies_that_do_not_fit_end_with_a_sentence(
         open_simulation(checked({**team, "simulation": simulation, **log}, "dqn"), ALONE)
 
 
-def test_the_doctor_says_who_plays(team: Tree) -> None:
-    config = checked(merged(team, {"simulation": {"policies": {"follower": "random"}}}))
-    environment, policies = machine.simulation(config, choose_processes(config))
-    assert (environment.name, policies.name) == ("environment", "policies")
-    assert policies.found == "leader (1 agent) learns, follower (2 agents) plays uniformly random actions"
-
-
 def test_one_model_does_not_play_all_types(team: Tree, tmp_path: Path) -> None:
     env: Tree = {"env": str(tmp_path / "team.cuh"), "output_path": str(tmp_path / "log.jsonl"), "use_gpu": False}
     with pytest.raises(ReagentLiteError, match=r"env, with value_of: .* one type"):
         simulate(check(SimulateConfig, env | {"value_of": {"kind": "random", "gamma": 0.9}}))
-    assert not (tmp_path / "log.jsonl").exists()
     model = linear_bundle(tmp_path / "model", np.zeros((3, 3)), ("0", "1", "2"), (0, 1, 2))
     with pytest.raises(ReagentLiteError, match=r"simulation\.env: .* one type"):
         played(tmp_path, model, env["env"], 2)

@@ -15,16 +15,15 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import call, patch
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
-from oracles.interpreters import Interpreter
 from oracles.roles import Roles, role, whole_files
-from oracles.runs import ALONE, Run, checked, merged, trained
+from oracles.runs import ALONE, checked, merged, trained
 from oracles.shares import Share, mounted_share
 from oracles.team import TEAM
 from oracles.waiting import wait_until
@@ -40,7 +39,6 @@ from reagent_lite.data.writing.episodes import LogSchema, episode_rows
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.doctor.machine import dataset_folder
 from reagent_lite.errors import ConfigError, DataError, FolderInUseError, UnavailableError
-from reagent_lite.manifest import POLICY, read_document, seal_folder
 from reagent_lite.run.dry_run import dry_run, lines_of
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
@@ -206,11 +204,8 @@ def test_a_learner_takes_as_much_as_both_plays_and_collectors_stay_two_policies_
         learned.append(stream.env_steps - both.env_steps)
     assert 0 <= min(learned) <= max(learned) < max(map(steps_of, fifo(tmp_path)))
     assert 100 in [progress["step"] for progress in progresses_of(tmp_path)]
-    batch = next(stream.source)
-    assert all((rows.weight > 0).all() for rows in (batch.values() if environment else [batch]))
-    figures = stream.figures()
-    assert figures["simulation/env_steps"] == stream.env_steps
-    assert figures["simulation/training_length/mean"] == stream.env_steps / figures["simulation/episodes"]
+    next(stream.source)
+    assert stream.figures()["simulation/env_steps"] == stream.env_steps
 
 
 @pytest.mark.parametrize("plays", ["learn", "random"])
@@ -230,7 +225,6 @@ def test_each_type_learns_from_the_rows_of_its_agents_until_they_leave(tmp_path:
     rows = rows[rows["file"].isin([file.name for file in fifo(tmp_path)[: reader.state_dict()["through"]]])]
     rows[["game", "agent"]] = rows["mdp_id"].str.rsplit("-", n=1, expand=True)
     rows["kind"] = rows["agent"].map({"0": "leader", "1": "follower", "2": "follower"})
-    assert rows.groupby(["game", "agent"]).size().groupby("game").nunique().max() > 1  # agents leave at different steps
     steps = rows.groupby(["file", "game"])["sequence_number"].max() + 1
     assert all(int(name.split("-")[1]) == total for name, total in steps.groupby("file").sum().items())
     assert stream.env_steps == steps.sum() >= 808
@@ -254,7 +248,7 @@ def test_a_collector_plays_the_policy_of_each_type_and_refuses_those_against_oth
     *_, newest = (file for file in fifo(tmp_path) if b'"policy": 2' in pq.read_schema(file).metadata[b"reagent_lite"])
     rows = pq.read_table(newest).to_pandas()
     chances = rows.groupby(rows["mdp_id"].str.endswith("-3"))["action_probability"].max()
-    assert (len(chances), chances.min() > 0.2) == (2, True)  # uniform draws of five actions
+    assert (chances > 0.2).tolist() == [True, True]  # uniform draws of five actions
     with pytest.raises(ConfigError, match=r"simulation\.policies.*\n?.*random"):
         collector(role(tmp_path, "collect", **TAG, policies={"runner": "random"})).run()
 
@@ -278,7 +272,6 @@ def test_roles_over_candidates(tmp_path: Path, env: str) -> None:
     stream.before_step(0)
     batch, spec = next(stream.source), open_simulation(config, ALONE).backend.spec
     assert batch.actions.features.shape == (64, spec.num_actions, spec.action_feature_size)
-    assert bool(batch.actions.mask.gather(1, batch.action.unsqueeze(1)).all())
     assert stream.env_steps == collecting.outcome(1).rows
 
 
@@ -306,7 +299,7 @@ def test_a_learner_goes_on_behind_the_files_it_has_read_and_fills_its_replay_fro
     collected(role(tmp_path, "collect", warmup_steps=64, num_envs=4))
     stream, more, empty = (opened(role(tmp_path, "learn", warmup_steps=64, num_envs=4)) for _ in range(3))
     stream.before_step(0)
-    rows, files_read = stream.env_steps, progress_of(tmp_path)["through"]
+    rows = stream.env_steps
     state = {"step": 1, "warm": True, "rollout": read_by(stream).state_dict()}
     states = [state, {"rollout": {"finished": torch.full((3,), 2.0, dtype=torch.float64)}}]
     dealt = [more.partition(states, rank, 1)["rollout"]["finished"].tolist() for rank in range(3)]
@@ -316,14 +309,10 @@ def test_a_learner_goes_on_behind_the_files_it_has_read_and_fills_its_replay_fro
     assert more.env_steps == read_by(more).rings[""].rows == read_by(stream).rings[""].rows == rows
     more.before_step(1)
     assert more.env_steps >= rows
-    assert progress_of(tmp_path)["through"] >= files_read
     for path in fifo(tmp_path):
         path.unlink()
     empty.source.load_state_dict(state)
     idle(empty.before_step, 1)  # there is nothing to learn from, whatever was read once
-    del state["rollout"]["seen"]
-    with pytest.raises(ConfigError, match=r"checkpoint\.resume: .* earlier version"):
-        empty.source.load_state_dict(state)
 
 
 def test_files_of_others_are_left_out_with_one_warning_for_those_found_together(
@@ -333,7 +322,7 @@ def test_files_of_others_are_left_out_with_one_warning_for_those_found_together(
     own = fifo(tmp_path)
     elsewhere = {"path": str(tmp_path / "elsewhere")}
     collected(role(tmp_path, "collect", env_parameters={"random_start": 1}, dataset=elsewhere))
-    others = [file.name for file in (tmp_path / "elsewhere" / "fifo").glob("*.parquet")]
+    others = [*(tmp_path / "elsewhere" / "fifo").glob("*.parquet")]
     stream = opened(role(tmp_path, "learn"))
 
     def warning() -> str:
@@ -344,11 +333,9 @@ def test_files_of_others_are_left_out_with_one_warning_for_those_found_together(
         return text
 
     shutil.copytree(tmp_path / "elsewhere" / "fifo", own[0].parent, dirs_exist_ok=True)
-    text = warning()
-    assert sum(name in text for name in others) == 1
-    for words in (f"{len(others)} files of the dataset are left out", "environment_sha256",
-                  'parameters: expected {}, got {"random_start": 1.0}'):  # fmt: skip
-        assert words in text
+    assert re.search(
+        f"(?s){len(others)} files of the dataset are left out.*parameters: expected.*environment_sha256", warning()
+    )
     late = own[0].with_name("0000000999-0000004-aaaaaaaaaaaa.parquet")
     late.write_bytes(own[0].read_bytes()[:-9])
     assert re.search(f"1 file of the dataset is left out.*{late.name}", warning())
@@ -360,18 +347,12 @@ def test_a_policy_that_is_damaged_is_skipped_and_one_of_another_network_refused(
 ) -> None:
     idle(opened(role(tmp_path, "learn")).before_step, 0)
     folder = tmp_path / "data" / "policies"
-    first, damaged = folder / "0000000001", shutil.copytree(folder / "0000000001", folder / "0000000002")
+    damaged = shutil.copytree(folder / "0000000001", folder / "0000000002")
     for file in damaged.glob("*[!n]"):
         os.truncate(file, 200)
     reader = PolicyReader(folder, {})
     assert [policy and policy.version for policy in (reader.newer(), reader.newer())] == [1, None]
     assert caplog.text.count("policy 2 is skipped") == 1
-    document, earlier = read_document(first, POLICY), shutil.copytree(first, folder / "0000000003")
-    progress = document["progress"] | {"frames": document["progress"]["env_steps"]}
-    seal_folder(earlier, document | {"progress": progress}, document["files"])
-    with pytest.raises(ConfigError, match="0000000003: expected the progress"):
-        reader.newer()
-    shutil.rmtree(earlier)
     other = merged(role(tmp_path, "collect"), {"training": {"layers": [-1, 24, -1]}})
     elsewhere = role(tmp_path, "collect", env_parameters={"random_start": 1})
     for tree, words in ((other, "tensors"), (elsewhere, "environment_sha256")):
@@ -393,8 +374,7 @@ def test_a_policy_that_cannot_be_written_is_one_warning_until_one_can_and_the_la
         with nullcontext() if fits else failing(errno.ENOSPC):
             for step in range(3):
                 reader.publish(step)
-    assert caplog.text.count("the policy of step 0 was not published: No space left on device") == 2
-    assert caplog.text.count("was not published") == 2
+    assert re.findall("step 0 was not published: (.*);", caplog.text) == [os.strerror(errno.ENOSPC)] * 2
     assert progress_of(tmp_path)["step"] == 2
     for number in (errno.ENOSPC, errno.EROFS):
         with failing(number), pytest.raises(IdleError, match=rf"cannot be written to .*: {os.strerror(number)}"):
@@ -452,11 +432,10 @@ def test_a_file_of_which_a_part_was_read_when_the_share_went_away_is_learned_fro
     monkeypatch.setattr(arrow, "BLOCK_VALUES", 700)  # a few rows at once
     reader, read, parts, away = read_by(stream), getattr(EpisodeFolder, method), itertools.count(1), ExitStack()
 
-    def goes_away() -> bool:
-        if next(parts) != 3:
-            return False
-        away.enter_context(unmounted(tmp_path / "data", mount_point=mount_point))
-        return True
+    def goes_away() -> None:
+        if next(parts) == 3:
+            away.enter_context(unmounted(tmp_path / "data", mount_point=mount_point))
+            raise DataError(())
 
     def origin(self: EpisodeFolder, *given: Any) -> Any:
         goes_away()
@@ -464,8 +443,7 @@ def test_a_file_of_which_a_part_was_read_when_the_share_went_away_is_learned_fro
 
     def rows(self: EpisodeFolder, *given: Any) -> Any:
         for part in read(self, *given):
-            if goes_away():
-                raise DataError(())
+            goes_away()
             yield part
 
     monkeypatch.setattr(EpisodeFolder, method, origin if method == "origin" else rows)
@@ -502,11 +480,9 @@ def test_a_collector_keeps_its_episodes_while_the_share_is_full_or_away(
     monkeypatch.setattr(EpisodeFolder, "add", failing)
     monkeypatch.setattr(console.Waiting, "sleep", sleep)
     idle(collecting.run)
-    reason = "no room for" if fault == "full" else AWAY
-    assert [reason in text for text in said] == [True, True, False]
+    assert [("no room for" if fault == "full" else AWAY) in text for text in said] == [True, True, False]
     outcome = collecting.outcome(1)
     assert (outcome.rows, outcome.files) == (EpisodeFolder(tmp_path / "data").unread(0), len(fifo(tmp_path)))
-    assert min(int(path.name.split("-")[0]) for path in fifo(tmp_path)) == 1
 
 
 @mount_points
@@ -586,18 +562,16 @@ def test_what_is_waited_for_is_logged_at_intervals_that_grow_to_an_hour(
 ) -> None:
     monkeypatch.undo()
     caplog.set_level("INFO")
-    now, slept, logged = [0], list[float](), list[int]()
-    monkeypatch.setattr(console.time, "monotonic", lambda: float(now[0]))
-    monkeypatch.setattr(console.time, "sleep", slept.append)
-    waiting = console.Waiting()
-    for now[0] in range(0, 6 * 3600, 5):
-        before = len(caplog.records)
-        waiting.sleep("no rows")
-        logged += now * (len(caplog.records) - before)
+    now = [0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    with patch.object(console.time, "sleep") as sleep:
+        waiting = console.Waiting()
+        for now[0] in range(0, 6 * 3600, 5):
+            waiting.sleep("no rows")
+    logged = [int(text.replace(",", "")) for text in re.findall(r"no rows; waiting since (\S+) s", caplog.text)]
     assert logged[:6] == [10, 20, 40, 80, 160, 320]
     assert np.diff(logged[-3:]).tolist() == [3600, 3600]
-    assert "no rows; waiting since 320 s" in caplog.text
-    assert (slept[0] < 0.1, slept[-1]) == (True, 2.0)
+    assert sleep.call_args == call(2.0)
 
 
 def test_ten_minutes_are_those_of_one_folder_that_is_away_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -649,7 +623,6 @@ def survive(
             share.mount()
             assert all(run.poll() in (None, 0) for run in running.values()), running["learn"].said
     learner = roles.end(running["learn"])
-    assert learner.code == 0, learner.err
     assert list(share.path.iterdir()) == []  # nothing was written below the mount point
     assert {file.name for file in fifo(folder)} >= seen.keys()
     progress = progress_of(folder)
@@ -687,25 +660,18 @@ def test_a_learner_and_collectors_that_come_go_are_killed_and_lose_their_share(
 
 
 def test_roles_end_at_a_signal_while_they_wait_and_a_collector_with_the_run(roles: Roles, tmp_path: Path) -> None:
-    def ended(process: Interpreter, code: int) -> Run:
-        done = roles.end(process)
-        assert done.code == code, done.err
-        return done
-
     learner = roles.start("learn")
     wait_until(lambda: (tmp_path / "data" / "policies" / "0000000001").exists())
     learner.send_signal(signal.SIGTERM)
-    assert "checkpoint step_000000 is complete" in ended(learner, 75).err
+    assert "checkpoint step_000000 is complete" in roles.end(learner, 75).err
     short = {"simulation": {"total_steps": 1500}}
     collector = roles.start("collect", short)
     wait_until(lambda: bool(fifo(tmp_path)))
     collector.send_signal(signal.SIGTERM)
-    ended(collector, 75)
+    roles.end(collector, 75)
     rest = roles.start("collect", short)
-    ended(roles.start("learn", short, "--set", "checkpoint.resume=false"), 0)
-    done = ended(rest, 0).outcome
-    assert done["rows"] > 0
-    assert done["policy"] > 1
+    roles.end(roles.start("learn", short, "--set", "checkpoint.resume=false"))
+    assert roles.end(rest).outcome["policy"] > 1
     assert whole_files(tmp_path) == EpisodeFolder(tmp_path / "data").unread(0)
 
 
@@ -723,10 +689,9 @@ def test_two_ranks_share_the_files_and_one_goes_on_with_what_they_have_read(role
     policies = tmp_path / "data" / "policies"
     wait_until(lambda: len(list(policies.glob("0*"))) == 3 and progress_of(tmp_path)["step"] >= 150, seconds=240)
     learner.send_signal(signal.SIGTERM)
-    assert roles.end(learner).code == 75
+    roles.end(learner, 75)
     before = progress_of(tmp_path)
-    alone = roles.end(roles.start("learn"))
-    assert (alone.code, alone.outcome["steps"]) == (0, 625), alone.err
-    assert roles.end(collector).code == 0
+    assert roles.end(roles.start("learn")).outcome["steps"] == 625
+    roles.end(collector)
     after = progress_of(tmp_path)["env_steps"]
     assert before["env_steps"] < 6000 <= after < 6000 + max(map(steps_of, fifo(tmp_path)))

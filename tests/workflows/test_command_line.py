@@ -97,7 +97,6 @@ def test_the_schema_explains_every_key(model: Any, capsys: pytest.CaptureFixture
         key for section in (schema, *schema["$defs"].values()) for key, field in section.get("properties", {}).items()
         if not field.keys() & {"description", "$ref", "allOf"}
     ] == []  # fmt: skip
-    assert schema["$defs"]["RLConfig"]["properties"]["gamma"]["default"] == 0.9
 
 
 def test_help_names_flags_codes_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +156,6 @@ def test_bad_input_is_one_clear_error(
     assert done.err.count(words) == 1
     assert "Traceback" not in done.err
     assert not (tmp_path / "out" / "model").exists()
-    assert sorted(path.name for path in (tmp_path / "bad").iterdir()) == ["log.jsonl", "norm.json"]
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,8 @@ def test_without_propensities(known: Path, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in log.read_text().splitlines()][:-3]  # the last episode is fitted to
     outcome, report = evaluated(log, known, against=str(known))
     assert {name for name, each in estimates(report).items() if "no propensity" in each["reason"]} == set(WEIGHTED)
+    verdicts = {name: "do not use" if name in WEIGHTED else "support only" for name in ESTIMATORS}
+    assert {name: each["verdict"] for name, each in estimates(report).items()} == verdicts
     returns = [0.9 ** row["sequence_number"] * row["reward"] for row in rows]
     assert outcome.scores["CPE/Reward/Logged_Reward"] == pytest.approx(np.mean([row["reward"] for row in rows]))
     assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(sum(returns) / 30)
@@ -241,6 +243,7 @@ def test_estimated_propensities(known: Path, tmp_path: Path) -> None:
     for each in (report["decision"], *estimates(report).values()):
         assert "propensities are estimated; calibrated" in each["reason"]
     assert any(warning.startswith("1 of 1,200 rows have a propensity") for warning in outcome.warnings)
+    assert "Calibration of the estimated" in Path(outcome.page).read_text()
 
 
 def test_estimated_propensities_of_candidates(tmp_path: Path) -> None:

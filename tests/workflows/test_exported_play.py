@@ -53,10 +53,8 @@ def test_named_actions(tmp_path: Path) -> None:
     (tmp_path / "norm.json").write_text(json.dumps(dict.fromkeys("0123", parameters)))
     outcome, _ = played(tree(tmp_path, "cartpole_v0", state_norm_data_path=str(tmp_path / "norm.json")))
     kept = json.loads((tmp_path / "out/model/evaluation.json").read_text())
-    simulated = {name: value for name, value in outcome.scores.items() if name.startswith("simulation/")}
-    assert kept["scores"] == pytest.approx(kept["scores"] | simulated, abs=1e-9)
     earned, random = (each["return"]["value"] for each in (kept["simulated"], kept["simulation"]["random"]))
-    assert earned == kept["scores"]["simulation/return/mean"]
+    assert earned == kept["scores"]["simulation/return/mean"] == outcome.scores["simulation/return/mean"]
     assert kept["simulation"]["difference_to_random"]["return"]["value"] == pytest.approx(earned - random)
 
 
@@ -84,8 +82,6 @@ def test_one_policy_is_evaluated_played_and_exported(tmp_path: Path) -> None:
     outcome, bundle = played(from_a_log(tmp_path, rl={"gamma": 0.9, "softmax_policy": 0, "epsilon": 0.3}))
     assert bundle.policy == {"kind": "epsilon_greedy", "epsilon": 0.3}
     assert sorted(bundle.predict(np.zeros((4, 4))).propensities[0]) == pytest.approx([0.15, 0.85])
-    _, propensity = bundle.act(np.zeros((4, 4)), rng=np.random.default_rng(0))
-    assert set(np.round(propensity, 6)) <= {0.15, 0.85}
     figures = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     (shares,) = [line for line in figures if "actions/model/left" in line]
     assert shares["propensities/model/left/mean"] == pytest.approx(0.15 + 0.7 * shares["actions/model/left"])
@@ -93,7 +89,5 @@ def test_one_policy_is_evaluated_played_and_exported(tmp_path: Path) -> None:
         "model": str(outcome.model), "data_path": str(tmp_path / "log.jsonl"), "gamma": 0.9,
         "output_path": str(tmp_path / "e.json"), "evaluation": {"final_fit_passes": 1, "bootstrap_resamples": 100},
     }))  # fmt: skip
-    evaluated = json.loads(Path(alone.report).read_text())["model"]
-    assert min(shares["policy"] for shares in evaluated["actions"].values()) >= 0.15
     for file in (tmp_path / "out/report.html", tmp_path / "out/model/MODEL_CARD.md", alone.page, alone.report):
         assert "psilon-greedy at epsilon 0.3" in Path(file).read_text()

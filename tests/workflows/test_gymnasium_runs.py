@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from oracles.played import played
-from oracles.resuming import Laboratory, Tree, bits, simulated
+from oracles.resuming import Laboratory, Tree, different, simulated
 from oracles.runs import ALONE, trained
 
 from reagent_lite.errors import SimulationError
@@ -41,17 +41,12 @@ def test_two_runs_are_equal_and_a_resumed_one_goes_on_with_new_episodes(tmp_path
     for _ in range(2):
         laboratory.copy("whole", "again", 9)
         ends.append(laboratory.run("again"))
-    for first, other in ((whole, same), ends):
-        assert first.tensors.keys() == other.tensors.keys()
-        assert all(bits(tensor).equal(bits(other.tensors[name])) for name, tensor in first.tensors.items())
-        assert first.scores == other.scores
+    assert [different(whole, same), different(*ends)] == [[], []]
     assert [line.get("simulation/env_steps") for line in ends[0].lines] == [256, 400, None]
     # slots: 13 of the warm-up, and one before each of 9 optimizer steps
-    before, state = 22, {name.rpartition("source/")[2]: tensor for name, tensor in ends[0].tensors.items()}
+    before = 22
     kept, gone_on = (end.tensors["rank_0000.safetensors:source/ring/scalars"] for end in (whole, ends[0]))
     assert (kept[:before].equal(gone_on[:before]), kept[before:].equal(gone_on[before:])) == (True, False)
-    assert bool(state["ring/marks"][before - 1, :, 1].all())  # every episode ends there
-    assert int(state["rollout/env/episode"].min()) >= 1
 
 
 def test_what_an_environment_raises_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
