@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from oracles.logs import random_rows
 from oracles.runs import ROOT, Runner, merged
 
@@ -124,11 +125,8 @@ def test_a_missing_config_is_asked_for(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_there_is_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
     assert started(["--config", config_file(tmp_path, use_gpu=True), "--dry_run"]) == 0
     assert capsys.readouterr().err.count("no GPU was found") == 1
 

@@ -155,8 +155,8 @@ def evaluate(name: str, group: Group) -> dict[str, Any]:
     return {
         "name": name,
         "rows": len(evaluator.policy.log.split.scored.numbers),
-        "present": {key: feature.present for key, feature in facts.features["state"].items()},
-        "found": str(facts.sources[0].rows),
+        "facts": {key: feature.present for key, feature in facts.features["state"].items()}
+        | {"rows": facts.sources[0].rows},
     }
 
 
@@ -217,10 +217,9 @@ def test_machines_score_what_one_process_with_all_rows_scores(
         parts, rows = [part for run in runs for part in run.outcome if part["name"] == name], logs[2]["data"]
         assert sum(part["rows"] for part in parts) == len(theirs["action"]) == document["overlap"]["num_rows"]
         assert name == "none_here" or min(part["rows"] for part in parts) > 0
-        present = {key: float(np.mean([key in row["state_features"] for row in rows])) for key in "012"}
+        facts = {key: float(np.mean([key in row["state_features"] for row in rows])) for key in "012"}
         for part in parts:
-            assert part["present"] == pytest.approx(present, abs=1e-12)
-            assert part["found"] == str(len(rows))
+            assert part["facts"] == pytest.approx(facts | {"rows": len(rows)}, abs=1e-12)
         scored = set(theirs["episode"].numpy().view(np.uint64).tolist())
         if name == "nameless":  # known by their numbers, which the union counts on: the same rows in another order
             assert document["overlap"]["num_episodes"] == 80 + 57

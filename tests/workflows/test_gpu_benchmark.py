@@ -1,6 +1,5 @@
 """tests/benchmarks/gpu.py measures on a CPU what it measures on a GPU, and its file never waits for the last figure."""
 
-import importlib.metadata
 import json
 from pathlib import Path
 from unittest.mock import Mock
@@ -8,14 +7,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 from benchmarks import gpu
-
-from reagent_lite.config import check
-from reagent_lite.config.environment import EnvironmentConfig
-from reagent_lite.distributed.launcher import Processes
-from reagent_lite.doctor import machine
-from reagent_lite.run import launch, publish
-from reagent_lite.sim.cpu import CpuBackend
-from reagent_lite.sim.sources import find_environment, origin
 
 CPU = torch.device("cpu")
 
@@ -47,20 +38,3 @@ def test_figures_of_a_small_run() -> None:
     stepping = gpu.stepping("cartpole_v1", 64, CPU, steps=2, seconds=0.01)
     # state of 4 words in and out, episode, step count in and out, end; action, reward, return in and out
     assert stepping["bytes_per_step"] == 32 + 4 + 8 + 1 + 1 + 4 + 8 == 58
-
-
-def test_a_checkout_that_is_not_installed_knows_its_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    version = importlib.metadata.version
-
-    def installed(name: str) -> str:
-        if name == "reagent-lite":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return version(name)
-
-    for module in (importlib.metadata, launch, publish):
-        monkeypatch.setattr(module, "version", installed)
-    backend = CpuBackend(find_environment("cartpole_v1"), {}, "exact")
-    assert "reagent-lite 0." in machine.versions().found
-    for release in (launch._versions(Processes(1, "cpu"))["reagent-lite"], publish.versions()["reagent-lite"],
-                    origin(check(EnvironmentConfig, {"env": "cartpole_v1"}), backend.spec, ())["release"]):  # fmt: skip
-        assert release.startswith("0.")
