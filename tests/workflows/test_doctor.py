@@ -100,6 +100,9 @@ def test_a_machine_alone_that_can_train(examine: Examine, tmp_path: Path) -> Non
         ({"simulation": {"env": "cartpole_v2", "share": 0}}, [], "environment", "Did you mean 'cartpole_v1'"),
         ({"simulation": {"env": "./broken.cuh", "share": 0}}, [], "environment", "broken.cuh"),
         ({"simulation": {"env": "gymnasium:CartPol-v1", "share": 0}}, [], "environment", "Did you mean 'CartPole-v1'"),
+        ({key: None for key in ("training_data_path", "actions", "epochs", "evaluation")}
+         | {"simulation": {"mode": "collect", "env": "gridworld", "dataset": {"path": "norm.json"}}}, [],
+         "simulation.dataset", "norm.json"),
         ({"num_nodes": 2}, [], "machines", "node_index"),
         *((TWO | {"init_method": method}, ["--node_index", "0"], name, words) for method, name, words in (
             (None, "share", "2 machines and no init_method"),
@@ -171,12 +174,6 @@ def test_a_gpu_without_a_compiler_may_use_a_compiled_environment(monkeypatch: py
     rows = machine.simulation(config, Processes(1, "cuda"))
     assert [(row.name, row.state) for row in rows] == [("GPU toolkit", "ok"), ("environment", "ok")]
     assert asked == [(torch.device("cuda", 0), find_environment("cartpole_v1"), {"gravity": 1.62}, "fast")]
-
-
-def test_the_number_of_this_machine_must_be_known(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
-    _, rows = examine({"num_nodes": 2})
-    assert rows["machines"][0]["found"] == "node 1 by the scheduler's variable, of 2 by the JSON"
 
 
 @pytest.mark.parametrize(("node", "state"), [(0, "FAILED"), (1, "warning")])
