@@ -82,6 +82,7 @@ def test_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert (spec["completionMode"], pod["restartPolicy"]) == ("Indexed", "Never")
     assert "ReadWriteMany" in claim["spec"]["accessModes"]
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert {env["name"] for env in container["env"]} >= set(re.findall(r"\$\((\w+)\)", " ".join(container["args"])))
     rules = [rule for rule in spec["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
     assert {tuple(rule["onExitCodes"]["values"]): rule["action"] for rule in rules} == {
         (75,): "Ignore",

@@ -72,6 +72,7 @@ def test_fixed_actions_are_candidates_too(tmp_path: Path) -> None:
     listed = bilinear_bundle(tmp_path / "listed", weight, (2, 0), (0, 1))
     by_name, other = (played(tmp_path, model, "cartpole_v0", 300)[1]["model"]["simulated"] for model in (named, listed))
     assert by_name["return"]["value"] > 22
+    assert by_name != played(tmp_path, named, "cartpole_v0", 300, seed=1)[1]["model"]["simulated"]
     assert other["return"]["value"] == pytest.approx(by_name["return"]["value"], rel=1e-3)
 
 
