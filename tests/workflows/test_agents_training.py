@@ -15,6 +15,8 @@ from oracles.team import TEAM
 
 from reagent_lite.config import check
 from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.distributed.launcher import choose_processes
+from reagent_lite.doctor import machine
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.export import load_bundle
 from reagent_lite.rl.policies import EpsilonGreedy
@@ -157,6 +159,12 @@ def test_policies_that_do_not_fit_end_with_a_sentence(
     log = {"training_data_path": "log.jsonl", "actions": ["0", "1", "2"]} if "share" in change else {}
     with pytest.raises(ReagentLiteError, match=re.escape(says)):
         open_simulation(checked({**team, "simulation": simulation, **log}, "dqn"), ALONE)
+
+
+def test_the_doctor_says_who_plays(team: Tree) -> None:
+    config = checked(merged(team, {"simulation": {"policies": {"follower": "random"}}}))
+    _, policies = machine.simulation(config, choose_processes(config))
+    assert policies.found == "leader (1 agent) learns, follower (2 agents) plays uniformly random actions"
 
 
 def test_one_model_does_not_play_all_types(team: Tree, tmp_path: Path) -> None:

@@ -300,6 +300,9 @@ def test_a_learner_goes_on_behind_the_files_it_has_read_and_fills_its_replay_fro
         path.unlink()
     empty.source.load_state_dict(state)
     idle(empty.before_step, 1)  # there is nothing to learn from, whatever was read once
+    del state["rollout"]["seen"]
+    with pytest.raises(ConfigError, match=r"checkpoint\.resume: .* earlier version"):
+        empty.source.load_state_dict(state)
 
 
 def test_files_of_others_are_left_out_with_one_warning_for_those_found_together(
@@ -333,12 +336,18 @@ def test_a_policy_that_is_damaged_is_skipped_and_one_of_another_network_refused(
 ) -> None:
     idle(opened(role(tmp_path, "learn")).before_step, 0)
     folder = tmp_path / "data" / "policies"
-    damaged = shutil.copytree(folder / "0000000001", folder / "0000000002")
+    first, damaged = folder / "0000000001", shutil.copytree(folder / "0000000001", folder / "0000000002")
     for file in damaged.glob("*[!n]"):
         os.truncate(file, 200)
     reader = PolicyReader(folder, {})
     assert [policy and policy.version for policy in (reader.newer(), reader.newer())] == [1, None]
     assert caplog.text.count("policy 2 is skipped") == 1
+    document, earlier = read_document(first, POLICY), shutil.copytree(first, folder / "0000000003")
+    progress = document["progress"] | {"frames": document["progress"]["env_steps"]}
+    seal_folder(earlier, document | {"progress": progress}, document["files"])
+    with pytest.raises(ConfigError, match="0000000003: expected the progress"):
+        reader.newer()
+    shutil.rmtree(earlier)
     other = merged(role(tmp_path, "collect"), {"training": {"layers": [-1, 24, -1]}})
     elsewhere = role(tmp_path, "collect", env_parameters={"random_start": 1})
     for tree, words in ((other, "tensors"), (elsewhere, "environment_sha256")):
