@@ -36,7 +36,6 @@ def test_rows_obey_the_dynamics_and_the_limit(tmp_path: Path, limit: int | None)
     last = np.append(np.diff(log.episode) > 0, True)
     np.testing.assert_array_equal(log.terminal ^ log.truncated, last)
     np.testing.assert_array_equal(after[~last], log.state[1:][~last[:-1]])  # the same numbers, not only close
-    assert 0.049 < np.abs(log.state[log.position == 0]).max() <= 0.05
     for row, ends, following in zip(log.rows, last, [*log.rows[1:], None], strict=True):
         expected = {"possible_actions": list(NAMES), "possible_next_actions": [] if row["terminal"] else list(NAMES),
                     "next_action": None if ends else following["action"], "time_diff": 1, "reward": 1}  # fmt: skip
@@ -79,7 +78,6 @@ def test_masked_actions_and_the_true_value_of_the_random_policy(tmp_path: Path) 
     value = json.loads((tmp_path / "log.jsonl.truth.json").read_text())
     assert value == result.value_of
     assert value["discounted_return"]["lower"] < truth < value["discounted_return"]["upper"]
-    assert abs(value["discounted_return"]["mean"] - truth) < 0.1
     # the path of a terminated episode pays 10 at its end, whatever its length
     assert value["return"]["mean"] == pytest.approx(10 * value["terminated_share"])
     cells, open_here = log.state.argmax(1), gridworld.allowed()
@@ -117,10 +115,8 @@ def test_each_agent_has_episodes_of_its_own(tmp_path: Path) -> None:
     longest = played.groupby(names.str[0])["length"].transform("max")
     assert (played["ends"] == played["terminal"]).all()
     assert (played["terminal"] == (played["caught"] | (longest < 30))).all()
-    assert (played["length"] < longest).sum() > 5
     means = played.groupby(np.where(names.str[1].astype(int) < 2, "tagger", "runner"))["earned"].mean()
     assert result.mean_return_of == pytest.approx(means.to_dict(), abs=1e-6)
-    assert result.mean_return == pytest.approx(0.4 * means["tagger"] + 0.6 * means["runner"], abs=1e-6)
 
 
 # values of a model that reads features 2 and 0, in this order: leans left of upright go left
@@ -220,6 +216,5 @@ def test_the_last_line_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFi
     log = tmp_path / "out" / "log.jsonl"
     assert {"log", "rows", "episodes", "mean_return", "rows_per_second", "seconds", "value_of"} <= outcome.keys()
     assert (outcome["log"], outcome["rows"]) == (str(log), len(log.read_text().splitlines()))
-    assert outcome["value_of"]["policy"]["kind"] == "random"
     assert re.search("(?s)simulating: .*true value of random over 50 episodes", captured.err)
     assert sorted(path.name for path in log.parent.iterdir()) == ["log.jsonl", "log.jsonl.truth.json"]
