@@ -190,8 +190,7 @@ def test_the_generation_that_machine_0_made(tree: dict[str, Any], tmp_path: Path
     write(tmp_path / "other" / "0.parquet", table([3]))
     other = {**tree, "training_data_path": str(tmp_path / "other"), "node_index": 1, "wait_seconds": 0.5}
     fetched = fetch(ShardConfig(**other), made.generation)
-    assert (fetched.generation, fetched.local) == (made.generation, tree["local_path"])
-    assert len(rows_of(Path(tree["local_path"]))) == made.rows[1]
+    assert (fetched.generation, len(rows_of(Path(fetched.local)))) == (made.generation, made.rows[1])
     with pytest.raises(DataError, match=f"{made.generation} is there, .* 0000"):
         fetch(ShardConfig(**other), "0000")
 

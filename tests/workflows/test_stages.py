@@ -167,14 +167,12 @@ def test_keys_that_contradict_each_other_or_the_data(tmp_path: Path, changes: Tr
 
 @pytest.mark.parametrize("there", [pytest.param("nothing", marks=pytest.mark.slow), "other_events"])
 def test_two_machines_share_the_events_of_the_first(tmp_path: Path, there: str) -> None:
-    """Of two logs. All rows are one minibatch: the model is that of one process with all of them."""
+    """All rows are one minibatch: the model is that of one process with all of them."""
     folders = [tmp_path / "0", tmp_path / "1"]
-    logs = ["old.jsonl", "served.jsonl"]
-    for number, log in enumerate(logs):
-        write_lines(folders[0] / log, events(20, number))
-        if there == "other_events":
-            write_lines(folders[1] / log, events(3, seed=5 + number))
-    tree = config(tmp_path, Path()) | {"training_data_path": logs}
+    source = write_lines(folders[0] / "events.jsonl", events(40))
+    if there == "other_events":
+        write_lines(folders[1] / "events.jsonl", events(3, seed=5))
+    tree = config(tmp_path, Path("events.jsonl"))
     tree["data"] |= {"shards_path": str(tmp_path / "share/shards"), "training_copy_dir": "copies"}
     (tmp_path / "cluster.json").write_text(json.dumps(tree))
     for attempt in range(2):
@@ -184,6 +182,5 @@ def test_two_machines_share_the_events_of_the_first(tmp_path: Path, there: str) 
         assert int(first) + int(second) == 200
         assert f"shards: {first} + {second} rows on 2 nodes" in runs[0].err
         assert ("nothing to do" in runs[0].err) == (attempt == 1)
-    paths = [str(folders[0] / log) for log in logs]
-    trained(config(tmp_path / "all", Path()) | {"training_data_path": paths})
+    trained(config(tmp_path / "all", source))
     same_weights(tmp_path / "out", tmp_path / "all/out")
