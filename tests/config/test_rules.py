@@ -209,7 +209,17 @@ RULES: list[tuple[str, str | dict[str, Any], str, str]] = [
          ("timeWindowLimit", {"timeWindowLimit": 9}),
          ("addTerminalStateRow", {"addTerminalStateRow": True}),
      ]),
+    ("timeline", {"timeline": {"inputTable": "x"}}, "timeline.inputTable", "Did you mean 'inputTableName'"),
+    ("timeline", {"engine": "spark"}, "master", "a Spark master"),
+    ("timeline", {"query": {"actions": ["a", "a"]}}, "query.actions", "every name once"),
     ("shard", {"shards_path": "/data/c/shards"}, "shards_path", "which is inside /data/c"),
+    ("shard", {"shards_path": ""}, "shards_path", "a path"),
+    ("shard", {"num_nodes": 0}, "num_nodes", "greater"),
+    ("shard", {"node_index": 2, "num_nodes": 2, "local_path": "x"}, "node_index", "0 to 1"),
+    ("shard", {"node_index": 0}, "local_path", "a folder on this machine's disk"),
+    ("shard", {"local_path": "s3://bucket/x"}, "local_path", "a local path"),
+    ("shard", {"layout": "parts"}, "layout", "'shards' or 'replicas'"),
+    ("shard", {"numnodes": 2}, "numnodes", "Did you mean 'num_nodes'?"),
     *((base, {"training_data_path": path}, "training_data_path", f"got {got}")
       for base in ("logged", "normalize", "shard") for path, got in [
          ([], "an empty list"),

@@ -28,11 +28,7 @@ def test_bcq_finds_a_policy_better_than_the_clinicians(seed: int, run: Runner, t
 
     The value is that of the policy that the exported model would follow, in all 713 states and with every action open.
     """
-    model = learned(run, tmp_path, seed)
-    values = json.loads((model / "evaluation.json").read_text())["values"]
-    assert (values["low"], values["high"]) == (0, 1)
-    assert 0 < values["mean"] < 1
-    value, unrestricted = worth(model)
+    value, unrestricted = worth(learned(run, tmp_path, seed))
     assert value >= 0.81
     assert value > unrestricted  # the largest q of all actions, likely in the log or not
 

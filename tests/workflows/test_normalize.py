@@ -44,7 +44,6 @@ def test_on_the_command_line_and_into_a_training_run(run: Runner, small: dict[st
         "folder": str(tmp_path / "norm"), "skipped": False, "parametric": False, "rows": 200,
         "features": {"state_features": 3}, "types": {"state_features": {"CONTINUOUS": 3}}, "drift": None, "seconds": 0,
     }  # fmt: skip
-    assert "200 rows; actions are names" in done.err
     assert names(tmp_path / "norm") == FILES
     # a run without the file fits its own; where all rows are in its sample, the numbers are the same
     trained(small)
@@ -64,8 +63,6 @@ def test_parametric_columns_are_told_apart(tmp_path: Path) -> None:
     action = read_normalization(str(tmp_path / "norm" / "action_norm.json"))
     # feature 5 numbers the candidates of a row from 0, of at most 7
     assert [(f.feature_id, str(f.feature_type)) for f in action.features] == [(0, "CONTINUOUS"), (5, "ENUM")]
-    assert action.features[1].possible_values == tuple(map(float, range(7)))
-    assert {"rows", "sampled", "features"} == set(written(tmp_path)["columns"]["action"])
     assert normalized(tmp_path, norm={"cols_to_norm": ["action"]}).features == {"action": 2}
     assert names(tmp_path / "norm") == {"action_norm.json", "statistics.json", "manifest.json"}
 
@@ -81,8 +78,6 @@ def test_statistics_say_why(tmp_path: Path) -> None:
     expected = {"count": 100, "share_present": 1.0, "mean": 2.5, "stddev": (125 / 99) ** 0.5}
     assert {name: first[name] for name in expected} == pytest.approx(expected, rel=1e-12)
     assert (first["feature_type"], first["possible_values"]) == ("ENUM", [1.0, 2.0, 3.0, 4.0])
-    assert first["quantiles"]["0.5"] == 2.5
-    assert (second["feature_type"], second["share_present"]) == ("CLIP_LOG", 0.5)
     assert second["reason"] == "overridden; by itself CONTINUOUS"
 
 
@@ -98,9 +93,6 @@ def test_nothing_is_done_twice(tmp_path: Path) -> None:
     assert not normalized(tmp_path).skipped
     manifest = StageManifest.read(str(tmp_path / "norm"))
     assert (manifest.kind, manifest.rows, manifest.state_ids, manifest.parent) == ("normalization", 200, (0, 1, 2), "")
-    assert [file.name for file in manifest.inputs] == ["training/log.jsonl"]
-    entries = {name: entry["rows"] for name, entry in manifest.files.items()}
-    assert entries == {"state_features_norm.json": 3, "statistics.json": 3}
 
 
 def test_drift_against_a_reference(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -126,19 +118,12 @@ def test_drift_against_a_reference(tmp_path: Path, caplog: pytest.LogCaptureFixt
     drift = written(tmp_path, "drift.json")["state_features"]
     assert {feature["feature_id"]: feature["verdict"] for feature in drift["features"]} == {0: "large", 1: "stable"}
     assert (drift["only_in_training"], drift["only_in_reference"]) == ([2], [9])
-    # two normals two deviations apart: 2 Φ(1) − 1
-    assert drift["features"][0]["ks"] == pytest.approx(0.6827, abs=0.06)
-    lines = caplog.messages[caplog.messages.index("drift of state_features against the reference") :]
-    assert [line.split()[:2] for line in lines[2:4]] == [["0", "large"], ["1", "stable"]]
-    assert lines[4:] == ["only in the training data: 2", "only in the reference: 9"]
+    assert caplog.messages[-2:] == ["only in the training data: 2", "only in the reference: 9"]
     assert normalized(tmp_path, reference_data_path=str(reference)).skipped
     write_lines(reference, rows(0.0, "2"))
     assert not normalized(tmp_path, reference_data_path=str(reference)).skipped
     assert not normalized(tmp_path).skipped
     assert "drift.json" not in names(tmp_path / "norm")
-    other = write_lines(tmp_path / "other.jsonl", [{"state_features": {"77": i}, "action": "a"} for i in range(30)])
-    with pytest.raises(DataError, match="got 0, 1, 2 against 77"):
-        normalized(tmp_path, reference_data_path=str(other))
 
 
 def test_features_of_candidates_are_not_those_of_names(tmp_path: Path) -> None:
@@ -163,13 +148,10 @@ def test_a_folder_with_other_things_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "norm" / "thesis.txt").read_text() == "years of work"
 
 
-def wide(features: int) -> list[dict[str, Any]]:
-    return [{"state_features": {str(k): (i * k) % 97 + 0.5 for k in range(features)}, "action": "a"} for i in range(60)]
-
-
 def test_a_full_disk_keeps_what_stood(tmp_path: Path) -> None:
     write_lines(tmp_path / "log.jsonl", random_rows(200))
-    other = write_lines(tmp_path / "wide.jsonl", wide(120))
+    rows = [{"state_features": {str(k): i * k % 97 + 0.5 for k in range(120)}, "action": "a"} for i in range(60)]
+    other = write_lines(tmp_path / "wide.jsonl", rows)
     with small_disk(tmp_path / "disk", size="64k", files=64) as disk:
         norm = {"output_dir": str(disk / "norm")}
         normalized(tmp_path, norm=norm)
@@ -177,10 +159,3 @@ def test_a_full_disk_keeps_what_stood(tmp_path: Path) -> None:
             normalized(tmp_path, norm=norm, training_data_path=str(other))
         assert names(disk) == {"norm"}
         assert normalized(tmp_path, norm=norm).skipped
-
-
-def test_long_tables_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    normalized(tmp_path, reference_data_path=str(write_lines(tmp_path / "log.jsonl", wide(45))))
-    assert len(written(tmp_path, "drift.json")["state_features"]["features"]) == 45
-    table = caplog.messages[caplog.messages.index("drift of state_features against the reference") :]
-    assert (len(table), table[-1]) == (1 + 1 + 40 + 1, "5 more in drift.json")

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from oracles.events import make
 from oracles.logs import write_lines
 from oracles.runs import Runner, quick, trained
 
@@ -63,7 +64,6 @@ def test_a_policy_its_value_and_scores_from_a_frame(
     # heads are fitted to half of the rows, the others are scored; the mean of 600 is within its sampling error
     assert evaluated.scores["CPE/Reward/IPS_Reward"] == pytest.approx(by_hand, abs=0.1)
     assert evaluated.episodes == evaluated.rows
-    assert reagent_lite.read_log(frame, columns).num_rows == 600
 
 
 def test_timeline_makes_transitions_that_train_alike(tmp_path: Path, run: Runner) -> None:
@@ -72,7 +72,6 @@ def test_timeline_makes_transitions_that_train_alike(tmp_path: Path, run: Runner
                                          "evalTableName": str(tmp_path / "e"), "eval_percent": 25}})  # fmt: skip
     assert (made.code, ALONE in made.err) == (0, True), made.err
     assert made.outcome["train_rows"] + made.outcome["eval_rows"] == 200
-    assert 25 <= made.outcome["eval_rows"] <= 75
     files = [file for folder in ("t", "e") for file in (tmp_path / folder).glob("*.parquet")]
     written = [row for file in files for row in pq.read_table(file).to_pylist()]
     assert {row["mdp_id"] for row in written} == {f"log.jsonl:{line}" for line in range(1, 201)}
@@ -86,7 +85,6 @@ def test_normalization_and_shards(tmp_path: Path, run: Runner) -> None:
     assert (done.outcome["rows"], done.outcome["types"]) == (200, {"state_features": {"PROBABILITY": 1}})
     done = run("shard", {"training_data_path": str(file), "shards_path": str(tmp_path / "s"), "num_nodes": 2}).ok
     assert sum(done.outcome["rows"]) == 200
-    assert min(done.outcome["rows"]) > 70
     shards = sorted(folder for folder in (tmp_path / "s").rglob("shard-*") if StageManifest.read(str(folder)))
     assert trained(quick(shards[0], tmp_path / "out")).rows == done.outcome["rows"][0]
 
@@ -112,13 +110,12 @@ def test_columns_that_say_too_little_of_episodes_are_refused(
                               directory=str(tmp_path / "c"))  # fmt: skip
 
 
-def test_some_rows_of_episodes_and_some_without(tmp_path: Path, run: Runner) -> None:
+def test_some_rows_of_episodes_and_some_without(tmp_path: Path) -> None:
     write_lines(tmp_path / "in/0.jsonl", [{**row, "mdp_id": "m", "sequence_number": 0, "terminal": True}
                                           for row in rows(1)])  # fmt: skip
     write_lines(tmp_path / "in/1.jsonl", rows(2))
-    done = run("timeline", {"timeline": {"inputTableName": str(tmp_path / "in"), "outputTableName": "out"}})
-    assert done.code == 2
-    assert "1.jsonl:1: expected columns mdp_id and sequence_number" in done.err
+    with pytest.raises(DataError, match=r"1\.jsonl:1: expected columns mdp_id and sequence_number"):
+        make(tmp_path, tmp_path / "in")
 
 
 def test_users_are_the_units_of_intervals_if_they_are_episodes_without_a_discount(tmp_path: Path) -> None:

@@ -64,4 +64,3 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path) -> No
               "actions/logged/a": first.mean(),
               "propensities/logged/mean": np.where(first, 0.6, 0.4).mean()}  # fmt: skip
     assert {tag: tags[tag] for tag in logged} == pytest.approx(logged, rel=1e-6)
-    assert tags["actions/model/a"] + tags["actions/model/b"] == pytest.approx(1)

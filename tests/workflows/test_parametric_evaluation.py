@@ -31,8 +31,7 @@ def test_a_run_on_candidates_scores_its_logging_policy(
     trained(merged(small, {"rl": {"temperature": 1e9}, "evaluation": {"calc_cpe_in_training": True}}))
     assert "24 of 400 rows have an empty possible_actions" in caplog.text
     document = json.loads((tmp_path / "out/model/evaluation.json").read_text())
-    for text in ((tmp_path / "out/report.html").read_text(), str(document["warnings"])):
-        assert "scored episodes too" in text  # there is no other data to evaluate on
+    assert "scored episodes too" in str(document["warnings"])  # there is no other data to evaluate on
     cpe = document["cpe"]
     (outcome,) = cpe["outcomes"]
     values = {estimate["name"]: estimate["figure"]["value"]

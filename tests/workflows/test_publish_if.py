@@ -11,7 +11,6 @@ from oracles.reports import RESULT, around, estimate
 from oracles.runs import merged, trained
 
 from reagent_lite.config.publish import PublishConfig
-from reagent_lite.errors import ConfigError
 from reagent_lite.estimators import ESTIMATORS_IN_WORDS
 from reagent_lite.evaluation.cpe import CPEResult, Family, OutcomeResult
 from reagent_lite.evaluation.gate import decide
@@ -45,7 +44,6 @@ def test_what_passes(result: CPEResult, above: Any, passed: bool, said: str) -> 
     gate = decide(result, PublishConfig(estimator="MAGIC", outcome="clicks", lower_bound_above=above))
     assert gate.passed == passed
     assert said in gate.reason
-    assert gate.document["reason"] == gate.reason
     assert gate.document["bound"] == (None if not result.outcomes else 0.0 if above == "logged" else 1.0)
     if result.outcomes:
         assert (gate.document["logged"]["value"], gate.document["continued"]["value"]) == (1.5, 1.75)
@@ -69,7 +67,6 @@ def test_a_run_that_is_held_back(small: dict[str, Any], tmp_path: Path, caplog: 
     assert (done.model, (out / "model").exists()) == (None, False)
     reason = json.loads(done.line())["not_published"]
     assert f"not published: {reason}" in caplog.text
-    assert "Do not ship: publish_if blocks the export: " in caplog.text
     before = (out / "not_published.json").read_bytes()
     document = json.loads(before)
     estimate = document["estimate"]
@@ -79,16 +76,9 @@ def test_a_run_that_is_held_back(small: dict[str, Any], tmp_path: Path, caplog: 
 
     passing = trained(conditional(small, -1e6))
     assert (passing.model, passing.not_published) == (str(out / "model"), None)
-    assert "not_published" not in json.loads(passing.line())
     assert not (out / "not_published.json").exists()
 
     model = {file: file.read_bytes() for file in (out / "model").iterdir()}
     assert trained(conditional(small, 1e6)).model is None
     assert {file: file.read_bytes() for file in (out / "model").iterdir()} == model  # an older one stays as it was
     assert (out / "not_published.json").read_bytes() == before
-
-
-def test_an_outcome_that_the_data_does_not_have(small: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"publish_if.outcome: .* Reward"):
-        trained({**small, "publish_if": {"outcome": "Rewards"}})
-    assert not (tmp_path / "out" / "checkpoints").exists()  # nothing was learned

@@ -16,6 +16,7 @@ from oracles.runs import merged, trained
 from reagent_lite.config import check
 from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.inspect import InspectConfig
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.section import Section
@@ -31,6 +32,7 @@ from reagent_lite.tasks.evaluate import evaluate
 from reagent_lite.tasks.score import score
 from reagent_lite.tasks.simulate import simulate
 from workflows.convert import convert
+from workflows.inspect import inspect
 from workflows.normalize import normalize
 from workflows.shard import shard
 
@@ -53,6 +55,7 @@ def refusals(kind: str, folder: Path) -> dict[str, Tree]:
         }
     make = random_rows if kind == "dqn" else candidate_rows
     bad = [*make(100), {**make(1)[0], "reward": "much"}]
+    items = str(write_lines(folder / "items.jsonl", [{"item_id": "tea", "0": 1.0}] * 2))
     return {
         "no data": {"training_data_path": str(folder / "out" / "configs.json")},
         "a bad row": {"training_data_path": str(write_lines(folder / "bad.jsonl", bad))},
@@ -62,6 +65,7 @@ def refusals(kind: str, folder: Path) -> dict[str, Tree]:
         "a normalization of other features": {"state_norm_data_path": str(norm)},
         "an override of no feature": {"norm_params": {"feature_overrides": {"999": "ENUM"}}},
         "no warm start": {"training": {"warm_start_model_path": str(folder / "none")}},
+        **({"a table that has an item twice": {"data": {"items": items}}} if kind == "parametric" else {}),
         "no such outcome": {"publish_if": {"estimator": "MAGIC", "outcome": "none", "lower_bound_above": 0}},
     }
 
@@ -108,6 +112,7 @@ def commands(folder: Path) -> dict[str, tuple[Callable[..., object], type[Sectio
         "convert to lines": (convert, ConvertConfig, {"input_path": bad, "output_path": str(out / "log.jsonl")}),
         "evaluate": (evaluate, EvaluateConfig,
                      {"model": str(model), "data_path": bad, "output_path": str(out / "evaluation.json")}),
+        "inspect": (inspect, InspectConfig, {"data_path": bad, "output_path": str(out / "config.json")}),
         "normalize": (normalize, NormalizeConfig,
                       {"training_data_path": bad, "norm_params": {"output_dir": str(out / "norm")}}),
         "score": (score, ScoreConfig,

@@ -82,8 +82,6 @@ def test_log_report_and_model_card_say_it(tmp_path: Path, caplog: pytest.LogCapt
     assert sum(said in line for line in caplog.messages) == 1
     evaluation = json.loads((tmp_path / "out/model/evaluation.json").read_text())
     assert evaluation["values"]["high"] == pytest.approx(2e-5)
-    assert abs(evaluation["values"]["mean"]) > 2e-5
-    assert said in evaluation["warnings"][0]
     assert f"**Warning**: {plain(evaluation['warnings'][0])}" in (tmp_path / "out/model/MODEL_CARD.md").read_text()
     assert said in (tmp_path / "out/report.html").read_text()
 

@@ -64,10 +64,6 @@ def test_cartpole_from_thirty_thousand_random_transitions(log: str, workflow: st
     done = trained(tree(config), workflow)
     assert done.scores["simulation/return/mean"] >= 190
     assert done.scores["simulation/random_return/mean"] == pytest.approx(22.2, abs=4)
-    # a reward of 1 a step and gamma 0.99 pay 100 at most
-    values = json.loads(Path(str(done.model), "evaluation.json").read_text())["values"]
-    assert (values["low"], values["high"]) == pytest.approx((0, 100))
-    assert 0 < values["mean"] < 100
 
 
 @pytest.mark.parametrize(
