@@ -36,6 +36,7 @@ from reagent_lite.data.formats import arrow
 from reagent_lite.data.writing.episodes import LogSchema, episode_rows
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ConfigError, DataError, FolderInUseError, UnavailableError
+from reagent_lite.manifest import POLICY, read_document, seal_folder
 from reagent_lite.run.dry_run import dry_run, lines_of
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners

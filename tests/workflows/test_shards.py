@@ -1,5 +1,6 @@
 """The data of several machines: split or copied, even or not, the model is that of one process that reads it all."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -10,24 +11,32 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+import torch
 from oracles.logs import candidate_rows, episode_code, random_rows, write_lines
 from oracles.ranks import call_on_ranks, run_ranks
-from oracles.runs import Run, merged, trained
+from oracles.runs import ALONE, Run, checked, merged
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from reagent_lite.config import DqnConfig, load_config
+from reagent_lite.data.copy.agreement import content_of
+from reagent_lite.data.copy.training_copy import open_training_copy
+from reagent_lite.data.sampling.mixture import MixedSource
+from reagent_lite.data.sampling.plan import ReadPlan
+from reagent_lite.data.sampling.source import LoggedRows, LoggedSource
 from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation.fitting import split_log
 from reagent_lite.evaluation.page import held_out
+from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.logged import prepare
+from reagent_lite.run.sources import logged_plan
 
 Rows = list[dict[str, Any]]
 # a config whose paths are relative: each node's own data at one path, the same on all of them
 SETTINGS: dict[str, Any] = {
     "training_data_path": "data", "model_output_path": "out", "use_gpu": False, "actions": ["a", "b"], "epochs": 3,
     "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"]},
-    "data": {"global_minibatch_size": 150},
+    "data": {"global_minibatch_size": 16},
     "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "learn_from_scored": True},
     "norm_params": {"num_samples": 40},
 }  # fmt: skip
@@ -64,20 +73,47 @@ def together(
     folder: Path, monkeypatch: pytest.MonkeyPatch, shards: Sequence[Rows | None], processes: list[int] | None = None, *,
     tree: dict[str, Any] = SETTINGS, **changes: Any,
 ) -> tuple[list[Run], list[Path]]:  # fmt: skip
-    """Trains on several nodes, compares with one process that has all rows; returns runs and folders of the nodes.
-
-    All rows are one step, as many as it has minibatches: the order in which they are read is that of tests of plans.
-    """
+    """Trains on several nodes, compares with one process that has all rows; returns runs and folders of the nodes."""
     tree, folders = merged(tree, changes), nodes(folder, shards)
     runs = started(folders, "dqn" if "actions" in tree else "parametric_dqn", tree, processes)
     assert [run.code for run in runs] == [0] * len(runs), "\n".join(run.err for run in runs)
     assert not any((other / "out/model").exists() for other in folders[1:])
+    out = folders[0] / "out"
+    same_weights(load_file(out / "model/weights.safetensors"), alone(monkeypatch, tree, folders, shards))
     monkeypatch.chdir(nodes(folder / "all rows", [[row for rows in shards for row in rows or []]])[0])
-    trained(tree)
-    same_weights(*(load_file(out / "model/weights.safetensors") for out in (folders[0] / "out", Path("out"))))
-    for file in Path("out").glob("*_norm.json"):
-        same_normalization(folders[0] / file, file)
+    for column, fitted in prepare(checked(tree), ALONE).normalization.json().items():
+        same_normalization(out / ("state_features_norm.json" if column == "state" else "action_norm.json"), fitted)
     return runs, folders
+
+
+def alone(
+    monkeypatch: pytest.MonkeyPatch, tree: dict[str, Any], folders: list[Path], shards: Sequence[Rows | None]
+) -> dict[str, Any]:
+    """Returns weights of one process that reads every folder as the cluster's plan has it, normalized alike."""
+    columns = {"state": "state_features"} | ({} if "actions" in tree else {"action": "action"})
+    norms = {f"{name}_norm_data_path": f"{folders[0]}/out/{column}_norm.json" for name, column in columns.items()}
+    config = checked(tree | norms)
+    logs: list[LoggedRows] = []
+    for folder in (folder for folder, rows in zip(folders, shards, strict=True) if rows):
+        monkeypatch.chdir(folder)
+        data = prepare(config, ALONE)
+        logs.append(data.train.rows)
+    plan = ReadPlan(
+        shards=tuple(rows.count for rows in logs), minibatch=16, epochs=config.epochs, seed=config.seed,
+        reads=tuple(range(len(logs))), minibatches_per_step=config.training.minibatches_per_step,
+    )  # fmt: skip
+    source = MixedSource(
+        tuple((LoggedSource(rows, plan, at, ALONE.device), 1 / len(logs)) for at, rows in enumerate(logs))
+    )
+    learner = build_learner(config, data.spec, ALONE.device)
+    optimization = build_optimization(config, learner, captured=False)
+    learner.train()
+    for _ in range(plan.num_steps):
+        for _ in range(plan.minibatches_per_step):
+            learner(next(source))[0].backward()
+        optimization.step()
+        learner.after_step()
+    return learner.scorer.state_dict()
 
 
 def same_weights(weights: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -91,20 +127,36 @@ def same_weights(weights: dict[str, Any], expected: dict[str, Any]) -> None:
         assert_close(weights[name], expected[name], atol=1e-5, rtol=0)
 
 
-def same_normalization(file: Path, whole: Path) -> None:
+def same_normalization(file: Path, fitted: dict[str, Any]) -> None:
     """Compares to 1e-12 what was fitted to the rows of all machines and to a file with all rows."""
-    written, fitted = (json.loads(path.read_text()) for path in (file, whole))
+    written = {key: json.loads(text) for key, text in json.loads(file.read_text()).items()}
     assert written.keys() == fitted.keys()
     for key, text in fitted.items():
-        assert json.loads(written[key]) == {
-            name: pytest.approx(value, rel=1e-12, abs=1e-12) if isinstance(value, float) else value
-            for name, value in json.loads(text).items()
-        }
+        parameters = json.loads(text) if isinstance(text, str) else text
+        exact = {name: parameters.get(name) for name in ("feature_type", "levels")}
+        close = {name: parameters[name] for name in ("mean", "stddev", "min_value", "max_value")}
+        assert {name: written[key].get(name) for name in exact} == exact
+        assert {name: written[key][name] for name in close} == pytest.approx(close, rel=1e-12, abs=1e-12)
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Run], list[Path]]]:
     return partial(together, tmp_path, monkeypatch)
+
+
+def gradient(group: Group, path: str) -> dict[str, float]:
+    """Returns the gradient of a step over the rows of all machines.
+
+    One number, 0, is predicted for every reward; the loss is the weighted sum of squared errors.
+    """
+    config = load_config(DqnConfig, path)
+    data = prepare(config, group)
+    batch = next(LoggedSource(data.train.rows, logged_plan(config, data, 4), group.rank, group.device))
+    module = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(module.weight)
+    wrapped = group.wrap(module)  # averages as long as it lives
+    (batch.weight * (wrapped(torch.ones(len(batch), 1))[:, 0] - batch.reward).square()).sum().backward()
+    return {"rows": len(batch), "gradient": float(module.weight.grad)}
 
 
 def scored_episodes(group: Group, path: str) -> dict[str, object]:
@@ -152,18 +204,47 @@ def test_shards_with_different_levels_train_what_one_machine_trains(
     assert re.search("state feature kind: .* values are other", runs[0].err)
 
 
+def test_a_feature_that_is_a_text_on_one_machine_alone_is_refused(tmp_path: Path) -> None:
+    numbers = [{**row, "state_features": {**row["state_features"], "kind": 1.5}} for row in named(random_rows(40), 0)]
+    runs = started(nodes(tmp_path, [numbers, with_texts(named(random_rows(40), 1), "ab", "7")]), "dqn", SETTINGS)
+    assert 2 in [run.code for run in runs]
+    assert any("data on node 0: feature kind: expected texts" in run.err for run in runs)
+
+
+def test_three_rows_here_and_one_there_give_the_gradient_of_all_four(tmp_path: Path) -> None:
+    """Rewards 5, 5, 5 and 1 and the prediction 0: the mean of -2 * reward is -2 * 16 / 4 = -8.
+
+    Averaging the means of both nodes gives (-2 * 5 - 2 * 1) / 2 = -6.
+    """
+    rows = random_rows(4, missing=0)
+    folders = nodes(
+        tmp_path, [named([{**row, "reward": 5} for row in rows[:3]], 0), named([{**rows[3], "reward": 1}], 1)]
+    )
+    tree = merged(SETTINGS, {"norm_params": {"feature_overrides": {str(i): "DO_NOT_PREPROCESS" for i in range(3)}}})
+    runs = started(folders, gradient, tree)
+    assert [run.code for run in runs] == [0, 0], runs
+    assert [run.outcome for run in runs] == [{"rows": rows, "gradient": pytest.approx(-8)} for rows in (3, 1)]
+
+
 def test_shards_train_the_model_of_one_process_with_all_rows(cluster: Callable[..., Any]) -> None:
-    """Three processes on two nodes with 60 and 25 rows, minibatches of 64, two a step."""
+    """Three processes on two nodes with 60 and 25 rows, minibatches of 16, two a step."""
     shards = [named(random_rows(60), 0), named(random_rows(25, 1), 1)]
     rows = [row for part in shards for row in part]
-    runs, folders = cluster(shards, [2, 1], training={"minibatches_per_step": 2}, data={"global_minibatch_size": 64})
-    assert (runs[0].outcome["rows"], runs[0].outcome["steps"]) == (3 * 85, 3)
-    for words in ("shards: 60 + 25 rows on 2 nodes", "64 rows = 3 processes x 21.3333, 2 per step", "of 2 machines",
+    runs, folders = cluster(shards, [2, 1], training={"minibatches_per_step": 2})
+    assert (runs[0].outcome["rows"], runs[0].outcome["steps"]) == (3 * 85, 3 * 3)  # 85 rows, 32 a step
+    for words in ("shards: 60 + 25 rows on 2 nodes", "16 rows = 3 processes x 5.33333, 2 per step", "of 2 machines",
                   "training data: data: 85 rows"):  # fmt: skip
         assert words in runs[0].err
     scored = held_out(np.array([episode_code(name) for name in {row["mdp_id"] for row in rows}], np.uint64), 0.2).sum()
-    evaluation = json.loads((folders[0] / "out/model/evaluation.json").read_text())
-    assert evaluation["cpe"]["overlap"]["num_episodes"] == scored
+    out = folders[0] / "out"
+    assert json.loads((out / "model/evaluation.json").read_text())["cpe"]["overlap"]["num_episodes"] == scored
+    figures = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    logged = [line["reward/logged/mean"] for line in figures if "reward/logged/mean" in line]
+    assert logged[-1] == pytest.approx(np.mean([row["reward"] for row in rows]), abs=1e-6)
+    copies = [next(folder.rglob(".reagent-lite/*/manifest.json")).parent for folder in folders]
+    contents = "\n".join(content_of(open_training_copy(copy)) for copy in copies)
+    manifest = json.loads((out / "model/manifest.json").read_text())
+    assert manifest["data_hash"] == hashlib.sha256(contents.encode()).hexdigest()
 
 
 def test_a_node_without_rows_and_one_with_a_single_row(cluster: Callable[..., Any]) -> None:
@@ -204,6 +285,7 @@ def test_differences_end_every_process_alike(
         assert message in run.err
 
 
+HELD_OUT: dict[str, Any] = merged(SETTINGS, {"evaluation": {"held_out_share": 0.3}})
 EVERY = [episode_code(str(number)) for number in range(20)]
 CHOSEN = [episode for episode, chosen in zip(EVERY, held_out(np.array(EVERY, np.uint64), 0.3), strict=True) if chosen]
 
@@ -211,9 +293,9 @@ CHOSEN = [episode for episode, chosen in zip(EVERY, held_out(np.array(EVERY, np.
 def test_scored_episodes_are_fitted_nowhere(tmp_path: Path) -> None:
     """Both nodes have rows of the same 20 episodes, as where each machine logged its own part of them: 5 rows each."""
     rows = random_rows(200)
-    tree = merged(SETTINGS, {"evaluation": {"held_out_share": 0.3}})
-    runs = started(nodes(tmp_path, [rows[::2], rows[1::2]]), scored_episodes, tree)
+    runs = started(nodes(tmp_path, [rows[::2], rows[1::2]]), scored_episodes, HELD_OUT)
     assert [run.code for run in runs] == [0, 0], runs
+    assert 0 < len(CHOSEN) < 20
     expected = {
         "scored": sorted(CHOSEN), "of_all": sorted(CHOSEN), "scored_rows": 5 * len(CHOSEN),
         "fitted": sorted(set(EVERY) - set(CHOSEN)), "rows": 5 * (20 - len(CHOSEN)),
