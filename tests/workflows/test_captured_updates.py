@@ -31,9 +31,7 @@ from reagent_lite.training.loop import fit
 from reagent_lite.training.resume import History
 
 Tree = dict[str, Any]
-
 Work = Callable[[], None]
-
 WAITS = {
     "nonzero",
     "_local_scalar_dense",
@@ -44,13 +42,9 @@ WAITS = {
     "unique_dim",
     "lift_fresh",
 }
-
 NO_LAUNCH = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
-
 ENVIRONMENTS = ("gridworld", "recommend", "tag_gridworld")
-
 """Named actions, candidates, two types of agents."""
-
 VARIANTS: dict[str, tuple[Tree, tuple[int, int, int]]] = {
     "plain": ({}, (99, 104, 200)),
     "dueling": ({"rainbow": {"dueling_architecture": True}}, (156, 162, 314)),
@@ -67,24 +61,16 @@ VARIANTS: dict[str, tuple[Tree, tuple[int, int, int]]] = {
     "iql": ({"algorithm": "iql"}, (161, 167, 324)),
     "batch norm": ({"training": {"use_batch_norm": True}}, (130, 0, 262)),
 }
-
 """Changes of a config with two hidden layers and double Q; launches of an update in each environment, at most.
 
 These budgets may only fall: at small sizes the number of launches decides how long an update takes on a GPU.
 """
-
 ROLLOUTS = {"plain": (44, 48, 112), "prioritized": (62, 66, 154)}
-
 """Likewise of a step of all environments."""
-
 EVALUATIONS = {"plain": (20, 21, 41), "bcq": (32, 34, 65)}
-
 """Likewise of a step of an evaluation."""
-
 EVERYWHERE = ("plain", "bcq", "prioritized", "n-step", "batch norm")
-
 """Variants whose code depends on how an environment's choices are given."""
-
 GPU = Group(ProcessRanks(), torch.device("cuda", 0))
 
 

@@ -148,7 +148,6 @@ COMBINATIONS: list[tuple[str, dict[str, Any]]] = [
     ("parametric_dqn", {"algorithm": "iql", "iql": {"expectile": 0.9}, "rl": {"value_bounds": "rewards"},
                         "training": {"dropout_ratio": 0.1}}),
 ]  # fmt: skip
-
 """Other pairs of workflow and option are in test_resume.py, test_captured_updates.py and export/test_formats.py."""
 
 
