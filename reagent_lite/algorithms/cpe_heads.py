@@ -92,7 +92,8 @@ class CPEHeads(nn.Module):
             next_value = (next_propensities.to(next_q.dtype).unsqueeze(2) * next_q).sum(1)
             d = discount(self.gamma, batch.steps, batch.bootstrap).unsqueeze(1)
             target = (outcomes + d * next_value) / self.value_scale - self.mean
-        logged, index = only_choice(batch.actions, batch.action)  # other candidates would be normalized for nothing
+        logged = only_choice(batch.actions, batch.action)  # other candidates would be normalized for nothing
+        index = batch.action if logged.features is None else torch.zeros_like(batch.action)
         state, logged = self._read(batch.state, logged)
         predicted = chosen_values(self.reward_network, state, logged, index)
         value = chosen_values(self.value_network, state, logged, index)

@@ -211,16 +211,16 @@ def chosen_values(network: nn.Module, state: Tensor, actions: Actions, choice: T
     """Returns [B, H] of one choice per row, [B] int64; scores only this candidate if possible."""
     if actions.features is None or network.needs_candidate_list:
         return chosen(allowed_values(network, state, actions), choice)
-    alone, _ = only_choice(actions, choice)
+    alone = only_choice(actions, choice)
     return network(state, alone.mask, alone.features).squeeze(1)  # type: ignore[no-any-return]
 
 
-def only_choice(actions: Actions, choice: Tensor) -> tuple[Actions, Tensor]:
-    """Returns lists of one candidate per row, and its index in them, [B] int64; fixed actions stay as they are."""
+def only_choice(actions: Actions, choice: Tensor) -> Actions:
+    """Returns lists of the chosen candidate alone, one per row; fixed actions stay as they are."""
     if actions.features is None:
-        return actions, choice
+        return actions
     mask = actions.mask.gather(1, choice.unsqueeze(1))
-    return Actions(mask=mask, features=chosen(actions.features, choice).unsqueeze(1)), torch.zeros_like(choice)
+    return Actions(mask=mask, features=chosen(actions.features, choice).unsqueeze(1))
 
 
 def build_q_network(spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
