@@ -135,7 +135,7 @@ class QuerySection(Section):
 
 
 class TimelineConfig(Section):
-    """`python -m workflows.timeline`: pairs logged decisions by episode to transitions, or to checked events."""
+    """`python -m workflows.timeline`: makes transitions of logged decisions, or checked events."""
 
     engine: Literal["local", "duckdb", "spark"] = "local"
     """local: this machine's cores and disk; duckdb: former name of local. spark: an existing Spark; needs
@@ -145,8 +145,8 @@ class TimelineConfig(Section):
     memory_limit_mb: Annotated[int, Field(ge=100)] | None = None
     """Memory for events on this machine, above which they go to the disk; absent: 60 % of the free memory."""
     output: Literal["transitions", "events"] = "transitions"
-    """transitions: pairs of rows. events: the checked rows as they are, in files of whole episodes; training pairs them
-    while it reads. They take about half the room of transitions, as for shards of a log that outgrows a machine."""
+    """transitions: each row with what followed it. events: the checked rows, in files of whole episodes; training pairs
+    them while it reads. They take about half the space: for example, for shards of a log that outgrows a machine."""
     temporary_directory: str | None = None
     """Folder for data that does not fit into memory, on this machine or on a disk that all machines of Spark see;
     absent: beside the output."""

@@ -33,7 +33,7 @@ from reagent_lite.data.writing.part_files import PartFiles
 OUTPUTS = ("timeline.outputTableName", "timeline.evalTableName")
 """Config keys of the folders of a timeline, in their order."""
 _ALL_COMPLETE = {"last_rows_without_an_end": 0, "truncated_rows_without_next_state": 0}
-"""Figures of rows that pairing leaves out."""
+"""Figures of files of events: only pairing leaves such rows out."""
 _TYPES = {"flag": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "text": pa.string()}
 
 

@@ -15,9 +15,9 @@ def pairing_settings(config: TimelineConfig) -> dict[str, Any]:
     for key in ("inputTableName", "outputTableName"):
         del timeline[key]
     timeline["evalTableName"] = config.timeline.evalTableName is not None
-    given: dict[str, Any] = {"columns": config.columns} if config.columns else {}
-    given |= {"output": config.output} if config.output != "transitions" else {}
-    return {"version": VERSION, "timeline": timeline, "query": config.query.model_dump(mode="json"), **given}
+    optional: dict[str, Any] = {"columns": config.columns} if config.columns else {}
+    optional |= {"output": config.output} if config.output != "transitions" else {}
+    return {"version": VERSION, "timeline": timeline, "query": config.query.model_dump(mode="json"), **optional}
 
 
 def items_setting(items: ItemTable | None) -> dict[str, Any]:
