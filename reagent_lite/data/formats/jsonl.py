@@ -91,10 +91,11 @@ def _in_doubt(text: bytes, bounds: NDArray[np.int64]) -> bool:
     many = np.flatnonzero(np.diff(np.searchsorted(opening, bounds)) > MOST_LEVELS)
     if any(is_deep(text[bounds[line] : bounds[line + 1]]) for line in many):
         return True
-    try:
-        str(text, "utf-8")
-    except UnicodeDecodeError:
-        return True
+    if not text.isascii():
+        try:
+            str(text, "utf-8")
+        except UnicodeDecodeError:
+            return True
     return contains(text, r",[ \t\r\n]*[\]}]")
 
 

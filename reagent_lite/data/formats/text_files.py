@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import IO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -126,4 +127,6 @@ class _Hashed:
 
 def contains(text: bytes, pattern: str) -> bool:
     """Whether a pattern of RE2 is found in bytes; other threads run meanwhile, and memory is bounded."""
-    return bool(pc.match_substring_regex(pa.scalar(text, pa.binary()), pattern).as_py())
+    offsets = np.array([0, len(text)], np.int32)
+    without_copy = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+    return bool(pc.match_substring_regex(without_copy, pattern)[0].as_py())
