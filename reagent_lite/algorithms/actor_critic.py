@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from reagent_lite.algorithms.policy_learner import Assign, BatchEvaluation, PolicyLearner, TargetSettings, under
+from reagent_lite.algorithms.policy_learner import Assign, BatchEvaluation, PolicyLearner, TargetSettings, tensors_under
 from reagent_lite.models.q_networks import allowed_values
 from reagent_lite.models.value_heads import ScalarHead, Scorer
 from reagent_lite.rl.losses import imitation_loss
@@ -85,5 +85,5 @@ class ActorCritic(PolicyLearner):
 
     def warm_start(self, weights: Mapping[str, Tensor], assign: Assign) -> str:
         """Loads the actor; an exported model does not have the critic."""
-        assign(self.actor, under("network.", weights))
+        assign(self.actor, tensors_under("network.", weights))
         return "the optimizer and the critic start anew"

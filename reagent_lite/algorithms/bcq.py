@@ -9,7 +9,7 @@ from reagent_lite.types import SourceSpec
 
 
 class LikelyInTheLog(nn.Module):
-    """Fujimoto et al. (2019), Benchmarking Batch Deep RL, eq. 10.
+    """Allows choices that are likely enough in the log; Fujimoto et al. (2019), Benchmarking Batch Deep RL, eq. 10.
 
     Args:
         behavior_cloning: forward(state, mask, features) -> logits [B, K, 1] of the logged choice.
@@ -30,7 +30,7 @@ class LikelyInTheLog(nn.Module):
 
 
 class LoggingPolicy(nn.Module):
-    """The estimated logging policy (evaluation.behavior), in place of a network that is trained.
+    """The estimated logging policy (evaluation.behavior), in place of a behavior-cloning network.
 
     Args:
         spec: feature and action counts.

@@ -25,7 +25,7 @@ CHECKED_ROWS = 8192
 _CHECK_EVERY = 100
 _PATIENCE = 5
 _LEAST_GAIN = 0.001
-_FIRST = 0.1  # scale of the initial random outputs; at 0 gradients cancel, and Adam amplifies rounding errors
+_INITIAL_SCALE = 0.1  # scale of the initial random outputs; at 0 gradients cancel, and Adam amplifies rounding errors
 
 PolicyProbabilities = Callable[[Tensor, Actions], Tensor]
 """From states [B, S] and choices to probabilities [B, K], 0 for choices that are not allowed."""
@@ -35,7 +35,7 @@ Loss = Callable[[TransitionBatch, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 
 def unchanged(state: Tensor, actions: Actions) -> tuple[Tensor, Actions]:
-    """Reads states and choices that are normalized already."""
+    """Returns states and choices as they are, for networks that are called with normalized ones."""
     return state, actions
 
 
@@ -161,7 +161,7 @@ def build_cpe_heads(
     value_network = build_q_network(spec, plain)
     for network in (reward_network, value_network):
         *_, last_weight, _ = network.parameters()
-        last_weight.data.mul_(_FIRST)
+        last_weight.data.mul_(_INITIAL_SCALE)
     return CPEHeads(
         reward_network,
         value_network,
@@ -185,22 +185,22 @@ class EarlyStopping:
 
     def __init__(self, heads: CPEHeads, loss: Callable[[], float]) -> None:
         horizon = float((heads.value_scale / heads.reward_scale).max())
-        self._first = max(FEWEST_STEPS, math.ceil(5 * horizon / heads.target_update_rate))
+        self._earliest = max(FEWEST_STEPS, math.ceil(5 * horizon / heads.target_update_rate))
         self._loss = loss
         self._best = math.inf
-        self._waited = 0
+        self._checks_without_gain = 0
 
     def __call__(self, steps: int) -> bool:
         """Returns whether the fit ends after a number of steps; call it after every step."""
-        if steps < self._first or steps % _CHECK_EVERY:
+        if steps < self._earliest or steps % _CHECK_EVERY:
             return False
         loss = self._loss()
         if loss < self._best * (1 - _LEAST_GAIN):
             self._best = loss
-            self._waited = 0
+            self._checks_without_gain = 0
         else:
-            self._waited += 1
-        return self._waited == _PATIENCE
+            self._checks_without_gain += 1
+        return self._checks_without_gain == _PATIENCE
 
 
 def fit_heads(

@@ -22,7 +22,7 @@ from reagent_lite.algorithms.policy_learner import (
     evaluating,
     network_settings,
     reward_boost,
-    under,
+    tensors_under,
 )
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.models.q_networks import allowed_values, build_q_network, chosen_values
@@ -104,9 +104,9 @@ class DQN(PolicyLearner):
 
     def warm_start(self, weights: Mapping[str, Tensor], assign: Assign) -> str:
         """Loads the Q-network, and the behavior-cloning network of a model trained with BCQ."""
-        assign(self.q_network, under("network.", weights))
+        assign(self.q_network, tensors_under("network.", weights))
         self.target_network.load_state_dict(self.q_network.state_dict())
-        saved = under("behavior_cloning.", weights)
+        saved = tensors_under("behavior_cloning.", weights)
         if self.behavior_cloning is None or not self._imitates:
             return "the optimizer starts anew"
         if not saved:

@@ -2,7 +2,7 @@
 
 batch ─► forward ─► loss ─► optimizer ─► after_step
 state, choices ─┬─► scorer ──────► scores [B, K] ──┐
-└─► restriction ─► choices [B, K] ─┴─► policy (rl.policies), evaluated, simulated and exported
+                └─► restriction ─► choices [B, K] ─┴─► policy (rl.policies), evaluated, simulated and exported
 """
 
 import copy
@@ -60,7 +60,7 @@ class BatchEvaluation:
 
     Attributes:
         q: [B, K] values; values of choices that are not allowed are undefined.
-        scores: [B, K] scores, of which the policy is made; q itself if the policy is made of values.
+        scores: [B, K] scores from which the policy is computed; q itself if these are values.
         choices: [B, K] bool, the choices that the policy may take.
         td_loss: the TD loss, a sum weighted by the batch's weights.
         target: [B] target of the logged choice; the mean if the target is a distribution.
@@ -115,7 +115,7 @@ class PolicyLearner(nn.Module, ABC):
 
     @abstractmethod
     def next_outputs(self, batch: TransitionBatch) -> Tensor:
-        """Returns the outputs [B, H] whose value the next state has, without a gradient; 0 if no choice is allowed."""
+        """Returns the outputs [B, H] for the next state's value, without a gradient; 0 if no choice is allowed."""
 
     @abstractmethod
     def warm_start(self, weights: Mapping[str, Tensor], assign: Assign) -> str:
@@ -129,7 +129,7 @@ class PolicyLearner(nn.Module, ABC):
     @property
     @abstractmethod
     def scorer(self) -> Scorer:
-        """Module from states and choices to scores, of which the policy is made."""
+        """Module that maps states and choices to the scores from which the policy is computed."""
 
     @property
     def restriction(self) -> nn.Module:
@@ -214,7 +214,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
         network.train(training)
 
 
-def under(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def tensors_under(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tensors whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 

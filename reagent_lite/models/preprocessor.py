@@ -85,7 +85,7 @@ class BoxCox(nn.Module):
 
 
 class OneHot(nn.Module):
-    """One column per possible value, in the file's order; NaN and any other value give zeros."""
+    """One column per possible value, in the spec's order; NaN and any other value give zeros."""
 
     def __init__(self, features: Sequence[FeatureSpec]) -> None:
         super().__init__()

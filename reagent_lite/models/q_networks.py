@@ -211,8 +211,8 @@ def chosen_values(network: nn.Module, state: Tensor, actions: Actions, choice: T
     """Returns [B, H] of one choice per row, [B] int64; scores only this candidate if possible."""
     if actions.features is None or network.needs_candidate_list:
         return chosen(allowed_values(network, state, actions), choice)
-    alone = only_choice(actions, choice)
-    return network(state, alone.mask, alone.features).squeeze(1)  # type: ignore[no-any-return]
+    single = only_choice(actions, choice)
+    return network(state, single.mask, single.features).squeeze(1)  # type: ignore[no-any-return]
 
 
 def only_choice(actions: Actions, choice: Tensor) -> Actions:
@@ -278,7 +278,7 @@ def _per_candidate(layers: nn.Module, state: Tensor, features: Tensor | None, on
     if only is None:
         return layers(torch.cat((state.unsqueeze(1).expand(-1, longest, -1), features), 2))  # type: ignore[no-any-return]
     scored = only.flatten().nonzero().squeeze(1)
-    of_list = state.index_select(0, scored // longest)
-    values: Tensor = layers(torch.cat((of_list, features.flatten(0, 1).index_select(0, scored)), 1))
+    states = state.index_select(0, scored // longest)
+    values: Tensor = layers(torch.cat((states, features.flatten(0, 1).index_select(0, scored)), 1))
     result = values.new_zeros(lists * longest, values.shape[1]).index_copy(0, scored, values)
     return result.view(lists, longest, values.shape[1])

@@ -20,7 +20,7 @@ _STREAM_SAMPLES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resamples:
-    """Samples of n episodes each, drawn with replacement. The size of blocks does not change them.
+    """Samples of n episodes each, drawn with replacement; they do not depend on the size of blocks.
 
     Efron & Tibshirani (1993), An Introduction to the Bootstrap, section 6.2.
     """
@@ -36,13 +36,13 @@ class Resamples:
         but at least one random stream. They are drawn by as many threads as torch uses.
         """
         yield torch.ones(1, self.num_episodes, dtype=torch.uint8)
-        each = max(1, min(_STREAM_SAMPLES, _STREAM_DRAWS // self.num_episodes))
-        together = max(1, min(max_samples, max_bytes // self.num_episodes) // each)
+        per_stream = max(1, min(_STREAM_SAMPLES, _STREAM_DRAWS // self.num_episodes))
+        streams = max(1, min(max_samples, max_bytes // self.num_episodes) // per_stream)
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            for start in range(0, self.num_resamples, together * each):
-                rows = min(together * each, self.num_resamples - start)
+            for start in range(0, self.num_resamples, streams * per_stream):
+                rows = min(streams * per_stream, self.num_resamples - start)
                 counts = torch.zeros(rows, self.num_episodes, dtype=torch.uint8)
-                list(threads.map(self._draw, itertools.count(start // each), torch.split(counts, each)))
+                list(threads.map(self._draw, itertools.count(start // per_stream), torch.split(counts, per_stream)))
                 yield counts
 
     def _draw(self, stream: int, counts: Tensor) -> None:

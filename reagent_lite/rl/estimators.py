@@ -1,9 +1,8 @@
 """Estimators of a policy's value from episodes logged by another policy.
 
 An estimator is a function that combines the sums and means named by its parameters; rl.sums has their notation and
-terms. One-step
-estimators estimate the mean reward per row, sequential estimators the mean discounted return per episode. If an
-episode's record is cut, estimators with a value model continue with v of the next state.
+terms. One-step estimators estimate the mean reward per row, sequential estimators the mean discounted return per
+episode. If an episode's record is cut, estimators with a value model continue with v of the next state.
 """
 
 from collections.abc import Callable
@@ -106,7 +105,7 @@ def estimator(
 
     Args:
         name: name in reports.
-        sequential: see Estimator, also for the arguments below.
+        sequential: whether it estimates the mean discounted return per episode instead of the mean reward per row.
         model: whether the estimate rests on fitted models.
         weighted: whether the estimate rests on importance weights.
         finish: computes the estimate from the function's results of all samples.

@@ -5,10 +5,13 @@ pair of an observed weight and an observed outcome may carry probability, as a c
 
     L(v) = max over a, b of sum_p count_p log(1 + a' u_p + b (x_p - v n_p))
 
-over n episodes, which count 1, and the corners, which count CORNER. A point adds x_p to the numerator of the estimate
+over n episodes, which count 1, and the corners, which count _CORNER. A point adds x_p to the numerator of the estimate
 and n_p to its denominator; u_p = n_p (w_p - 1) is 0 in expectation. The interval is
 
-    {v : 2 (L(v) - max over a of L with b = 0) <= z^2 (1 + 0.6 / sqrt(k + 0.42))}.
+    {v : 2 (L(v) - max over a of L with b = 0) <= z^2 (1 + 0.6 / sqrt(k + 0.42))},
+
+where z is the normal quantile of the level and k the number of episodes that inform about the error of the estimate
+(`Contributions.informative`).
 
 Owen (2001), Empirical Likelihood; Karampatziakis, Langford & Mineiro (2020), Empirical Likelihood for Contextual
 Bandits, where the mean weight is a constraint and outcomes lie between bounds. The last factor is ours: the likelihood
@@ -24,10 +27,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-_CORNER = 0.01
-_BEYOND = 0.05
+_CORNER = 0.01  # count of a corner; an episode counts 1
+_BEYOND = 0.05  # share of all deviation of weights from 1 that lies above the largest weight of a corner
 _TOLERANCE = 1e-4  # of the distance from the centre to an end of an interval
-_ROUNDING = 1e-18
+_ROUNDING = 1e-18  # mean of squared residuals, relative to the largest before the fit, below which they count as 0
 _OUTER_STEPS = 60
 _INNER_STEPS = 50
 _HALVINGS = 30
@@ -92,7 +95,7 @@ class Contributions:
 
 
 Question = tuple[Contributions, Contributions | None]
-"""An estimate, and another one from the same episodes that is subtracted from it."""
+"""An estimate, and None or another estimate from the same episodes, which is subtracted from it."""
 
 
 def intervals(questions: Sequence[Question], level: float) -> list[tuple[float, float]]:
@@ -259,32 +262,32 @@ def _distance(points: Tensor, counts: Tensor, start: Tensor, least: Tensor, crit
     below = torch.zeros_like(guess)
     above = torch.full_like(guess, torch.inf)
     multipliers = pad(start, (0, 1))
-    left = guess.nonzero().squeeze(1)
+    remaining = guess.nonzero().squeeze(1)
     for _ in range(_OUTER_STEPS):
-        if not len(left):
+        if not len(remaining):
             break
-        target = critical[left]
-        at = distance[left]
-        weight = counts[left]
-        sizes = points[left, 1]
-        unconditional = least[left]
-        shifted = (points[left, 0] - at.unsqueeze(1) * sizes).unsqueeze(1)
-        conditions = torch.cat((points[left, 2:], shifted), 1)
-        maximum, likelihood = _maximize(conditions, weight, multipliers[left], unconditional + 2 * target.square())
-        multipliers[left] = maximum
+        target = critical[remaining]
+        current = distance[remaining]
+        weight = counts[remaining]
+        sizes = points[remaining, 1]
+        unconditional = least[remaining]
+        shifted = (points[remaining, 0] - current.unsqueeze(1) * sizes).unsqueeze(1)
+        conditions = torch.cat((points[remaining, 2:], shifted), 1)
+        maximum, likelihood = _maximize(conditions, weight, multipliers[remaining], unconditional + 2 * target.square())
+        multipliers[remaining] = maximum
         root = (2 * (likelihood - unconditional)).clamp(min=0).sqrt()
         slope = -maximum[:, 2] * (weight / _inside(conditions, maximum) * sizes).sum(1) / root
-        low = torch.where(root < target, at, below[left])
-        high = torch.where(root < target, above[left], at)
-        newton = at + (target - root) / slope
-        between = torch.where(high.isfinite(), (low + high) / 2, 4 * at)
-        newton = torch.where((newton > low) & (newton < high) & (newton < 8 * at), newton, between)
+        low = torch.where(root < target, current, below[remaining])
+        high = torch.where(root < target, above[remaining], current)
+        newton = current + (target - root) / slope
+        between = torch.where(high.isfinite(), (low + high) / 2, 4 * current)
+        newton = torch.where((newton > low) & (newton < high) & (newton < 8 * current), newton, between)
         reached = (root - target).abs() < _TOLERANCE * target
         enclosed = high - low < _TOLERANCE * high
-        below[left] = low
-        above[left] = high
-        distance[left] = torch.where(reached, at, torch.where(enclosed, high, newton))
-        left = left[~(reached | enclosed)]
+        below[remaining] = low
+        above[remaining] = high
+        distance[remaining] = torch.where(reached, current, torch.where(enclosed, high, newton))
+        remaining = remaining[~(reached | enclosed)]
     return distance
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 LOWEST: Final = torch.finfo(torch.float32).min
 """Value of a choice that is not allowed; unlike -inf it can be subtracted from itself."""
 
-
 _MOST_RATIO = 1e6
 _BISECTIONS = 50
 
@@ -69,11 +68,12 @@ def entropy(propensities: Tensor) -> Tensor:
 def temperature_with(wanted: float, mean_entropy: Callable[[float], float], scale: float) -> float:
     """Returns the temperature of a softmax with a mean entropy, by bisection of its logarithm.
 
-    Beyond the entropies that a softmax of these values can have, it is a millionth or a million times the scale.
+    Temperatures from a millionth of the scale to a million times the scale are searched. If none of them has the
+    wanted entropy, the nearest end of the range is returned.
 
     Args:
         wanted: mean entropy in nats.
-        mean_entropy: mean entropy at a temperature, which increases with it.
+        mean_entropy: returns the mean entropy at a temperature; it increases with the temperature.
         scale: largest difference of two values of a row; if it is 0 every temperature gives the same policy.
     """
     if not scale > 0:

@@ -65,7 +65,7 @@ class EpisodeTable:
 
 
 SWITCH_TAU: Final = 10.0
-"""Weights above it leave a row to the model in Switch_Doubly_Robust_Reward."""
+"""Largest weight at which Switch_Doubly_Robust_Reward corrects the reward model by the logged reward."""
 SHRINKAGE: Final = 100.0
 """lambda of Shrunk_Doubly_Robust_Reward."""
 
@@ -236,10 +236,10 @@ class EpisodeSums:
 
         Args:
             blocks: blocks of counts [r, n] of any type: how often each episode is in each sample.
-            estimators: the estimators.
+            estimators: estimators to compute in every sample.
         """
-        together = max(1, _NUMBERS_AT_ONCE // ((1 + len(MEANS) * self.num_outcomes) * len(self.weights)))
-        samples = itertools.chain.from_iterable(torch.split(block, together) for block in blocks)
+        samples_at_once = max(1, _NUMBERS_AT_ONCE // ((1 + len(MEANS) * self.num_outcomes) * len(self.weights)))
+        samples = itertools.chain.from_iterable(torch.split(block, samples_at_once) for block in blocks)
         combined, widths = zip(*(self._combined(counts, estimators) for counts in samples), strict=True)
         by_outcome = []
         for outcome, columns in enumerate(torch.cat(combined).unbind(1)):
@@ -283,9 +283,9 @@ class EpisodeSums:
             length = len(group.log_largest)
             scale = group.scale(self.log_largest)
             total += torch.tensordot(drawn, group.sums, 1)
-            held = drawn @ group.weights
-            weights[:, :length].addcmul_(held, scale[:length])
-            weights[:, length:].addcmul_(held[:, -1:], scale[length:])
+            group_weights = drawn @ group.weights
+            weights[:, :length].addcmul_(group_weights, scale[:length])
+            weights[:, length:].addcmul_(group_weights[:, -1:], scale[length:])
             by_step[..., :length].addcmul_(torch.tensordot(drawn, group.steps, 1), scale[:length])
         return total, weights, by_step
 

@@ -32,7 +32,7 @@ def greedy_choice(q: Tensor, mask: Tensor) -> Tensor:
 
 
 def chosen(q: Tensor, choice: Tensor) -> Tensor:
-    """Returns q at one choice per row, [B] or [B, H], for q [B, K] or [B, K, H]; logged choices are allowed."""
+    """Returns q at one choice per row, [B] or [B, H], for q [B, K] or [B, K, H]."""
     index = choice.view(-1, 1, *[1] * (q.dim() - 2)).expand(-1, 1, *q.shape[2:])
     return q.gather(1, index).squeeze(1)
 
