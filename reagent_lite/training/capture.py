@@ -1,6 +1,6 @@
 """CUDA graphs: work on fixed buffers is recorded once and replayed without launches from the host.
 
-torch.compile may fuse its kernels before. Values that change between replays (counters, epsilon, learning rate, the
+torch.compile may fuse the kernels beforehand. Values that change between replays (counters, epsilon, learning rate, the
 head of a ring) are in device memory.
 https://docs.pytorch.org/docs/stable/torch.compiler.html
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
@@ -33,7 +33,7 @@ def eager(work: Callable[[], None]) -> Callable[[], None]:
 
 @functools.cache
 def can_compile(device: torch.device) -> bool:
-    """Returns whether torch.compile works for a device on this machine; if not, a warning has the reason."""
+    """Returns whether torch.compile works for a device on this machine; if not, logs the reason as a warning."""
     try:
         torch.compile(lambda tensor: tensor + 1)(torch.zeros(1, device=device))
     except Exception as error:  # no Triton, no C compiler, no header files of Python: each library has its own errors

@@ -276,7 +276,7 @@ def _order(folder: Path) -> tuple[int, int]:
     except (BundleError, OSError):
         serial = None
     if type(serial) is not int:
-        serial = 1 << 62  # examined first, and set aside
+        serial = 1 << 62  # unreadable: comes first, so that `unfinished` examines it
     return serial, int(folder.name.removeprefix("step_"))
 
 
@@ -312,7 +312,7 @@ class Checkpoints:
         self._document = dict(document)
         self._serial = int(document["serial"])
         self._written = [] if since is None else [*_older(folder, since, group), since]
-        self._step = None if since is None else running.position.step
+        self._saved_step = None if since is None else running.position.step
         self._output = FolderIdentity.marked(folder.folder.parent) if group.is_first else None
 
     @property
@@ -327,7 +327,7 @@ class Checkpoints:
             The reason of a failure, the same on every rank, or "".
         """
         step = self.running.position.step
-        if self._step == step:
+        if self._saved_step == step:
             return ""
         name = f"step_{step:06d}"
         failure = self._gather_and_write(name)
@@ -335,7 +335,7 @@ class Checkpoints:
             older = [kept for kept in self._written if kept != name]
             self._serial += 1
             self._written = [*older[1 - self._keep :], name]
-            self._step = step
+            self._saved_step = step
             if self.group.is_first:
                 self._folder.keep_only(self._written)
         return failure
@@ -427,11 +427,11 @@ def _older(folder: CheckpointFolder, name: str, group: Group) -> list[str]:
 
 
 class CheckpointSchedule:
-    """Work after each step on every rank: agree, compare parameters, save, and end together after a signal.
+    """Called after each step on every rank: agrees, compares parameters, saves, and ends all ranks after a signal.
 
     Args:
         config: schedule of checkpoints.
-        waits: time for which ranks wait for each other, and the interval at which they compare parameters.
+        waits: timeouts of the ranks, and the interval at which they compare parameters.
         checkpoints: the run's checkpoints.
         signal: signal that asks the run to end.
     """
@@ -604,10 +604,10 @@ def require_equal(module: nn.Module, group: Group, step: int) -> None:
     counts = Counter(sums)
     if len(counts) == 1:
         return
-    usual, count = counts.most_common(1)[0]
-    right = usual if count > len(sums) / 2 else sums[0]
-    others = ", ".join(str(rank) for rank, value in enumerate(sums) if value != right)
-    alike = ", ".join(str(rank) for rank, value in enumerate(sums) if value == right)
+    most_common, count = counts.most_common(1)[0]
+    reference = most_common if count > len(sums) / 2 else sums[0]
+    others = ", ".join(str(rank) for rank, value in enumerate(sums) if value != reference)
+    alike = ", ".join(str(rank) for rank, value in enumerate(sums) if value == reference)
     got = f"parameters differ between ranks: {others} from {alike}"
     todo = "Memory or a kernel of one of them is faulty; the previous checkpoint is intact, run the same command again"
     raise PeerError(Problem(f"step {step}", "the same parameters on all ranks", got, todo))

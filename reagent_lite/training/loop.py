@@ -117,7 +117,7 @@ class StepReport:
         end_of_epoch: whether a pass has just been completed.
         rows: rows read by all ranks since the start.
         metrics: means over steps and ranks, and times.
-        seconds: seconds since the caller was done with the last report.
+        seconds: seconds since the caller resumed the loop after the last report.
     """
 
     step: int
@@ -192,29 +192,29 @@ def fit(
         The report at the end of an epoch and every `every_steps` steps, otherwise None.
     """
     optimization = running.optimization
-    at = running.position
+    position = running.position
     clock = _Clock()
     update = capture(_Step(running, plan.minibatches_per_step, group, clock))
-    while at.step < plan.num_steps:
-        if at.step and at.step % plan.steps_per_epoch == 0 and satisfied():
+    while position.step < plan.num_steps:
+        if position.step and position.step % plan.steps_per_epoch == 0 and satisfied():
             break
         with clock("time/simulate"):
-            collect(at.step)
+            collect(position.step)
         update()
-        at.meter.step()
-        at.rows += plan.rows_of_step(at.step)
-        at.step += 1
-        end_of_epoch = at.step % plan.steps_per_epoch == 0 or at.step == plan.num_steps
+        position.meter.step()
+        position.rows += plan.rows_of_step(position.step)
+        position.step += 1
+        end_of_epoch = position.step % plan.steps_per_epoch == 0 or position.step == plan.num_steps
         if end_of_epoch and optimization.schedule is not None:
             optimization.schedule.step()
-        if end_of_epoch or (every_steps and at.step % every_steps == 0):
-            whole, begun = divmod(at.step, plan.steps_per_epoch)
+        if end_of_epoch or (every_steps and position.step % every_steps == 0):
+            whole, begun = divmod(position.step, plan.steps_per_epoch)
             yield StepReport(
-                step=at.step,
+                step=position.step,
                 epoch=whole + (end_of_epoch and begun > 0),  # the last epoch may be shorter
                 end_of_epoch=end_of_epoch,
-                rows=at.rows,
-                metrics=at.meter.means(group) | clock.stages | {"learning_rate": optimization.learning_rate},
+                rows=position.rows,
+                metrics=position.meter.means(group) | clock.stages | {"learning_rate": optimization.learning_rate},
                 seconds=clock.seconds,
             )
             clock.restart()

@@ -61,7 +61,7 @@ class Meter:
         total = group.all_reduce(torch.stack(list(self._sums.values())).double())
         means = (total / (group.world_size * self._steps)).tolist()
         for value in self._sums.values():
-            value.zero_()  # in place: a captured update adds to these very tensors
+            value.zero_()  # in place: a captured update adds to these tensors
         self._steps = 0
         return dict(zip(self._sums, means, strict=True))
 
@@ -103,10 +103,10 @@ class Sink:
         """Receives the outcome of the run, after its last scalars."""
 
     def keep(self) -> None:
-        """Makes durable what was written so far.
+        """Forces everything written so far to the disk.
 
         Raises:
-            OSError: the disk refused the bytes; they are kept.
+            OSError: the disk refused the bytes; they stay in memory and are written later.
         """
 
     def __enter__(self) -> Self:
@@ -119,7 +119,7 @@ class Sink:
 
 
 class _FileSink(Sink):
-    """A file to which whole records are appended. If a disk refuses records, they are kept and written before the next.
+    """A file to which whole records are appended. Records that the disk refuses are kept and written before the next.
 
     After an error the file is opened again by name, as a file that was open when a share was unmounted stays unusable.
     """
@@ -251,7 +251,7 @@ class TensorBoard(_FileSink):
 def file_sinks(
     folder: Path, run: str, parameters: Mapping[str, Scalar], *, lines: int = 0, step: int = 0
 ) -> Iterator[Sink]:
-    """Yields the files of figures in a run's folder; without the extra `report` none of TensorBoard, but a log line."""
+    """Yields the files of figures in a run's folder; without the extra `report`, logs that TensorBoard has none."""
     yield JsonLines(folder, lines=lines)
     if missing := lacking("report"):
         logger.info(f"tensorboard/ is not written: no {missing}. To have it, run: {install('report')}")
@@ -265,8 +265,8 @@ class MetricsWriter(ExitStack):
     Lines that a disk refuses are kept and written later, so that a disk that is briefly full does not end the run.
 
     Args:
-        lines: see the attribute.
-        figures: see the attribute.
+        lines: number of lines that earlier starts of the run wrote.
+        figures: figures of the last epoch of these starts.
 
     Attributes:
         lines: number of lines of metrics.jsonl so far.
@@ -297,10 +297,10 @@ class MetricsWriter(ExitStack):
             sink.conclude(conclusion)
 
     def keep(self) -> None:
-        """Makes durable what was written so far.
+        """Forces everything written so far to the disk.
 
         Raises:
-            OSError: the disk refused the bytes; they are kept.
+            OSError: the disk refused the bytes; they stay in memory and are written later.
         """
         for sink in self._sinks:
             sink.keep()

@@ -51,7 +51,7 @@ MAY_CHANGE = {
 }
 """Keys and sections in which a run may differ from the unfinished run that it continues, by topic."""
 LENGTH = "epochs"
-"""Keys that may also grow if all rows are logged; a simulation depends on the length of the run."""
+"""Key that may also grow if all rows are logged; schedules of a simulation depend on the length of the run."""
 
 IDENTITY = {"data": "training_data_path", "env": "simulation.env"}
 """Config keys of the sources of a run, by their names in state.json."""
@@ -118,12 +118,12 @@ class ReadOrder:
     rows: int
 
     def as_json(self) -> dict[str, Any]:
-        """Returns its entries of state.json."""
+        """Returns the entries of state.json for this order."""
         return {"order": self.order, "steps_per_epoch": self.steps, "rows_per_epoch": self.rows}
 
 
 Partition = Callable[[Sequence[Tree], int, int], Tree]
-"""(states of the source on all ranks that saved, rank, step) to the state of that rank at that step."""
+"""Maps (states of the source on all ranks that saved, rank, step) to the source's state on that rank at that step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,14 +253,14 @@ class History:
             others = [f"{name} {old} -> {versions[name]}" for name, old in saved if versions[name] != old]
             if others and group.is_first:
                 logger.warning(f"versions differ from those of the checkpoint: {', '.join(others)}")
-            same = state["order"] == order.order
-            alike = same and state["world"]["processes"] == group.world_size
+            same_order = state["order"] == order.order
+            unchanged = same_order and state["world"]["processes"] == group.world_size
 
             def partitioned(states: Sequence[Tree], rank: int) -> Tree:
                 source = partition([each["source"] for each in states], rank, running.position.step)
-                return regrouped(states, rank, source, between=same)
+                return regrouped(states, rank, source, keep_sums=same_order)
 
-            restore(state, self.folder, running, group, None if alike else partitioned)
+            restore(state, self.folder, running, group, None if unchanged else partitioned)
         since = None if state is None else state["name"]
         self.folder.set_damaged_aside(since)
         return Checkpoints(self.folder, group, running, document, keep=self.config.checkpoint.keep, since=since)
@@ -327,7 +327,7 @@ def restore(
     """Loads a checkpoint into a run; every rank calls it.
 
     Args:
-        state: the state of a History.
+        state: state.json of the checkpoint, with its `name`.
         folder: read by rank 0.
         running: the run; its position is not loaded.
         group: the ranks.
@@ -348,7 +348,7 @@ def restore(
         running.evaluators.load_state_dict(nested(load(files[EVALUATORS])))
 
     def own_states() -> Iterator[bytes]:
-        """Yields the states of this run's ranks; if they are unchanged, one at a time is in memory."""
+        """Yields the states of this run's ranks; one at a time is in memory if ranks and order are unchanged."""
         data = ((saved / rank_file(rank)).read_bytes() for rank in range(int(state["world"]["processes"])))
         if partition is None:
             yield from data
@@ -370,17 +370,17 @@ def restore(
             torch.cuda.set_rng_state(rng["cuda"], group.device)
 
 
-def regrouped(states: Sequence[Tree], rank: int, source: Tree, *, between: bool) -> Tree:
+def regrouped(states: Sequence[Tree], rank: int, source: Tree, *, keep_sums: bool) -> Tree:
     """Returns the state of a rank if the ranks or the order have changed since it was saved.
 
     Args:
         states: states of all ranks that saved.
         rank: the rank whose state is returned.
         source: the source's state for this rank.
-        between: whether to keep the sums since the last report.
+        keep_sums: whether to keep the sums since the last report.
     """
     of_rank: Tree = {"source": source, "meter": {"steps": 0}}
-    if between:
+    if keep_sums:
         sums = [state["meter"].get("sums", {}) for state in states]
         # each rank's share of a mean over ranks, which is divided by the current number of ranks
         mean = {name: sum(each[name] for each in sums) / len(sums) for name in sums[0]}

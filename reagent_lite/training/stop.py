@@ -1,6 +1,6 @@
 """Signals that ask a run to end. They take effect between two steps while it learns, and at once otherwise.
 
-If the terminal is closed, with or without a signal, the run's output is lost, but the run itself is not.
+If the terminal is closed, only output is lost: without a SIGHUP the run continues, and with one it stops as above.
 """
 
 import signal

@@ -28,11 +28,11 @@ _RUN_TAG = "reagent_lite.run"
 _FINISHED = "FINISHED"
 _STOPPED = "KILLED"
 _FAILED = "FAILED"
-"""MLflow's names for the end of a run."""
+"""MLflow's statuses of a run that has ended."""
 _START = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 """Limits of MLflow's requests while a run starts: a wrong address is refused after 13 s, not after 4 min."""
 _END = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
-"""Standard output is for the run's result, and the address that MLflow would print there may have a password."""
+"""Standard output is for the run's result, and the address that MLflow would print there may contain a password."""
 _END_SECONDS = 300.0
 _STOP_SECONDS = 10.0
 """Seconds for which a run that has ended, or was stopped, waits for a tracker to send its figures."""
@@ -47,22 +47,22 @@ class _Client(Protocol):
 
 
 class _Mlflow:
-    def __init__(self, config: MlflowConfig, run: str, of: WorkflowConfig) -> None:
+    def __init__(self, config: MlflowConfig, run: str, workflow: WorkflowConfig) -> None:
         mlflow = importlib.import_module("mlflow")
         self._entities = mlflow.entities
         self._client = mlflow.MlflowClient(tracking_uri=config.uri)
         experiment = self._experiment(config.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default"))
         started = self._client.search_runs([experiment], f"tags.`{_RUN_TAG}` = '{run}'", max_results=1)
-        self._had: dict[str, int] = {}
+        self._last_steps: dict[str, int] = {}
         """Last step of each metric in earlier starts; MLflow would keep two values of the same step."""
         if started:
             self._run = started[0].info.run_id
-            self._had = {metric.key: metric.step for metric in started[0].data.to_proto().metrics}
+            self._last_steps = {metric.key: metric.step for metric in started[0].data.to_proto().metrics}
             self._client.update_run(self._run, status="RUNNING")
             return
         tags = importlib.import_module("mlflow.tracking.context.registry").resolve_tags({_RUN_TAG: run})
-        self._run = self._client.create_run(experiment, tags=tags, run_name=of.folder.name).info.run_id
-        params = [self._entities.Param(_legal(key), str(value)) for key, value in parameters(of).items()]
+        self._run = self._client.create_run(experiment, tags=tags, run_name=workflow.folder.name).info.run_id
+        params = [self._entities.Param(_legal(key), str(value)) for key, value in parameters(workflow).items()]
         self._client.log_batch(self._run, params=params)
 
     def _experiment(self, name: str) -> str:
@@ -70,15 +70,15 @@ class _Mlflow:
         try:
             return str(self._client.create_experiment(name) if experiment is None else experiment.experiment_id)
         except importlib.import_module("mlflow.exceptions").MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run has just created it
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # otherwise another run has just created it
                 raise
         return str(self._client.get_experiment_by_name(name).experiment_id)
 
     def write(self, step: int, scalars: Mapping[str, float], seconds: float) -> None:
-        at = int(1000 * seconds)
+        milliseconds = int(1000 * seconds)
         legal = {_legal(name): value for name, value in scalars.items()}
-        new = {name: value for name, value in legal.items() if step > self._had.get(name, -1)}
-        metrics = [self._entities.Metric(name, value, at, step) for name, value in new.items()]
+        new = {name: value for name, value in legal.items() if step > self._last_steps.get(name, -1)}
+        metrics = [self._entities.Metric(name, value, milliseconds, step) for name, value in new.items()]
         self._client.log_batch(self._run, metrics=metrics)
 
     def conclude(self, conclusion: Conclusion) -> None:
@@ -96,15 +96,15 @@ class _Mlflow:
 
 
 class _Wandb:
-    def __init__(self, config: WandbConfig, run: str, of: WorkflowConfig) -> None:
+    def __init__(self, config: WandbConfig, run: str, workflow: WorkflowConfig) -> None:
         self._wandb = importlib.import_module("wandb")
         self._run = self._wandb.init(
             project=config.project,
             mode=config.mode,
             id=run,
             resume="allow",
-            name=of.folder.name,
-            config=resolved(of),
+            name=workflow.folder.name,
+            config=resolved(workflow),
             allow_val_change=True,  # of config keys that may change when a run is resumed
             settings=self._wandb.Settings(reinit="create_new", finish_timeout=_END_SECONDS),
         )
@@ -164,13 +164,13 @@ class Tracker(Sink):
             logger.warning(f"tracking.{self._name}: not everything was sent within {seconds:.0f} s")
 
     def _work(self) -> None:
-        working = True
+        has_failed = False
         while (call := self._calls.get()) is not None:
             try:
-                if working:
+                if not has_failed:
                     call()
             except Exception as error:
-                working = False
+                has_failed = True
                 logger.warning(f"tracking.{self._name} has stopped: {_reason(error)}; metrics.jsonl has all figures")
 
 

@@ -51,7 +51,7 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
         group: the ranks; rank 0 reads, all load.
 
     Raises:
-        ConfigError: nothing loadable at the path, or tensors of another shape, which the error names.
+        ConfigError: there is nothing to load at the path, or tensors have another shape; the error names them.
         BundleError: a file there has been changed.
     """
     files = read_on_first(group, lambda: _read(Path(path).expanduser()))
@@ -64,8 +64,8 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
         if algorithm != learner.name:
             todo = "Its outputs have another meaning: set algorithm to that of the model, or start without it"
             raise ConfigError(Problem(_KEY, f"a model of algorithm {learner.name}", f"{algorithm} at {path}", todo))
-        anew = learner.warm_start(load(files[_WEIGHTS]), lambda module, saved: _assign(module, saved, path))
-        return f"warm start: weights of {folder}; {anew}"
+        starts_anew = learner.warm_start(load(files[_WEIGHTS]), lambda module, saved: _assign(module, saved, path))
+        return f"warm start: weights of {folder}; {starts_anew}"
     with fitting(Path(folder)):
         saved = load(files[LEARNER])
     _assign(learner, saved, path)
@@ -102,8 +102,13 @@ def _find(path: Path) -> tuple[Path, FolderKind]:
     for folder in (path, path / "model"):
         if (folder / _WEIGHTS).is_file():
             return folder, BUNDLE
-    got = "a file" if path.is_file() else "a folder without either" if path.is_dir() else "nothing"
-    advice = "Pickled models of the 2019 workflows are not read" if path.is_file() else ""
+    got = "nothing"
+    advice = ""
+    if path.is_file():
+        got = "a file"
+        advice = "Pickled models of the 2019 workflows are not read"
+    elif path.is_dir():
+        got = "a folder without either"
     raise ConfigError(Problem(_KEY, f"an output folder, checkpoint or exported model at {path}", got, advice))
 
 

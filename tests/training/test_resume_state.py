@@ -72,11 +72,11 @@ def test_sums_of_other_ranks_keep_their_mean() -> None:
     ]
     # two ranks over two steps: (1 + 5) / (2 ranks · 2 steps) = 1.5
     for world in (1, 3):
-        parts = [regrouped(states, rank, {"step": 4}, between=True) for rank in range(world)]
+        parts = [regrouped(states, rank, {"step": 4}, keep_sums=True) for rank in range(world)]
         assert sum(float(part["meter"]["sums"]["x"]) for part in parts) / (world * 2) == 1.5
         assert [part["source"] for part in parts] == [{"step": 4}] * world
         assert [int(part["rng"]["cpu"]) for part in parts if "rng" in part] == [0, 1][:world]
-    assert regrouped(states, 0, {}, between=False)["meter"] == {"steps": 0}
+    assert regrouped(states, 0, {}, keep_sums=False)["meter"] == {"steps": 0}
 
 
 def test_trees_are_taken_apart_and_put_together() -> None:
