@@ -59,7 +59,7 @@ def of_error(name: str, error: ReagentLiteError) -> Row:
 
 
 def checked(name: str, check: Callable[[], Row | Iterable[Row]]) -> Iterator[Row]:
-    """Yields the rows of a check; an error becomes its last row, so that other checks still run."""
+    """Yields the rows of a check; an error becomes its last row, so that later checks still run."""
     try:
         rows = check()
         yield from (rows,) if isinstance(rows, Row) else rows

@@ -36,9 +36,9 @@ from reagent_lite.types import SourceSpec
 if TYPE_CHECKING:
     from reagent_lite.data.copy.first_look import FirstRows
 
-_COPY_TIMES = 2.0  # size of a training copy and its temporary files, relative to uncompressed input
-_PACKED_TIMES = 10.0  # the same, relative to compressed input
-_MODEL_TIMES = 4  # ONNX, TorchScript, weights, and the previous folder until the new one replaces it
+_COPY_RATIO = 2.0  # size of a training copy and its temporary files, relative to uncompressed input
+_PACKED_COPY_RATIO = 10.0  # the same, relative to compressed input
+_MODEL_COPIES = 4  # ONNX, TorchScript, weights, and the previous folder until the new one replaces it
 
 
 def versions() -> Row:
@@ -65,8 +65,8 @@ def devices(processes: Processes) -> Iterator[Row]:
         yield warning("GPUs", f"nvidia-smi does not list {', '.join(used)}", "Their free memory is not known")
     for gpu in gpus:
         detail = f"{gpu.name}, {gpu.uuid}, {size_text(gpu.free)} of {size_text(gpu.total)} free, driver {gpu.driver}"
-        busy = warning("GPUs", detail, "End the process that uses it, or choose other GPUs with CUDA_VISIBLE_DEVICES")
-        yield busy if gpu.total and gpu.free < gpu.total / 2 else ok("GPUs", detail)
+        in_use = warning("GPUs", detail, "End the process that uses it, or choose other GPUs with CUDA_VISIBLE_DEVICES")
+        yield in_use if gpu.total and gpu.free < gpu.total / 2 else ok("GPUs", detail)
 
 
 def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
@@ -96,7 +96,8 @@ def _meeting_point(method: str, node: Node) -> Row:
     address = resolved(host, port)
     if node.index == 0:
         listening(address, port).close()
-    return ok("port", f"{host} is {address}" + ("" if node.index else f", whose port {port} is free here"))
+    is_free = "" if node.index else f", whose port {port} is free here"
+    return ok("port", f"{host} is {address}{is_free}")
 
 
 def _host_name() -> Row:
@@ -125,7 +126,7 @@ def model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | None) ->
     text = f"{folder}: writable, {size_text(free)} free"
     if spec is None:  # the size of the model is known only after the data has been read
         return ok(name, text)
-    need = networks(config, spec).bytes * (config.checkpoint.keep + 1 + _MODEL_TIMES)
+    need = networks(config, spec).bytes * (config.checkpoint.keep + 1 + _MODEL_COPIES)
     text += f"; {size_text(need)} for checkpoints and model, without replay"
     return ok(name, text) if free > need else failed(name, text, todo)
 
@@ -164,7 +165,7 @@ def copy_folder(config: WorkflowConfig, path: DataPath) -> Row:
     if not writable:
         return failed(name, f"none of {', '.join(map(str, folders))} can be written", todo)
     packed = sum(file.size for file in files if file.compression or file.extension == ".parquet")
-    need = _COPY_TIMES * (sum(file.size for file in files) - packed) + _PACKED_TIMES * packed
+    need = _COPY_RATIO * (sum(file.size for file in files) - packed) + _PACKED_COPY_RATIO * packed
     free = free_disk_bytes(writable[0])
     text = f"{writable[0]}: {size_text(free)} free, roughly {size_text(need)} needed"
     return ok(name, text) if free > need else warning(name, text, todo)
@@ -225,8 +226,8 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
             return
     backend = open_backend(settings, device)
     spec = backend.spec
-    does = "steps in Python" if settings.in_python else f"compiles for {backend.device.type}"
-    text = f"{spec.name} {does}: {counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"
+    runs = "steps in Python" if settings.in_python else f"compiles for {backend.device.type}"
+    text = f"{spec.name} {runs}: {counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"
     if spec.candidates and not isinstance(config, ParametricDqnConfig):
         yield warning("environment", f"{text}; they differ from step to step", "Train with workflows.parametric_dqn")
         return

@@ -43,7 +43,7 @@ def meet(
         config: config of the run.
         node: number of this machine and count of machines.
         processes: processes that this machine would start.
-        failures: names of the checks of this machine alone that failed.
+        failures: names of this machine's own checks that failed.
         seconds: seconds to wait for the others, and for their files to appear.
     """
     rows: list[Row] = []
@@ -94,7 +94,7 @@ def _examine(
     if folder is not None:
         yield watch_share(membership, seconds, folder)
     yield [_clocks(membership, seconds)]
-    yield [_elsewhere(membership.node, facts)]
+    yield [_other_machines(membership.node, facts)]
     membership.exchange("end", True, seconds)
 
 
@@ -113,8 +113,8 @@ def reach_others(membership: Membership, seconds: float) -> list[Row]:
         problems = connections.unreached(_CONNECT_SECONDS, seconds)
     rows = [failed(name, problem.fault, problem.todo) for problem in problems]
     count = len(membership.declarations)
-    each = len(peers(0, count))
-    return rows or [ok(name, f"{count * each} connections, each machine to {each} others")]
+    per_machine = len(peers(0, count))
+    return rows or [ok(name, f"{count * per_machine} connections, each machine to {per_machine} others")]
 
 
 def watch_share(membership: Membership, seconds: float, folder: Path) -> list[Row]:
@@ -133,10 +133,11 @@ def watch_share(membership: Membership, seconds: float, folder: Path) -> list[Ro
                 temporary.rename(file)
             except OSError as caught:
                 error = f"{type(caught).__name__}: {caught.strerror or caught}"
-            put = membership.exchange(what, {"name": file.name, "word": word, "error": error}, 2 * seconds)
-            delays = _watch(folder, {node: sent for node, sent in enumerate(put) if not sent["error"]}, seconds)
-            refused = {node: sent["error"] for node, sent in enumerate(put) if sent["error"]}
-            rows += _shown(folder, what, refused, membership.exchange(f"{what} seen", delays, 2 * seconds), seconds)
+            writes = membership.exchange(what, {"name": file.name, "word": word, "error": error}, 2 * seconds)
+            delays = _watch(folder, {node: write for node, write in enumerate(writes) if not write["error"]}, seconds)
+            refused = {node: write["error"] for node, write in enumerate(writes) if write["error"]}
+            tables = membership.exchange(f"{what} seen", delays, 2 * seconds)
+            rows += _rows_of_share(folder, what, refused, tables, seconds)
     finally:
         for left in (file, temporary):
             with suppress(OSError):
@@ -144,13 +145,13 @@ def watch_share(membership: Membership, seconds: float, folder: Path) -> list[Ro
     return rows
 
 
-def _watch(folder: Path, put: dict[int, dict[str, str]], seconds: float) -> list[tuple[int, float | None]]:
-    """Returns each writer with the seconds until its file is seen here; None if it did not appear."""
-    delays: dict[int, float | None] = dict.fromkeys(put)
+def _watch(folder: Path, writes: dict[int, dict[str, str]], seconds: float) -> list[tuple[int, float | None]]:
+    """Returns each writer's number with the seconds until its file is seen here; None if it did not appear."""
+    delays: dict[int, float | None] = dict.fromkeys(writes)
     begun = time.monotonic()
     while None in delays.values() and (passed := time.monotonic() - begun) < seconds:
-        for writer, sent in put.items():
-            if delays[writer] is None and _shows(folder, sent["name"], sent["word"]):
+        for writer, write in writes.items():
+            if delays[writer] is None and _shows(folder, write["name"], write["word"]):
                 delays[writer] = passed
         time.sleep(_ROUND_SECONDS)
     return list(delays.items())
@@ -163,7 +164,7 @@ def _shows(folder: Path, name: str, word: str) -> bool:
         return False
 
 
-def _shown(
+def _rows_of_share(
     folder: Path, what: str, refused: dict[int, str], tables: list[list[tuple[int, float | None]]], seconds: float
 ) -> list[Row]:
     name = f"share: {what}"
@@ -221,7 +222,7 @@ def _clocks(membership: Membership, seconds: float) -> Row:
     return warning("clocks", text, todo)
 
 
-def _elsewhere(node: int, facts: list[Any]) -> Row:
+def _other_machines(node: int, facts: list[Any]) -> Row:
     """Reports failed checks of the other machines."""
     failures = {i: fact["failed"] for i, fact in enumerate(facts) if i != node and fact["failed"]}
     if not failures:

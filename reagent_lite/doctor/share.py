@@ -19,7 +19,7 @@ from reagent_lite.memory import size_text
 from reagent_lite.mounts import find_mount
 
 _SLOW_SECONDS = 1.0
-_LITTLE_BYTES = 1 << 20  # a record has 1 kB
+_LITTLE_BYTES = 1 << 20  # far more than a record, which has 1 kB
 _PROBE = b"probe of the doctor\n" * 200
 
 

@@ -5,9 +5,9 @@ Exported models are evaluated on any log, in simulation, or both; other policies
 1 models    loaded, verified; two models must decide among the same choices; checked against the environment
 2 log       events become transitions ─► training copy ─► its features are compared with those of the models
                                       └► columns of policies
-3 play      each model in the environment, from the same starts
+3 play      each model plays in the environment, from the same starts
 4 estimate  for each policy: heads fitted to it ─► page ─► estimators; for two policies also the difference
-5 report    JSON file, page beside it, text
+5 report    JSON file, HTML file beside it, text
 
 One process on the CPU does all of this: the exported model runs in onnxruntime.
 """
@@ -148,7 +148,7 @@ def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> 
         copy, columns = _read(config, policies, items)
         gamma = _gamma_of_single_rows(copy) if gamma is None else gamma
         log = EvaluationLog.of(config, policies, copy, columns, gamma, items)
-    assert gamma is not None, "models alone play"
+    assert gamma is not None, "without a log there are only models, which have a gamma"
     played = None if arena is None else arena.play(gamma)
     _choose_threads(config.evaluation.minibatch_size, models[0].reading if log is None else log.reading)
     estimates = None if log is None else estimates_of(config, policies, log)
@@ -191,10 +191,9 @@ def _policies(config: EvaluateConfig) -> tuple[EvaluatedPolicy, ...]:
     models = [policy for policy in policies if isinstance(policy, ExportedModel)]
     actions = [model.bundle.action_names for model in models]
     if len({frozenset(names) for names in actions}) > 1:
-        shown = [", ".join(names) or "candidates" for names in actions]
-        raise BundleError(
-            Problem(f"against {models[1].path}", f"a model that decides as {models[0].path}: {shown[0]}", shown[1])
-        )
+        first, second = (", ".join(names) or "candidates" for names in actions)
+        expected = f"a model with the choices of {models[0].path}: {first}"
+        raise BundleError(Problem(f"against {models[1].path}", expected, second))
     return policies
 
 

@@ -27,7 +27,7 @@ class ScoredFile:
     Attributes:
         scores: path of the file.
         rows: number of rows, in the order of the input.
-        undecided_rows: number of rows without an action, as none is possible or no score is a number.
+        undecided_rows: number of rows without an action, because none is possible or no score is a number.
         other_values: {feature: number of values without a column in the model} of one-hot features.
         rows_per_second: speed of the whole run.
         seconds: total wall-clock time of the run.

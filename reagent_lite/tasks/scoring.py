@@ -70,12 +70,17 @@ def opened(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, tuple[InputFile, .
 def scored_tables(
     config: ScoreConfig, files: tuple[InputFile, ...], bundle: Bundle, others: Counter[str]
 ) -> Generator[pa.Table]:
-    """Yields the actions and scores of rows, in order; adds the counts of `Bundle.others` to `others`, by feature.
+    """Yields the actions and scores of rows, in order; adds the counts of `Bundle.others` by feature to `others`.
 
-    The columns are mdp_id and sequence_number, null if the input has none; the columns to keep; action: a name, the id
-    of an item or the features of a candidate; index: that of the action among the model's actions or in
-    possible_actions (in the item table for a row without them); score; action_probability; and with `all_scores` the
-    scores by action, or a list by candidate, null for a choice that is not allowed.
+    Columns:
+        mdp_id, sequence_number: null if the input has none.
+        the columns to keep.
+        action: a name, the id of an item or the features of a candidate.
+        index: index of the action among the model's actions or in possible_actions; in the item table for a row
+            without them.
+        score: score of the action.
+        action_probability: probability with which it was drawn; 1 for the largest score.
+        scores: with `all_scores`, a struct by action or a list by candidate; null for a choice that is not allowed.
 
     Raises:
         DataError: rows have faults, or no row has a feature that the model reads.
@@ -107,7 +112,7 @@ def scored_tables(
 
 
 def _require_features(kind: str, reads: Sequence[int], given: Iterable[int], where: str) -> None:
-    """Refuses rows that have no column for a feature, not even one of nulls."""
+    """Raises a DataError if rows have no column for a feature that the model reads; a column of nulls is enough."""
     names = sorted(map(str, given))
     missing = [str(feature) for feature in reads if str(feature) not in names]
     got = f"features {listed(names)}" if names else "none"
@@ -145,21 +150,21 @@ class _PredictedRows:
     def scored(self, bundle: Bundle, rng: np.random.Generator | None, *, all_scores: bool) -> pa.Table:
         q = self.prediction.q
         index, probability = (self.prediction.greedy, np.ones(len(q))) if rng is None else self._drawn(rng)
-        none = index < 0
-        at = np.maximum(index, 0)
+        undecided = index < 0
+        column = np.maximum(index, 0)
         columns = {
             **dict(zip(self.keys.column_names, self.keys.columns, strict=True)),
             "action": self._actions(bundle, index),
-            "index": pa.array(index, mask=none),
-            "score": pa.array(np.take_along_axis(q, at[:, None], 1)[:, 0], mask=none),
-            "action_probability": pa.array(probability, mask=none),
+            "index": pa.array(index, mask=undecided),
+            "score": pa.array(np.take_along_axis(q, column[:, None], 1)[:, 0], mask=undecided),
+            "action_probability": pa.array(probability, mask=undecided),
         }
         if all_scores:
             columns["scores"] = self._scores(bundle)
         return pa.table(columns)
 
     def _drawn(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Returns drawn indices and their probability; equal candidates count together, as a log has only features."""
+        """Returns drawn indices and their probabilities, added up over equal candidates: a log has only features."""
         index, probability = self.prediction.draw(rng)
         if self.candidates is None:
             return index, probability
@@ -175,11 +180,11 @@ class _PredictedRows:
         lengths = self.candidates.lengths
         matrix = self.candidates.features
         decided = index >= 0
-        at = np.cumsum(lengths) - lengths + index
+        rows = np.cumsum(lengths) - lengths + index
         if self.items is not None:
-            return self.items.take(pa.array(at, mask=~decided))
+            return self.items.take(pa.array(rows, mask=~decided))
         values = np.full((len(index), len(matrix.ids)), np.nan, np.float32)
-        values[decided] = matrix.values[at[decided]]
+        values[decided] = matrix.values[rows[decided]]
         names = {int(feature): str(feature) for feature in matrix.ids}
         maps = map_array(FeatureMatrix(matrix.ids, values), decided, self.texts)
         # the same type in all blocks
@@ -285,7 +290,7 @@ class _ItemChoices:
 
     Attributes:
         table: the items.
-        rows: [k] rows of the table for each list; lists of all items are the same array.
+        rows: rows of the table, an array for each list; lists of all items share one array.
     """
 
     table: ItemTable

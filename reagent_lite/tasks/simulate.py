@@ -3,7 +3,7 @@
 1 open     environment compiled, models loaded and checked against it; reports every error of the config
 2 play     episodes in the order of their starts ─► blocks ─► log, under a temporary name
 3 value    another policy plays the configured number of episodes ─► output_path.truth.json
-4 appear   the log gets its name
+4 rename   the complete log gets its name
 """
 
 import hashlib
@@ -63,9 +63,9 @@ class SimulatedLog(Result):
     Attributes:
         log: path of the log.
         rows, episodes: numbers of rows and episodes in the log; each agent's part of an episode counts as one.
-        mean_return: undiscounted mean of the log's episodes, with a 95 % interval by empirical likelihood; bounds are
-            None if all episodes have the same return. With several agents it is their mean, and the interval is over
-            episodes of the environment, as returns of agents in one episode are correlated.
+        mean_return: mean undiscounted return of the log's episodes. With several agents it is their mean.
+        lower, upper: 95 % interval of mean_return by empirical likelihood; None if all episodes have the same return.
+            It is over episodes of the environment, as returns of agents in one episode are correlated.
         mean_return_of: mean return by agent type; empty with one agent.
         rows_per_second: rows played and written per second.
         seconds: total wall-clock time of the run.
@@ -107,13 +107,13 @@ def simulate(config: SimulateConfig) -> SimulatedLog:
         truth.unlink(missing_ok=True)  # that of an earlier log with this name
         if value is not None:
             write_whole(truth, canonical(value))
-    of_env = torch.from_numpy(returns.mean(1)).unsqueeze(0)
-    (mean,) = mean_returns(of_env, of_env.amin(1), of_env.amax(1), LEVEL)
-    kinds = {name: returns[:, spec.agents_of(kind)] for kind, name in enumerate(spec.agent_type_names)}
-    means = {name: float(earned.mean()) for name, earned in kinds.items()} if spec.agents > 1 else {}
-    each = "".join(f", of a {name} {value:.4g}" for name, value in means.items())
+    by_episode = torch.from_numpy(returns.mean(1)).unsqueeze(0)
+    (mean,) = mean_returns(by_episode, by_episode.amin(1), by_episode.amax(1), LEVEL)
+    by_type = {name: returns[:, spec.agents_of(number)] for number, name in enumerate(spec.agent_type_names)}
+    means = {name: float(earned.mean()) for name, earned in by_type.items()} if spec.agents > 1 else {}
+    means_text = "".join(f", of a {name} {value:.4g}" for name, value in means.items())
     count = returns.size
-    logger.info(f"{target}: {counted(rows, 'row')}, {counted(count, 'episode')}, mean return {mean}{each}")
+    logger.info(f"{target}: {counted(rows, 'row')}, {counted(count, 'episode')}, mean return {mean}{means_text}")
     return SimulatedLog(
         log=str(target),
         rows=rows,
@@ -140,11 +140,11 @@ def _table(target: Path, rows: int, episodes: int, mean: Interval) -> Table:
 def _write(
     config: SimulateConfig,
     backend: Backend,
-    cast: Callable[[VectorEnv], tuple[Actor, ...]],
+    actors_in: Callable[[VectorEnv], tuple[Actor, ...]],
     schema: "LogSchema",
     writer: "TableWriter",
 ) -> tuple[int, Returns]:
-    """Plays and writes the log; `cast` returns the actors of an environment.
+    """Plays and writes the log; `actors_in` returns the actors of an environment.
 
     Returns:
         The number of rows, and the returns [E, A] of the environments' episodes.
@@ -163,11 +163,11 @@ def _write(
     returns = []
     rows = 0
     prefix = _prefix(config)
-    come_from = origin(config, env.spec, schema.action_names)
+    log_origin = origin(config, env.spec, schema.action_names)
     with progress("simulating", "rows") as show:
-        for episodes in whole_episodes(env, cast(env), amount):
+        for episodes in whole_episodes(env, actors_in(env), amount):
             table = episode_rows(named_block(episodes, prefix), schema)
-            writer.write(stamped(table, come_from) if schema.transitions else table)
+            writer.write(stamped(table, log_origin) if schema.transitions else table)
             returns.append(episodes.returns)
             rows += len(episodes.state)
             show(rows, max(config.rows or 0, rows))
@@ -316,26 +316,26 @@ def _keys_without_section() -> Iterator[None]:
 
 
 def _prefix(config: SimulateConfig) -> str:
-    """Returns the prefix of this log's episode names; episodes of the same name are equal in any log."""
+    """Returns the prefix of this log's episode names, a hash: episodes of the same name are equal in any log."""
     keys = ("env", "env_parameters", "time_limit", "math", "seed", "policy")
     playing = {key: value for key, value in resolved(config).items() if key in keys or (key == "policies" and value)}
     return hashlib.sha256(json.dumps(playing, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _value(
-    config: SimulateConfig, wanted: ValueOfConfig, backend: Backend, policy: ObservationPolicy | None
+    config: SimulateConfig, settings: ValueOfConfig, backend: Backend, policy: ObservationPolicy | None
 ) -> dict[str, Any]:
     """Returns the true value of a policy, the content of the truth file."""
-    env = _envs(config, backend, wanted.episodes, TRUTH)
+    env = _envs(config, backend, settings.episodes, TRUTH)
     with progress("valuing", "episodes") as show:
         (table,) = play(
-            env, (_actor(wanted, policy, env),), gamma=wanted.gamma, on_step=lambda ended: show(ended, env.num_envs)
+            env, (_actor(settings, policy, env),), gamma=settings.gamma, on_step=lambda ended: show(ended, env.num_envs)
         )
-    played = Played.of(backend.spec, env.time_limit, {MODEL: table}, level=wanted.confidence_level)
+    played = Played.of(backend.spec, env.time_limit, {MODEL: table}, level=settings.confidence_level)
     earned = played.policies[MODEL]
     logger.info(
-        f"true value of {wanted.kind} over {counted(wanted.episodes, 'episode')}: "
-        f"return {earned.total}, discounted by {wanted.gamma:g} {earned.discounted}"
+        f"true value of {settings.kind} over {counted(settings.episodes, 'episode')}: "
+        f"return {earned.total}, discounted by {settings.gamma:g} {earned.discounted}"
     )
     both = {"return": earned.total, "discounted_return": earned.discounted}
     return {
@@ -343,10 +343,10 @@ def _value(
         "env_parameters": played.parameters,
         "time_limit": played.time_limit,
         "seed": config.seed,
-        "policy": {"kind": wanted.kind, "model": wanted.model, **_drawing(wanted)},
-        "episodes": wanted.episodes,
-        "gamma": wanted.gamma,
-        "confidence_level": wanted.confidence_level,
+        "policy": {"kind": settings.kind, "model": settings.model, **_drawing(settings)},
+        "episodes": settings.episodes,
+        "gamma": settings.gamma,
+        "confidence_level": settings.confidence_level,
         **{
             name: {"mean": mean.value, "lower": finite(mean.low), "upper": finite(mean.high)}
             for name, mean in both.items()
