@@ -12,8 +12,8 @@ import torch
 
 from reagent_lite.distributed.group import Group
 
-# Share of the time planned for checks. gloo needs 0.6 to 1.7 ms on one machine (measured); a step may take 1 ms. The
-# share can be exceeded by half, as the cost of a check is estimated from the previous one.
+# Largest share of the run's time that checks are planned to take. gloo needs 0.6 to 1.7 ms on one machine (measured); a
+# step may take 1 ms. Checks may take half as much again, as the cost of each is estimated from the previous one.
 _SHARE = 0.003
 _SECONDS = 1.0  # approximate time between checks, if the share allows it
 

@@ -18,7 +18,7 @@ from reagent_lite.distributed.network import Address, connection_error, listenin
 from reagent_lite.distributed.store import LostError
 from reagent_lite.errors import Problem
 
-_MOST_FULL = 32  # largest number of machines that all connect to each other
+_MOST_FULLY_CONNECTED = 32  # largest number of machines that all connect to each other
 _ATTEMPT_SECONDS = 5.0
 _AGAIN_SECONDS = 3.0
 _LOG_SECONDS = 10.0
@@ -31,7 +31,7 @@ def peers(node: int, count: int) -> list[int]:
     Up to 32 machines these are all others. With more, a machine connects to those whose numbers are larger by 1, 2, 4,
     8, ...: each has log2(count) outgoing and as many incoming connections.
     """
-    if count <= _MOST_FULL:
+    if count <= _MOST_FULLY_CONNECTED:
         return [other for other in range(count) if other != node]
     return [(node + 2**power) % count for power in range((count - 1).bit_length())]
 
@@ -59,7 +59,7 @@ class Connections:
 
         Args:
             seconds: seconds for which each machine tries.
-            patience: seconds by which other machines may be late.
+            patience: further seconds to wait for the other machines.
 
         Raises:
             LostError: others did not take part.

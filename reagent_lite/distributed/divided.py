@@ -26,7 +26,7 @@ def _parts(rows: Rows, devices: Sequence[torch.device]) -> list[Any]:
         by_type = {name: _parts(typed_rows, devices) for name, typed_rows in rows.items()}
         return [dict(zip(by_type, parts, strict=True)) for parts in zip(*by_type.values(), strict=True)]
     total = len(rows)
-    used = devices[: len(rows)]
+    used = devices[:total]
     counts = [total * (i + 1) // len(used) - total * i // len(used) for i in range(len(used))]
     return [part.to(device) for part, device in zip(rows.split(counts), used, strict=True)]
 
@@ -56,7 +56,7 @@ class DividedOverGpus(nn.DataParallel):  # type: ignore[type-arg]
         return parts, [{}] * len(parts)
 
     def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> list[Any]:
-        """Computes all parts in parallel and collects the errors of their rows from the replicas."""
+        """Computes all parts in parallel and joins the replicas' `row_errors` in the learner."""
         losses = super().parallel_apply(replicas, inputs, kwargs)
         for module, *copies in zip(self.module.modules(), *(replica.modules() for replica in replicas), strict=True):
             if "row_errors" in vars(module):

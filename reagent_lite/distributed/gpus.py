@@ -1,4 +1,4 @@
-"""GPUs of this machine as the driver lists them; no CUDA context is made."""
+"""GPUs of this machine as the driver lists them, without creating a CUDA context."""
 
 import subprocess
 from dataclasses import dataclass
@@ -41,5 +41,5 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 def used_gpus(count: int) -> tuple[str, ...]:
     """Returns the UUIDs of the first `count` GPUs that this process sees; CUDA's order is not nvidia-smi's."""
-    shown = range(min(count, torch.cuda.device_count()))
-    return tuple(f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in shown)
+    visible = range(min(count, torch.cuda.device_count()))
+    return tuple(f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in visible)

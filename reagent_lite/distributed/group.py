@@ -28,7 +28,7 @@ from reagent_lite.distributed.divided import DividedOverGpus
 from reagent_lite.distributed.worker import ProgressReport
 from reagent_lite.errors import Problem, RendezvousError, counted, first_line
 
-# buffers are constants here, or statistics that are synchronized by themselves; torch 2.13 renamed the argument
+# buffers are constants here, or statistics that synchronize themselves; torch 2.13 renamed the argument
 _BUFFERS_STAY_LOCAL: dict[str, Any] = (
     {"forward_sync_buffers": False}
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -92,7 +92,7 @@ class Group:
         progress: reports this process's progress to its launcher; None reports nothing.
 
     Attributes:
-        ranks: rank and sizes, with the next four attributes.
+        ranks: rank and sizes; the next four attributes are copies of its fields.
         rank: number of this process, 0 to world_size - 1.
         world_size: count of processes.
         node: number of this process's machine.
@@ -195,7 +195,7 @@ class Group:
             yield _received(math.prod(shape) * tensor.element_size(), rank).view(tensor.dtype).view(shape)
 
     def scatter_bytes(self, parts: Iterator[bytes] | None) -> bytes:
-        """Returns this rank's part of rank 0's data; rank 0 reads one part at a time, its own first."""
+        """Returns this rank's part of rank 0's data; rank 0 takes one part at a time from `parts`, its own first."""
         if not self.is_first:
             size = torch.zeros(1, dtype=torch.int64)
             dist.recv(size, 0)
@@ -210,7 +210,7 @@ class Group:
 
     @contextmanager
     def waiting_at_most(self, seconds: float, *, then: float) -> Iterator[None]:
-        """Sets the timeout of collectives during the block, and after it.
+        """Sets the timeout of collectives to `seconds` during the block, and to `then` after it.
 
         Timeouts are long while one rank may work alone, and short otherwise.
         """
@@ -340,7 +340,7 @@ def joined(
 
 
 def _arrive(store: Any, ranks: ProcessRanks, timeout: timedelta) -> None:
-    """Waits for all ranks. The error names the missing ranks, unlike that of the process group's own wait."""
+    """Waits for all ranks. Unlike the process group's own wait, its error names the missing ranks."""
     keys = [f"arrived/{rank}" for rank in range(ranks.world_size)]
     store.set(keys[ranks.rank], "1")
     deadline = time.monotonic() + timeout.total_seconds()

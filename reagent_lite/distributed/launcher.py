@@ -74,7 +74,7 @@ def choose_processes(config: WorkflowConfig) -> Processes:
     """Returns the processes that a run starts on this machine.
 
     Raises:
-        ConfigError: more GPU processes than GPUs, or batches to be divided over GPUs without a GPU.
+        ConfigError: more GPU processes than GPUs, or parallel "dp" without a GPU.
     """
     explicit = config.num_processes_per_node
     gpus = torch.cuda.device_count() if config.use_gpu else 0
@@ -109,11 +109,11 @@ def launch(
     Raises:
         LaunchError: the run failed on any machine; every launcher raises the same reason.
         RendezvousError: see Rendezvous.join.
-        Preempted: a signal came before training began, or before it began again.
+        Preempted: a signal arrived while no worker ran, or the run failed after a signal.
     """
     with StopRequest() as stop, closing(rendezvous):
         rendezvous.interrupted = stop.require_none
-        used = 0
+        restarted = 0
         while True:
             membership = rendezvous.join()
             attempt = Attempt(command, count, membership, rendezvous.settings.lost_after_seconds, stop)
@@ -121,16 +121,16 @@ def launch(
             if failure is None:
                 membership.finish()
                 return
-            restart = failure.restart and used < restarts and not stop.number
+            restart = failure.restart and restarted < restarts and not stop.number
             restart = membership.leave(restart=restart) and not stop.number
             if stop.number and failure.restart:
                 raise Preempted(signal.Signals(stop.number).name, f"{failure.reason}\n{_CONTINUE}")
             if not restart:
-                tried = f"\nThe run had been restarted {counted(used, 'time')}" if used else ""
+                tried = f"\nThe run had been restarted {counted(restarted, 'time')}" if restarted else ""
                 raise LaunchError(failure.model_copy(update={"reason": failure.reason + tried}))
-            used += 1
-            stop.kept = _CONTINUE
-            again = f"restarting from the last checkpoint: restart {used} of at most {restarts}"
+            restarted += 1
+            stop.advice = _CONTINUE
+            again = f"restarting from the last checkpoint: restart {restarted} of at most {restarts}"
             logger.info(f"{failure.reason}\n{again}")
 
 
@@ -139,12 +139,12 @@ class StopRequest:
 
     Attributes:
         number: number of the signal; 0 without a signal.
-        kept: how to continue the run, for the message about a signal that arrives while no worker runs.
+        advice: how to continue the run, for the message about a signal that arrives while no worker runs.
     """
 
     def __init__(self) -> None:
         self.number = 0
-        self.kept = "training had not begun; run the same command again"
+        self.advice = "training had not begun; run the same command again"
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -163,7 +163,7 @@ class StopRequest:
     def require_none(self) -> None:
         """Raises Preempted after a signal; called while no worker runs."""
         if self.number:
-            raise Preempted(signal.Signals(self.number).name, self.kept)
+            raise Preempted(signal.Signals(self.number).name, self.advice)
 
 
 class Attempt:
@@ -173,7 +173,7 @@ class Attempt:
         command: command of every worker.
         count: number of workers of this machine.
         membership: membership of this machine, with ranks and the address of the store.
-        lost_after: seconds after which a stopped worker counts as lost.
+        lost_after: seconds after which a suspended worker counts as lost.
         stop: signals that ask this launcher to end.
     """
 
@@ -186,7 +186,7 @@ class Attempt:
         self._lost_after = lost_after
         self._stop = stop
         self._running: list[subprocess.Popen[bytes]] = []
-        self._stopped: dict[int, float] = {}
+        self._suspended_since: dict[int, float] = {}
         self._oom_kills = oom_kills()
         self._connections = Connections(membership)
 
@@ -253,17 +253,17 @@ class Attempt:
             self._running.append(subprocess.Popen(self._command, env=variables, stdout=output))
 
     def _watch(self) -> Failure | None:
-        passed_on = False
+        has_forwarded = False
         while True:
             self._membership.progress = self._reports.progress
             failure = self._membership.poll()
             if failure is not None:
                 return failure
-            if self._stop.number and not passed_on:
-                passed_on = True
+            if self._stop.number and not has_forwarded:
+                has_forwarded = True
                 for worker in self._running:
                     worker.send_signal(signal.SIGTERM)
-            done = self._done  # checked before failures: a worker that fails in between does not count as done
+            done = self._done  # before the check for failures: a worker that fails in between must not count as done
             failure = self._failed()
             if failure is not None:
                 return self._agreed(failure)
@@ -279,9 +279,9 @@ class Attempt:
         """Returns the run's failure, the same on every machine.
 
         stopped by a signal    ─► no restart: the others would wait for this machine
-        first-hand failure     ─► it is the run's, unless another machine reported one before
-        second-hand failure    ─► the failure that another machine reports within lost_after; if there is none, this one
-        (a lost connection)       with the machines that lost connections, or else with the ranks that are awaited
+        first-hand failure     ─► this one, unless another machine reported one before
+        second-hand failure    ─► the one that another machine reports within lost_after; if there is none, this one,
+        (a lost connection)       preceded by the machines that lost connections or the ranks that the others wait for
         Whether the run restarts is agreed on later, by `Membership.leave`.
         """
         if failure.restart and self._stop.number:
@@ -320,7 +320,7 @@ class Attempt:
             if Preempted.exit_code in codes:  # its peers lost their connection to it
                 return self._preempted(f"a process was stopped by a signal; {_CONTINUE}")
             return self._cause()
-        return self._halted()
+        return self._suspended()
 
     def _name(self, local: int) -> str:
         return self._membership.name_of(self._membership.first_rank + local)
@@ -328,7 +328,7 @@ class Attempt:
     def _cause(self) -> Failure:
         """Returns the first cause of this machine's failure.
 
-        a worker failed without a report   ─► it was killed, and its peers failed because of it
+        a worker failed without a report   ─► it was killed, which made its peers fail
         all failed workers have reported   ─► the earliest report, once all are done or had time to report
         """
         deadline = time.monotonic() + _PEER_SECONDS  # peers notice the failure by themselves and report it
@@ -359,14 +359,14 @@ class Attempt:
         problem = Problem(self._name(local), "a worker that trains to the end", f"ended by {how}", todo)
         return Failure(reason=str(problem))
 
-    def _halted(self) -> Failure | None:
-        """Returns the failure of a worker that has been stopped for too long, since its peers would wait for it."""
+    def _suspended(self) -> Failure | None:
+        """Returns the failure of a worker that is suspended for too long while its peers wait for it."""
         now = time.monotonic()
         for local, worker in enumerate(self._running):
             if worker.poll() is not None or psutil.Process(worker.pid).status() not in _STOPPED:
-                self._stopped.pop(local, None)
+                self._suspended_since.pop(local, None)
                 continue
-            seconds = now - self._stopped.setdefault(local, now)
+            seconds = now - self._suspended_since.setdefault(local, now)
             if seconds > self._lost_after:
                 got = f"stopped (SIGSTOP or a debugger) for {seconds:.0f} s"
                 return Failure(reason=str(Problem(self._name(local), "a running worker", got)))

@@ -23,7 +23,7 @@ from reagent_lite.files import FolderIdentity, sync, write_synced
 NO_FILE = "no file"
 EMPTY_FILE = "an empty file"
 NO_RECORD = "a file without a record of reagent-lite"
-"""Reasons of `read` for no record if the path is free to use; any other text is an error of the share."""
+"""Texts with which a result of `read` begins if the path is free to use; any other text is an error of the share."""
 
 _MOST_BYTES = 1 << 16
 
@@ -38,7 +38,7 @@ class Record(BaseModel):
         job: name of the job, which machines of another job do not join; "" if it has none.
         attempt: number of restarts so far; the store has the current number, the file keeps the first.
         address, interface: numeric address and its interface.
-        others: further addresses of that interface, on which the store listens as well.
+        others: further addresses of that interface on which the store listens.
         started: start time in UTC, used only in messages.
     """
 
@@ -65,7 +65,7 @@ class Record(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class MeetingFile:
-    """The path in init_method; every method accesses the share again."""
+    """The file in init_method; nothing is cached, so every method accesses the share."""
 
     path: Path
 
@@ -100,7 +100,7 @@ class MeetingFile:
             return f"{NO_RECORD} ({len(data)} bytes)"
 
     def publish(self, record: Record, folder: FolderIdentity | None = None) -> None:
-        """Writes the record; a file with any content is replaced.
+        """Writes the record and replaces an existing file, whatever it contains.
 
         Args:
             record: record of this run.

@@ -3,7 +3,7 @@
 keys of an attempt in node 0's store
 nonce, record      identity of the store             node/i           declaration of machine i, which has that number
 go                 all declarations, and problems    beat/i           a number that grows while machine i lives
-missing            machines that have not come
+missing            machines that have not arrived
 abort              the first failure, no other       progress/i       progress of the workers of machine i
 next               after an abort: restart or end    left/i           machine i no longer needs the store
 exchange/key/i     value of machine i for the others exchange/key     values of all machines, from node 0
@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed.declarations import Declaration
 from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.network import Address, addresses, local_address, route_to
 from reagent_lite.distributed.store import Link, LostError, SignedStore
-from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.distributed.worker import WorkerProgress, awaited_ranks
 from reagent_lite.errors import PeerError, Problem
 
@@ -35,8 +35,8 @@ ROUND_SECONDS = 0.2
 """Time between two polls of the store."""
 
 _EXCHANGE_SECONDS = 0.02
-_EXCHANGE_REQUESTS = 5000  # a second, of all machines together
-_PAUSE_SECONDS = 2.0
+_EXCHANGE_REQUESTS = 5000  # largest number of requests per second from all machines together
+_PAUSE_SECONDS = 2.0  # a longer gap between two polls means that this launcher was suspended
 _LEAVE_SECONDS = 5.0
 _FINISH_SECONDS = 60.0
 
@@ -48,7 +48,7 @@ class Failure(BaseModel):
         reason: message with machine or rank and the first traceback.
         exit_code: exit code of every launcher.
         restart: whether a restart can help; a wrong config stays wrong.
-        first_hand: false if it may be the result of a peer's end, such as a closed connection.
+        first_hand: false if a peer's failure may have caused it, as with a closed connection.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -65,7 +65,7 @@ class Failure(BaseModel):
         return None if text is None else cls.model_validate_json(text)
 
     def set(self, store: SignedStore) -> "Failure":
-        """Ends the store's attempt unless it has ended; returns the first failure."""
+        """Ends the store's attempt with this failure unless it has ended already; returns the failure that ended it."""
         return Failure.model_validate_json(store.set_once("abort", self.model_dump_json()))
 
 
@@ -87,7 +87,7 @@ def polled(check: Callable[[], T], seconds: float, pause: float = ROUND_SECONDS 
 
 
 class Heartbeats:
-    """Times of the last change of each machine's beat, by this machine's clock.
+    """Time at which each machine's beat last changed, by this machine's clock.
 
     Args:
         nodes: machines to watch.
@@ -105,7 +105,7 @@ class Heartbeats:
     def note(self, beats: dict[int, str | None]) -> None:
         """Records the current beats; machines without an entry are no longer watched."""
         now = time.monotonic()
-        paused = now - self._last > self._pause  # this launcher slept: the others may not have been silent
+        paused = now - self._last > self._pause  # this launcher was suspended: the others may not have been silent
         self._last = now
         self._seen = {
             node: (beat, now) if paused or beat != self._seen[node][0] else self._seen[node]
@@ -153,9 +153,10 @@ class Membership:
             self._others if node == 0 else [], settings.lost_after_seconds, polled_every=settings.heartbeat_seconds
         )
         self._round: Future[Failure | None] | None = None
-        self._contact = self._polled = time.monotonic()
+        self._polled = time.monotonic()  # last call of `poll`
+        self._contact = self._polled  # last answer of node 0
         self._beat = 0
-        self._beaten = 0.0
+        self._beat_at = 0.0
         self._failure: Failure | None = None
         self.progress: list[WorkerProgress | None] = []
 
@@ -264,7 +265,7 @@ class Membership:
         self._link.call(lambda store: store.set(key, text))
 
     def awaited(self) -> str:
-        """Returns a line for each rank that the others have waited for too long; "" if that is unknown."""
+        """Returns a line for each rank that the others have waited for too long; "" if a rank's progress is unknown."""
         keys = [f"progress/{declaration.node}" for declaration in self.declarations]
         try:
             texts = self._link.call(lambda store: [store.get(key) for key in keys], self._settings.lost_after_seconds)
@@ -287,7 +288,7 @@ class Membership:
 
         node 0   sets "next" to its decision ─► waits until all others have left, as the store ends with it
         others   wait for "next", unless they are done ─► set "left/i"
-        A machine that does not reach node 0 follows its own proposal.
+        A machine that cannot reach node 0 follows its own proposal.
 
         Args:
             restart: this machine's proposal after a failure; node 0's proposal is the decision.
@@ -316,9 +317,9 @@ class Membership:
 
     def _heartbeat(self, store: SignedStore) -> Failure | None:
         now = time.monotonic()
-        if now - self._beaten >= self._settings.heartbeat_seconds:
-            self._beat = self._beat + 1
-            self._beaten = now
+        if now - self._beat_at >= self._settings.heartbeat_seconds:
+            self._beat += 1
+            self._beat_at = now
             store.set(f"beat/{self.node}", f"{self.record.nonce}.{self._beat}")
             store.set(f"progress/{self.node}", _PROGRESS.dump_json(self.progress).decode())
             if self.node == 0:

@@ -32,7 +32,7 @@ def find_node(*, index: int | None, count: int, environment: Mapping[str, str]) 
 
     Args:
         index: `--node_index`, else the JSON's node_index, else None.
-        count: the JSON's num_nodes; with 1 a scheduler may set it.
+        count: the JSON's num_nodes; if it is 1, a scheduler may set another count.
         environment: environment variables of this process.
 
     Raises:
@@ -41,11 +41,11 @@ def find_node(*, index: int | None, count: int, environment: Mapping[str, str]) 
     """
     given = {} if index is None else {"node_index": index}
     total_given = {} if count == 1 else {"num_nodes": count}
-    position = ProcessRanks.read(environment)
-    if position is not None:
-        _common(given | {"GROUP_RANK": position.node})
-        _common(total_given | {"GROUP_WORLD_SIZE": position.num_nodes})
-        return Node(position.node, position.num_nodes)
+    ranks = ProcessRanks.read(environment)
+    if ranks is not None:
+        _common(given | {"GROUP_RANK": ranks.node})
+        _common(total_given | {"GROUP_WORLD_SIZE": ranks.num_nodes})
+        return Node(ranks.node, ranks.num_nodes)
     _require_single_task(environment)
     name, total = _common(total_given | _numbers(environment, _COUNT) or {"num_nodes": 1})
     if total == 1:
@@ -78,7 +78,11 @@ def job_name(given: str | None, output: str, environment: Mapping[str, str]) -> 
 
 
 def _common(values: dict[str, int]) -> tuple[str, int]:
-    """Returns the value that all sources agree on, with the name of the first source."""
+    """Returns the value that all sources agree on, with the name of the first source.
+
+    Raises:
+        ConfigError: two sources have different values.
+    """
     (key, value), *others = values.items()
     for other_key, other in others:
         if value != other:
@@ -119,8 +123,8 @@ def _require_single_task(environment: Mapping[str, str]) -> None:
 def _refuse_lone_process(environment: Mapping[str, str]) -> None:
     """Refuses to start if every machine would train separately.
 
-    accelerate 1.15 with --cpu starts one process per machine that does not know of the others; it sets MASTER_ADDR only
-    if it was asked for several machines.
+    With --cpu, accelerate 1.15 starts one process per machine without numbering them. It sets MASTER_ADDR only if it
+    was asked for several machines.
     """
     if _is_set(environment, "ACCELERATE_USE_CPU") and _is_set(environment, "MASTER_ADDR"):
         todo = (

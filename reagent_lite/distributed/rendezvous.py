@@ -25,19 +25,19 @@ from urllib.parse import urlsplit
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.console import logger
+from reagent_lite.distributed.declarations import Compatibility, Declaration, check_compatibility
 from reagent_lite.distributed.meeting_file import EMPTY_FILE, NO_FILE, NO_RECORD, MeetingFile, Record
 from reagent_lite.distributed.membership import ROUND_SECONDS, Failure, Heartbeats, LaunchError, Membership, polled
 from reagent_lite.distributed.network import Address, addresses, connection_error, listening, local_address, resolved
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.store import ANSWER_SECONDS, Background, Link, LostError, SignedStore, reach, serve
-from reagent_lite.distributed.verdict import Compatibility, Declaration, check_compatibility
 from reagent_lite.errors import ConfigError, Problem, RendezvousError, counted
 from reagent_lite.files import FolderIdentity
 
 _LOG_SECONDS = 10.0  # between two log lines while waiting
-_LONGEST_POLL = 2.0
+_LONGEST_POLL = 2.0  # largest number of seconds between two polls
 _SHARE_SECONDS = 20.0
-_CHECK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0  # between two checks of the published file
 _READ_ATTEMPTS = 5
 _FORCE_SECONDS = 30.0
 _OTHER_JOB_SECONDS = 5.0  # for another job that is just ending, or is ended by --force
@@ -55,7 +55,7 @@ class Rendezvous:
 
     Attributes:
         node: this machine.
-        init_method: see above.
+        init_method: URL of the file or address of the rendezvous; see the top of this file.
         settings: section `rendezvous` of the config.
         declaration: declaration of this machine.
         force: whether to end a live run that uses the file.
@@ -97,7 +97,7 @@ class Rendezvous:
 
         Raises:
             RendezvousError: not all machines arrived within settings.join_timeout_seconds, another run uses the file,
-                this number is taken, or the machines do not fit together.
+                another machine has the same number, or the machines do not fit together.
             LaunchError: another machine reported such an error.
         """
         begun = time.monotonic()
@@ -120,9 +120,11 @@ class Rendezvous:
         self._ended = record  # for the next call
         membership = Membership(link, record, self.node.index, declarations, self.settings, self.close)
         if self.node.count > 1:
-            met = f"{self.node.count} machines met after {time.monotonic() - begun:.1f} s"
+            seconds = f"{time.monotonic() - begun:.1f} s"
             processes = counted(membership.world_size, "process")
-            logger.info(f"rendezvous: {met}: {processes}, attempt {record.attempt}")
+            logger.info(
+                f"rendezvous: {self.node.count} machines met after {seconds}: {processes}, attempt {record.attempt}"
+            )
         return membership
 
     def close(self) -> None:
@@ -197,8 +199,8 @@ class Rendezvous:
             time.sleep(1.0)  # an error such as a stale handle while another process replaces the file
         else:
             expected = "a file that can be read, or none"
-            todo = "A live run may use it; check the share, or choose"
-            raise RendezvousError(Problem(str(file.path), expected, str(content), f"{todo} another file"))
+            todo = "A live run may use it; check the share, or choose another file"
+            raise RendezvousError(Problem(str(file.path), expected, str(content), todo))
         if not isinstance(content, Record) or content.run == self.declaration.run:
             return
         reached = reach(content)
@@ -218,8 +220,12 @@ class Rendezvous:
         logger.info(f"rendezvous: --force: ended {content}")
         polled(lambda: connection_error(content.address, content.port, 1.0), _FORCE_SECONDS, ROUND_SECONDS)
 
-    def _keep(self, file: MeetingFile, record: Record) -> None:
-        """Writes the file again if it was removed; refuses if another job has replaced it at the same moment."""
+    def _keep_published(self, file: MeetingFile, record: Record) -> None:
+        """Writes the file again if it was removed.
+
+        Raises:
+            RendezvousError: a live run of another job has replaced the file.
+        """
         try:
             content = self._on_share(file.read)
             if isinstance(content, str) and content.startswith((NO_FILE, EMPTY_FILE)):
@@ -264,8 +270,9 @@ class Rendezvous:
             if now > deadline:
                 where = f"node {self.node.index} (host {socket.gethostname()}): {self.init_method}"
                 expected = f"node 0 within {self.settings.join_timeout_seconds:g} s"
-                todo = "Start the same command with --node_index=0; check that its address and port are reachable"
-                raise RendezvousError(Problem(where, expected, state, f"{todo} (workflows.doctor)"))
+                reachable = "check that its address and port are reachable (workflows.doctor)"
+                todo = f"Start the same command with --node_index=0; {reachable}"
+                raise RendezvousError(Problem(where, expected, state, todo))
             if now - logged > _LOG_SECONDS:
                 logged = now
                 waits = f"node {self.node.index} waits for node 0 at {self.init_method}"
@@ -370,7 +377,7 @@ class Rendezvous:
             if file is not None and now - checked > _CHECK_SECONDS:
                 checked = now
                 try:
-                    self._keep(file, record)
+                    self._keep_published(file, record)
                 except RendezvousError as error:
                     raise self._ended_for_all(link, error) from None
             time.sleep(ROUND_SECONDS / 2)
@@ -399,19 +406,19 @@ class Rendezvous:
     def _ended_for_all(self, link: Link, error: RendezvousError) -> RendezvousError:
         failure = Failure(reason=str(error), exit_code=error.exit_code, restart=False)
         link.call(failure.set)
-        self._linger()
+        self._wait_for_readers()
         return error
 
     def _fitting(self, compatibility: Compatibility) -> tuple[Declaration, ...]:
         for warning in compatibility.warnings:
             logger.warning(f"rendezvous: {warning}")
         if compatibility.problems:
-            self._linger()
+            self._wait_for_readers()
         compatibility.require_fit()
         return compatibility.declarations
 
-    def _linger(self) -> None:
-        if self.node.index == 0:  # the others have to read the reason in its store first
+    def _wait_for_readers(self) -> None:
+        if self.node.index == 0:  # the others have to read the reason in its store before it ends
             time.sleep(5 * ROUND_SECONDS)
 
     # ---- file or address of the rendezvous
@@ -482,10 +489,10 @@ def host_and_port(init_method: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MeetingState:
-    """State of a rendezvous in node 0's store, as seen by the machine with a number.
+    """State of a rendezvous in node 0's store, as seen by one machine.
 
     Attributes:
-        holder: declaration, as JSON, of the machine that has the number.
+        holder: declaration, as JSON, of the machine that has its number: itself, or another one.
         beat: latest beat of that machine.
         failure: why the attempt is over, or None.
         go: node 0's Compatibility, as JSON; None while it waits for machines.

@@ -1,4 +1,4 @@
-"""Node 0's key-value store: signed texts by key, and calls with deadlines that do not depend on the store's machine.
+"""Node 0's key-value store: signed texts by key, and calls with deadlines that hold even if the store's machine hangs.
 
 torch's TCPStore waits forever for a machine that accepts connections and stays silent (measured: its timeout covers
 the wait for a key, not for an answer). Calls therefore run on a separate thread, and the connection of a call that
@@ -74,7 +74,7 @@ class SignedStore:
         self._client.set(key, self._signed(key, text))
 
     def get(self, key: str) -> str | None:
-        """Returns a key's text, or None; does not wait for it."""
+        """Returns a key's text, or None; does not wait for another machine to set it."""
         return self._get(self._full(key))
 
     def set_once(self, key: str, text: str) -> str:
@@ -177,7 +177,7 @@ class Background:
         """Returns the result of a call, or raises its error.
 
         Raises:
-            LostError: the call takes longer.
+            LostError: the call takes longer than `seconds`.
         """
         future = self.submit(work)
         try:
@@ -223,11 +223,11 @@ class Link:
 
     def submit(self, work: Callable[[SignedStore], T]) -> "Future[T]":
         """Queues a call; the future ends with its result, or with its error."""
-        return self._background.submit(lambda: self._done(work))
+        return self._background.submit(lambda: self._run(work))
 
     def call(self, work: Callable[[SignedStore], T], seconds: float = ANSWER_SECONDS) -> T:
         """Returns the result of a call; raises LostError without an answer within `seconds`."""
-        return self._background.call(lambda: self._done(work), seconds)
+        return self._background.call(lambda: self._run(work), seconds)
 
     def close(self) -> None:
         """Releases the store after the queued calls, or shuts down the connections of a call that hangs."""
@@ -236,7 +236,7 @@ class Link:
             _shut_connections(*self._peer)
         self._opened = None
 
-    def _done(self, work: Callable[[SignedStore], T]) -> T:
+    def _run(self, work: Callable[[SignedStore], T]) -> T:
         if self._opened is None:
             raise LostError("closed")
         try:

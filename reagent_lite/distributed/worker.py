@@ -26,7 +26,7 @@ _FOLDER_VARIABLE = "REAGENT_LITE_WORKER_FOLDER"
 _LAUNCHER_VARIABLE = "REAGENT_LITE_LAUNCHER_PID"
 _MODEL_SAVED = "model_saved"
 _PROGRESS = struct.Struct("=qqdd")
-_OF_A_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|socket|store", re.IGNORECASE)
+_CAUSED_BY_A_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|socket|store", re.IGNORECASE)
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
@@ -42,7 +42,7 @@ class WorkerProgress(BaseModel):
         collectives: number of collectives it has entered.
         step: number of optimizer steps it has done.
         silent: seconds since this report.
-        limit: seconds for which ranks wait for each other now.
+        limit: current timeout of collectives in seconds.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -93,7 +93,7 @@ class ProgressReport:
         self._write()
 
     def set_limit(self, seconds: float) -> None:
-        """Reports for how many seconds ranks wait for each other from now on."""
+        """Reports a new timeout of collectives."""
         self._limit = seconds
         self._write()
 
@@ -122,7 +122,7 @@ def report_model_saved() -> None:
 
 
 def report_failure(error: BaseException, message: str) -> None:
-    """Reports to the launcher why this worker fails; the launcher prints the first report once.
+    """Reports to the launcher why this worker fails; the launcher prints the earliest report.
 
     Preemption is not a failure.
     """
@@ -130,7 +130,7 @@ def report_failure(error: BaseException, message: str) -> None:
     if isinstance(error, Preempted) or path.exists():
         return
     code = error.exit_code if isinstance(error, ReagentLiteError) else PeerError.exit_code
-    peer = isinstance(error, RuntimeError) and _OF_A_PEER.search(str(error)) is not None
+    peer = isinstance(error, RuntimeError) and _CAUSED_BY_A_PEER.search(str(error)) is not None
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps({"at": time.monotonic(), "exit_code": code, "message": message, "peer": peer}))
     temporary.replace(path)

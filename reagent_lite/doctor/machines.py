@@ -17,12 +17,12 @@ from typing import Any
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.connections import Connections, peers
+from reagent_lite.distributed.declarations import Declaration, compare
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.meeting_file import MeetingFile
 from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.store import LostError
-from reagent_lite.distributed.verdict import Declaration, compare
 from reagent_lite.doctor.checks import Row, failed, of_error, ok, warning
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.files import write_synced

@@ -25,6 +25,7 @@ from reagent_lite.config import WorkflowConfig, resolved
 from reagent_lite.config.paths import logs_of
 from reagent_lite.console import logger
 from reagent_lite.data.formats.files import list_input
+from reagent_lite.distributed.declarations import Declaration, check_compatibility, digest_of_code, shared_keys
 from reagent_lite.distributed.gpus import used_gpus
 from reagent_lite.distributed.group import Group, ProcessRanks, joined
 from reagent_lite.distributed.launcher import Processes, choose_processes, launch
@@ -32,7 +33,6 @@ from reagent_lite.distributed.membership import GLOO_VARIABLE, LaunchError
 from reagent_lite.distributed.network import address_for
 from reagent_lite.distributed.nodes import Node, find_node, job_name
 from reagent_lite.distributed.rendezvous import Rendezvous, meeting_place
-from reagent_lite.distributed.verdict import Declaration, check_compatibility, digest_of_code, shared_keys
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import NoRowsError, Preempted, ReagentLiteError, needing
 from reagent_lite.files import FolderIdentity
@@ -167,10 +167,10 @@ def _require_fit(config: WorkflowConfig, node: Node, processes: Processes, group
         processes_here = replace(processes, count=group.ranks.local_world_size)
         declaration = _declaration(config, node, processes_here).model_dump_json()
     declared = [Declaration.model_validate_json(text) for text in group.gather_text(declaration) if text]
-    verdict = check_compatibility(declared)
-    for warning in verdict.warnings if group.is_first else ():
+    compatibility = check_compatibility(declared)
+    for warning in compatibility.warnings if group.is_first else ():
         logger.warning(warning)
-    verdict.require_fit()
+    compatibility.require_fit()
 
 
 def _collect(config: WorkflowConfig, group: Group) -> "Collected":

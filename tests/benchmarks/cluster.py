@@ -40,7 +40,7 @@ from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.launcher import launch
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous
-from reagent_lite.distributed.verdict import Declaration
+from reagent_lite.distributed.declarations import Declaration
 one = Declaration(node=0, host="h", pid=1, processes=2, device="cpu")
 launch(sys.argv[1:], 2, Rendezvous(Node(), None, RendezvousConfig(), one), restarts=0)
 """

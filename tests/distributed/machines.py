@@ -21,10 +21,10 @@ from reagent_lite import console
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.console import logging_to_stderr
 from reagent_lite.distributed import launcher
+from reagent_lite.distributed.declarations import Declaration
 from reagent_lite.distributed.group import ProcessRanks, attempt_here, joined
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.rendezvous import Rendezvous
-from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure, report_model_saved
 from reagent_lite.errors import DataError, Preempted, ReagentLiteError
 from reagent_lite.files import FolderIdentity

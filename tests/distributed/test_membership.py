@@ -8,10 +8,10 @@ from machines import ONE
 from oracles.doctors import RECORD
 
 from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.distributed.declarations import check_compatibility
 from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.store import Link
-from reagent_lite.distributed.verdict import check_compatibility
 
 MACHINES = 300
 
@@ -45,6 +45,6 @@ def test_values_of_all_machines_are_gathered_by_node_0_and_fetched_at_once() -> 
 
 def test_what_all_machines_are_sent_before_they_begin_has_no_copy_of_the_config_for_each() -> None:
     declared = [ONE.model_copy(update={"node": number, "config": {"seed": 1}}) for number in range(3)]
-    verdict = check_compatibility(declared)
-    assert [declaration.node for declaration in verdict.declarations] == [0, 1, 2]
-    assert "seed" not in verdict.model_dump_json()
+    compatibility = check_compatibility(declared)
+    assert [declaration.node for declaration in compatibility.declarations] == [0, 1, 2]
+    assert "seed" not in compatibility.model_dump_json()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from reagent_lite.distributed.verdict import Declaration, compare, digest_of_code, shared_keys
+from reagent_lite.distributed.declarations import Declaration, compare, digest_of_code, shared_keys
 
 
 def machine(node: int, **changes: object) -> Declaration:

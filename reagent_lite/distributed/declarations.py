@@ -30,7 +30,7 @@ class Declaration(BaseModel):
         problem: why this machine cannot take part, or "".
         exit_code: exit code for the problem.
         job: name of the machine's job, see `nodes.job_name`; "" fits every job.
-        run: distinguishes two starts on the same machine.
+        run: random id of this start of the launcher.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -55,7 +55,14 @@ class Declaration(BaseModel):
 
 
 class Compatibility(BaseModel):
-    """Node 0's result for all declarations, which are without configs here. If there are problems, no run starts."""
+    """Node 0's check of all declarations. If there are problems, no run starts.
+
+    Attributes:
+        problems: reasons why the machines do not fit together.
+        warnings: differences that do not prevent a run.
+        exit_code: exit code for the problems.
+        declarations: the declarations without their configs.
+    """
 
     problems: list[Problem]
     warnings: list[str]
@@ -82,7 +89,7 @@ def check_compatibility(declared: Sequence[Declaration]) -> Compatibility:
         problems = [Problem(machine.name, "a machine that can take part", machine.problem) for machine in unfit]
         warnings = []
     code = max(unfit[0].exit_code, 1) if unfit else RendezvousError.exit_code
-    # every machine reads the result
+    # without configs, as every machine reads the result
     declarations = tuple(declaration.model_copy(update={"config": {}}) for declaration in declared)
     return Compatibility(problems=problems, warnings=warnings, exit_code=code, declarations=declarations)
 
