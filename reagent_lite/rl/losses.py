@@ -55,8 +55,8 @@ def categorical_projection(probabilities: Tensor, returns: Tensor, support: Tens
     return (probabilities.unsqueeze(2) * (1 - distance).clamp(min=0)).sum(1)
 
 
-def quantile_huber_loss(quantiles: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
-    """Returns the quantile Huber loss of each row, [B], for quantiles and target [B, H].
+def quantile_huber_loss(quantiles: Tensor, target: Tensor) -> Tensor:
+    """Returns the quantile Huber loss of each row with kappa 1, [B], for quantiles and target [B, H].
 
     Quantile i has midpoint (i + 1/2) / H. The loss is summed over quantiles and averaged over target samples.
     Dabney et al. (2018), eq. 10.
@@ -66,7 +66,7 @@ def quantile_huber_loss(quantiles: Tensor, target: Tensor, kappa: float = 1.0) -
     error = target.unsqueeze(1) - quantiles.unsqueeze(2)
     targets = target.unsqueeze(1).expand_as(error)
     predictions = quantiles.unsqueeze(2).expand_as(error)
-    huber = F.huber_loss(targets, predictions, reduction="none", delta=kappa) / kappa
+    huber = F.huber_loss(targets, predictions, reduction="none")
     return ((midpoints.unsqueeze(1) - (error.detach() < 0).to(huber.dtype)).abs() * huber).mean(2).sum(1)
 
 

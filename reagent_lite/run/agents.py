@@ -54,7 +54,7 @@ class AgentType:
         return self.plays == LEARN
 
     def rows(self, env: VectorEnv) -> Tensor | None:
-        """Returns the numbers of this type's rows in environments; None for all rows."""
+        """Returns the indices of this type's rows among those of all agents; None for all rows."""
         if self.name == ONLY:
             return None
         first = torch.arange(env.num_envs, device=env.device) * env.spec.agents
@@ -73,8 +73,8 @@ class AgentType:
         return f"{self.name} plays {words.get(self.plays, self.plays)}"
 
     def __str__(self) -> str:
-        what = {LEARN: "learns", RANDOM: "plays uniformly random actions"}.get(self.plays, f"plays {self.plays}")
-        return f"{self.name} ({counted(len(self.agents), 'agent')}) {what}"
+        does = {LEARN: "learns", RANDOM: "plays uniformly random actions"}.get(self.plays, f"plays {self.plays}")
+        return f"{self.name} ({counted(len(self.agents), 'agent')}) {does}"
 
 
 def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:

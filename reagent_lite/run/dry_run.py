@@ -72,7 +72,7 @@ class DryRun:
         spec: numbers of features and choices, or None if they are known only after the data is read.
         needs: memory of one process, by purpose.
         free: free memory for one process in bytes, or None if the driver does not report it.
-        free_of: the memory that `free` is a part of.
+        free_of: description of the memory that `free` is a part of.
         troubles: messages about missing information.
     """
 
@@ -119,7 +119,7 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
     troubles: list[str] = []
 
     def result_of(find_out: Callable[[], T], error: type[ReagentLiteError] = ReagentLiteError) -> T | None:
-        """Returns what can be found out; other machines may have other files, packages and compilers."""
+        """Returns the result, or None after recording the error: other machines may have what this one lacks."""
         try:
             return find_out()
         except error as trouble:
@@ -272,16 +272,16 @@ def _free(processes: Processes) -> tuple[int | None, str]:
 
 def lines_of(run: DryRun) -> Iterator[str]:
     """Yields the lines that --dry_run prints, without the warnings."""
-    every = run.config.checkpoint
-    steps = [f"every {every.every_steps} steps"] if every.every_steps else []
-    minutes = [f"every {every.every_minutes:g} minutes"] if every.every_minutes else []
+    checkpoint = run.config.checkpoint
+    steps = [f"every {checkpoint.every_steps} steps"] if checkpoint.every_steps else []
+    minutes = [f"every {checkpoint.every_minutes:g} minutes"] if checkpoint.every_minutes else []
     yield from _machine_lines(run)
     if run.config.simulation is not None and run.config.simulation.auto_scale:
         yield "auto-scaling: the search for num_envs and minibatch_size starts from the values shown here"
     yield from _step_lines(run)
     if not run.config.collects:
         yield (
-            f"checkpoints: {' and '.join(steps + minutes) or 'one at the end'}, the newest {every.keep} are kept; "
+            f"checkpoints: {' and '.join(steps + minutes) or 'one at the end'}, the newest {checkpoint.keep} are kept; "
             f"at most {counted(run.config.restarts, 'restart')} after a failure"
         )
     yield from (f"memory per process: {line}" for line in memory_lines(run))
@@ -313,11 +313,11 @@ def _machine_lines(run: DryRun) -> Iterator[str]:
     config = run.config
     ranks = run.ranks
     processes = run.processes.count
-    every = counted(run.world, f"{run.processes.device_type} process")
+    total = counted(run.world, f"{run.processes.device_type} process")
     if run.minibatch is None:
-        yield f"{every}; training.minibatch_size follows the number of rows, known after the data is read"
+        yield f"{total}; training.minibatch_size follows the number of rows, known after the data is read"
     else:
-        yield f"{every}, {run.minibatch} rows per minibatch, {run.minibatch / run.world:g} on each"
+        yield f"{total}, {run.minibatch} rows per minibatch, {run.minibatch / run.world:g} on each"
         yield f"parallel {config.parallel}: {_batch_contract(run, run.minibatch)}"
     if ranks is not None:
         yield f"machines: set by the launcher of these processes; rank {ranks.rank} on node {ranks.node}"
@@ -330,11 +330,12 @@ def _machine_lines(run: DryRun) -> Iterator[str]:
             f"one; this is node {node}, {shown}; node 0 saves the model"
         )
         port = config.rendezvous.port or "a free port"
-        by_file = (config.init_method or "").startswith("file:")
+        listens = ""
+        if (config.init_method or "").startswith("file:"):
+            listens = f"; node 0 listens on {config.rendezvous.interface or 'the default route'}, {port}"
         yield (
             f"rendezvous: {config.init_method or 'init_method is missing'}, all machines within "
-            f"{config.rendezvous.join_timeout_seconds:g} s"
-            + (f"; node 0 listens on {config.rendezvous.interface or 'the default route'}, {port}" if by_file else "")
+            f"{config.rendezvous.join_timeout_seconds:g} s{listens}"
         )
 
 
@@ -358,7 +359,7 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     if len(run.types) > 1:
         yield f"policies: {', '.join(map(str, run.types))}"
     if not config.training_data_path:
-        steps = simulated_plan(config, config.minibatch_over(run.world))
+        plan = simulated_plan(config, config.minibatch_over(run.world))
         if config.follows or config.collects:
             mode = config.environments.mode
             shared = config.environments.shared
@@ -369,8 +370,8 @@ def _step_lines(run: DryRun) -> Iterator[str]:
         if config.collects:
             return
         yield (
-            f"steps: {steps.num_steps:,} after {config.warmup_rounds * config.environments.num_envs:,} of "
-            f"{config.environments.total_steps:,} environment steps, evaluated every {steps.steps_per_epoch:,}"
+            f"steps: {plan.num_steps:,} after {config.warmup_rounds * config.environments.num_envs:,} of "
+            f"{config.environments.total_steps:,} environment steps, evaluated every {plan.steps_per_epoch:,}"
         )
         return
     several = config.num_nodes > 1
@@ -381,7 +382,7 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     size = f"{counted(data.files, 'file')}, {size_text(data.bytes)} here{where}"
     yield f"data: {shown(config.training_data_path)}: {size}"
     if data.events:
-        yield "events: transitions are made of them as they are read"
+        yield "events: transitions are made from them as they are read"
     if config.data.shards_path is not None:
         yield (
             f"stages: node 0 writes shards to {config.data.shards_path} by layout {config.data.layout}; each "
@@ -390,11 +391,11 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     if data.rows is None or run.rows is None or minibatch is None:
         yield "rows and steps: not known before the data is read"
         return
-    by = "the files' metadata" if data.copy is None else "the training copy"
-    yield f"rows: {data.rows:,} on this machine, from {by}"
+    source = "the files' metadata" if data.copy is None else "the training copy"
+    yield f"rows: {data.rows:,} on this machine, from {source}"
     logged = minibatch - round(minibatch * config.simulated_share) or minibatch
     steps_per_epoch = -(-run.rows // (logged * config.training.minibatches_per_step))
     shards = several and config.data.layout == "shards"
-    provided = "the other machines have as many rows" if shards else "every row can be learned from"
-    apart = "" if config.learns_from_scored else "; scored episodes are not learned from"
-    yield f"steps: {steps_per_epoch:,} per epoch, {steps_per_epoch * config.epochs:,} in total, if {provided}{apart}"
+    condition = "the other machines have as many rows" if shards else "every row can be learned from"
+    scored = "" if config.learns_from_scored else "; scored episodes are not learned from"
+    yield f"steps: {steps_per_epoch:,} per epoch, {steps_per_epoch * config.epochs:,} in total, if {condition}{scored}"

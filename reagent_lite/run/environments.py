@@ -28,7 +28,7 @@ from reagent_lite.sim.rollout import Actor
 from reagent_lite.sim.sources import identity
 from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, TransitionBatch
 
-# streams of random numbers, so that no evaluated episode was trained on
+# separate streams of random numbers, so that no episode is both trained on and evaluated
 TRAINING, EPOCH, FINAL, PICTURE, SAMPLE = range(5)
 
 
@@ -303,24 +303,24 @@ class ObservationEncoder:
                 actors[kind.name] = kind.fixed(env)
         return actors
 
-    def policy(self, learner: PolicyLearner, home: torch.device) -> ObservationPolicy:
-        """Returns a function from observations of environments on device `home` to the learner's scores.
+    def policy(self, learner: PolicyLearner, env_device: torch.device) -> ObservationPolicy:
+        """Returns a function from observations to the learner's scores, both on the environments' device.
 
         A choice that the learner's restriction excludes has the score -inf.
         """
         scorer = learner.scorer
         restriction = learner.restriction
-        every = torch.ones(1, 1, dtype=torch.bool, device=self._device)
+        all_allowed = torch.ones(1, 1, dtype=torch.bool, device=self._device)
 
         @torch.no_grad()
         def values(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
             was_training = learner.training
             learner.eval()
-            allowed = every.expand(len(observation), self._num_actions) if mask is None else mask.to(self._device)
+            allowed = all_allowed.expand(len(observation), self._num_actions) if mask is None else mask.to(self._device)
             state = self.state(observation)
-            read = self.features(features)
-            choosable = restriction(state, allowed, read)
-            q: Tensor = scorer(state, allowed, read).masked_fill(~choosable, -torch.inf).to(home)
+            encoded = self.features(features)
+            choosable = restriction(state, allowed, encoded)
+            q: Tensor = scorer(state, allowed, encoded).masked_fill(~choosable, -torch.inf).to(env_device)
             learner.train(was_training)
             return q
 

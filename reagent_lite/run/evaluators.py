@@ -135,7 +135,7 @@ class Evaluators:
         return any(part.satisfied() for part in self.parts.values())
 
     def with_chosen_temperature(self, config: WorkflowConfig) -> WorkflowConfig:
-        """Returns the config with the numbers that the evaluators found, the same on every rank."""
+        """Returns the config with a number in place of rl.temperature "auto", the same on every rank."""
         for part in self.parts.values():
             config = part.with_chosen_temperature(config)
         return config
@@ -237,8 +237,8 @@ class LogEvaluator(Evaluator):
         """Fits the models of the policy further and returns its estimates; empty except on rank 0.
 
         Args:
-            final: whether to fit as often as the config says for the end of a run, and to compute all estimators with
-                intervals and verdicts; otherwise fits as often as for an epoch, and computes only the cheap estimates.
+            final: whether to make the fits that the config asks for at the end of a run, and to compute all estimators
+                with intervals and verdicts. Otherwise makes the fits of an epoch and computes only the cheap estimates.
         """
         self._find_temperature()
         self._learner.eval()  # no dropout, fixed batch statistics
@@ -260,7 +260,8 @@ class LogEvaluator(Evaluator):
         policy = {} if entropy is None else {"policy": entropy.json()}
         notes = () if entropy is None else entropy.notes
         seen = self._data.seen and result.overlap is not None
-        warnings = [LEARNED_FROM] if seen else [WARM_START] if self._config.training.warm_start_model_path else []
+        warm_start = [WARM_START] if self._config.training.warm_start_model_path else []
+        warnings = [LEARNED_FROM] if seen else warm_start
         for sentence in (*warnings, *notes, *evaluation_notes(result)):
             logger.warning(sentence)
         return Evaluation(
@@ -271,7 +272,7 @@ class LogEvaluator(Evaluator):
         )
 
     def with_chosen_temperature(self, config: WorkflowConfig) -> WorkflowConfig:
-        """Returns the config with the temperature of the last evaluation, if it is to be found."""
+        """Returns the config with the temperature of the last evaluation in place of "auto"."""
         if self._config.rl.temperature != "auto":
             return config
         return config.with_temperature(self._target.temperature)
@@ -399,8 +400,8 @@ class SimulationEvaluator(Evaluator):
 
     def satisfied(self) -> bool:
         """Returns whether the latest mean return reached simulation.stop_at_return."""
-        enough = self._simulation.config.stop_at_return
-        return enough is not None and self.latest >= enough
+        threshold = self._simulation.config.stop_at_return
+        return threshold is not None and self.latest >= threshold
 
     def evaluate(self, *, final: bool) -> Evaluation:
         """Returns the returns of each learned policy with their intervals, the same on every rank.
@@ -416,10 +417,10 @@ class SimulationEvaluator(Evaluator):
         evaluations = {}
         for kind in self._simulation.learning:
             compared = {MODEL: tables[kind]} | ({RANDOM: self._play(stream, random=kind)[kind]} if final else {})
-            evaluations[kind] = self._of(kind, compared, settings.time_limit or spec.time_limit)
-        return evaluations[ONLY] if ONLY in evaluations else self._together(evaluations, tables)
+            evaluations[kind] = self._evaluation_of(kind, compared, settings.time_limit or spec.time_limit)
+        return evaluations[ONLY] if ONLY in evaluations else self._combined(evaluations, tables)
 
-    def _of(self, kind: str, tables: dict[str, Tensor], limit: int) -> Evaluation:
+    def _evaluation_of(self, kind: str, tables: dict[str, Tensor], limit: int) -> Evaluation:
         """Returns the evaluation of one type of agents.
 
         Args:
@@ -437,7 +438,7 @@ class SimulationEvaluator(Evaluator):
         document = {"simulated": earned.json(), "simulation": played.json()}
         return Evaluation(scalars=scores, document=document, played=played)
 
-    def _together(self, evaluations: dict[str, Evaluation], tables: dict[str, Tensor]) -> Evaluation:
+    def _combined(self, evaluations: dict[str, Evaluation], tables: dict[str, Tensor]) -> Evaluation:
         """Returns the evaluations of several types of agents as one, with figures of the episodes they share."""
         ended = 1 - float(next(iter(tables.values()))[3].mean())
         returns = {kind: float(table[0].mean()) for kind, table in tables.items()}

@@ -54,7 +54,7 @@ def build_learner(
         config: the run's config.
         spec: numbers of features and choices.
         device: device of the learner.
-        return_bounds: the bounds that rl.value_bounds "rewards" means.
+        return_bounds: bounds of the targets if rl.value_bounds is "rewards".
     """
     torch.manual_seed(config.seed)
     return ALGORITHMS[config.algorithm].build(config, spec, return_bounds).to(device)

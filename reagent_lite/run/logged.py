@@ -65,7 +65,8 @@ class LoggedData:
     Attributes:
         copy: training copy of this machine's data.
         agreement: features, names and counts of the data of all machines.
-        others: {"state" or "action": {id: how often its value is other}} of one-hot features, on all machines.
+        others: {"state" or "action": {id: number of values without a column of their own}} of one-hot features, on all
+            machines.
         rows: this machine's rows as sources read them.
     """
 
@@ -88,7 +89,8 @@ class Data:
         learned: the training rows that the policy learns from.
         counts: number of these rows in each shard.
         continues: whether any of these rows, on any machine, has a next state; false for logs of single steps.
-        sides, scored: the data as they are evaluated, and the episodes on which the policy is scored.
+        sides: training and eval data as the evaluation sees them.
+        scored: the episodes on which the policy is scored.
         seen: whether the policy learns from some of the scored episodes.
         items: the item table, or None without data.items.
     """
@@ -207,12 +209,12 @@ def _to_learn(
     config: WorkflowConfig, log: LoggedData, sides: TrainEvalLogs, scored: ScoredEpisodes
 ) -> tuple[LoggedRows, bool]:
     """Returns the training rows that the policy learns from, and whether some of them are of scored episodes."""
-    both = np.isin(sides.hashes(log.copy), scored.hashes)
+    is_scored = np.isin(sides.hashes(log.copy), scored.hashes)  # by episode
     if config.learns_from_scored:
-        seen = any(sides.shards.group.all_gather(int(both.any())))
-        return log.rows, seen and config.simulated_share < 1  # at 1 the rows are evaluated only
+        seen = any(sides.shards.group.all_gather(int(is_scored.any())))
+        return log.rows, seen and config.simulated_share < 1  # at 1, logged rows are only evaluated
     rows = np.arange(len(log.copy)) if log.rows.usable is None else log.rows.usable.cpu().numpy()
-    return log.rows.only(rows[~both[log.copy.episode[rows]]]), False
+    return log.rows.only(rows[~is_scored[log.copy.episode[rows]]]), False
 
 
 def _nothing_to_learn(config: WorkflowConfig) -> Problem:
@@ -261,7 +263,7 @@ def _copy(
 
     if group.is_first_on_node:
         with progress(f"reading {title}", "bytes", enabled=group.is_first) as show:
-            copy = prepared(lambda done, total: show(done, total))
+            copy = prepared(show)
     group.barrier()
     if not group.is_first_on_node:
         copy = prepared(None)
@@ -279,22 +281,22 @@ def _copy(
 
 def _check_covers(config: WorkflowConfig, copy: TrainingCopy, normalization: Normalization) -> None:
     """Checks that the normalization has parameters for every feature of a copy, and texts where it has texts."""
-    of = f", for {copy.files[0]}" if copy.files else ""
+    example = f", for {copy.files[0]}" if copy.files else ""
     ids = {"state": copy.state_ids, "action": copy.action_ids}
     for side, spec in normalization.sides.items():
-        where = f"{normalization_paths(config)[side] or shown(config.training_data_path)}{of}"
+        where = f"{normalization_paths(config)[side] or shown(config.training_data_path)}{example}"
         check_covers(spec, ids[side], where=where)
         require_texts(copy, side, spec, where)
 
 
 def _others(copy: TrainingCopy, normalization: Normalization, shards: Shards, title: str) -> dict[str, dict[int, int]]:
-    """Returns how often values of one-hot features are other, over all machines; every rank calls it."""
+    """Returns the numbers of values without a column, as in `LoggedData.others`; every rank calls it."""
     totals: dict[str, dict[int, int]] = {"state": {}, "action": {}}
     for side, spec in normalization.sides.items():
         one_hot = [feature.feature_id for feature in spec.features if feature.feature_type is FeatureType.ENUM]
         if not one_hot:
             continue
-        other = _others_before_or_now(copy, side, spec) if shards.is_first and len(copy) else {}
+        other = _cached_others(copy, side, spec) if shards.is_first and len(copy) else {}
         counts = shards.group.all_reduce(torch.tensor([other.get(feature, 0) for feature in one_hot]))
         totals[side] = {feature: count for feature, count in zip(one_hot, counts.tolist(), strict=True) if count}
         for feature, count in totals[side].items() if shards.group.is_first else ():
@@ -303,8 +305,8 @@ def _others(copy: TrainingCopy, normalization: Normalization, shards: Shards, ti
     return totals
 
 
-def _others_before_or_now(copy: TrainingCopy, side: str, spec: NormalizationSpec) -> dict[int, int]:
-    """Returns `count_others`, which is kept beside the copy."""
+def _cached_others(copy: TrainingCopy, side: str, spec: NormalizationSpec) -> dict[int, int]:
+    """Returns the result of `count_others`, which is stored beside the copy for later runs."""
     file = file_beside(copy, "others", [side, normalization_json(spec)], ".json")
     with suppress(OSError, ValueError):
         return {id_of(feature): int(count) for feature, count in json.loads(file.read_bytes()).items()}

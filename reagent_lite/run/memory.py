@@ -1,4 +1,4 @@
-"""The memory that a process of a run needs, as dry runs, the doctor and the limits of auto-scaling count it."""
+"""Estimates of the memory that a process of a run needs, for dry runs, the doctor and auto-scaling."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ class SimulationMemory:
     Attributes:
         row: bytes of a replayed row.
         replay: bytes of the replay.
-        per_env: bytes of an environment, of its policy's forward pass, and of the rows that are learned from for it.
+        per_env: bytes of an environment, of its policy's forward pass, and of its share of the rows learned from.
     """
 
     row: int

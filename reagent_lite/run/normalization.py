@@ -102,11 +102,11 @@ def given_or_fitted(
     wanted = [name for name in ids if name not in given]
     specs = dict(given)
     if wanted:
-        specs |= _fitted_before_or_now(config, train, agreement, shards, wanted)
+        specs |= _cached_or_fitted(config, train, agreement, shards, wanted)
     return Normalization(state=specs["state"], action=specs.get("action"))
 
 
-def _fitted_before_or_now(
+def _cached_or_fitted(
     config: WorkflowConfig, train: TrainingCopy, agreement: Agreement, shards: Shards, wanted: list[str]
 ) -> dict[str, NormalizationSpec]:
     group = shards.group

@@ -38,7 +38,7 @@ def record(encoder: ObservationEncoder, learner: Learner, target: TargetPolicy) 
     epsilon = torch.tensor([target.epsilon], device=env.device)
     actors = encoder.actors(env, learner, epsilon=epsilon, temperature=target.temperature)
     env.reset()
-    seen = [_row(env.observation)]
+    observations = [_row(env.observation)]
     positions = [_positions(env)]
     actions = []
     rewards = []
@@ -46,16 +46,17 @@ def record(encoder: ObservationEncoder, learner: Learner, target: TargetPolicy) 
         play_step(env, actors.values(), Observer(), step=partial(env.step, stay=True))
         actions.append(int(env.action[0]))
         rewards.append(float(env.reward[0]))
-        seen.append(_row(env.next_observation))
+        observations.append(_row(env.next_observation))
         positions.append(_positions(env))
         if int(env.ended[0]):
             break
+    truncated = "truncated by the time limit" if env.truncated[0] else ""
     return Episode(
         env=env.spec.name,
-        observation=np.stack(seen),
+        observation=np.stack(observations),
         action=np.array(actions),
         reward=np.array(rewards),
-        ending="terminated" if env.terminated[0] else "truncated by the time limit" if env.truncated[0] else "",
+        ending="terminated" if env.terminated[0] else truncated,
         action_names=() if env.spec.candidates else env.spec.action_names,
         parameters=env.spec.parameters,
         agents=_agents(env, positions),

@@ -62,8 +62,8 @@ _SAMPLE_ROWS = 256
 class OutputFolder(ExitStack):
     """The run's model_output_path, which no other run uses inside the block. On ranks other than 0 it does nothing.
 
-        block begins   it can be written; an earlier run's folder is locked at once, because its checkpoints are read
-        take           all input has been checked: a new folder is made and locked, the config written
+        block begins   checked; an earlier run's folder is locked at once, because its checkpoints are read
+        take           called once all input has been checked: a new folder is made and locked, the config written
         block ends     unlocked
 
     Args:
@@ -123,10 +123,10 @@ def require_outcome(config: WorkflowConfig, source: Source, group: Group) -> Non
     if config.publish_if is None:
         return
     outcomes = (REWARD_NAME, *source.spec.metric_names)
-    asked = config.publish_if.outcome
-    if asked not in outcomes:
+    outcome = config.publish_if.outcome
+    if outcome not in outcomes:
         expected = f"one of {', '.join(outcomes)}"
-        raise ConfigError(Problem("publish_if.outcome", expected, repr(asked), nearest(asked, outcomes)))
+        raise ConfigError(Problem("publish_if.outcome", expected, repr(outcome), nearest(outcome, outcomes)))
 
 
 def require_exportable(config: WorkflowConfig, group: Group, source: Source, learner: Learner) -> None:

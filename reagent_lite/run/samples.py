@@ -26,8 +26,8 @@ _PRESENCE_ROWS = 4096  # a share of these rows has a standard error of at most 0
 def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
     """Returns the files of training and eval data, and statistics of the training data's features.
 
-    A feature of candidates has its share of all listed candidates. Each shard contributes its part of a sample of at
-    most _PRESENCE_ROWS rows. Every rank calls the function and gets the result.
+    The presence of a candidate feature is its share among all listed candidates. Each shard contributes its part of a
+    sample of at most _PRESENCE_ROWS rows. Every rank calls the function and gets the result.
     """
     train = data.train.copy
     agreement = data.train.agreement
@@ -41,7 +41,7 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
                 fact = replace(fact, other=data.train.others[side].get(feature.feature_id, 0))
                 features[side][feature.feature_id] = replace(fact, mean=None, stddev=None) if feature.levels else fact
     train.release()
-    used = (
+    logs = (
         ("training data", config.training_data_path, data.train),
         ("eval data", config.eval_data_path, data.held_out),
     )
@@ -55,7 +55,7 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
             copy=log.copy,
             on_node=data.shards.several,
         )
-        for use, path, log in used
+        for use, path, log in logs
         if log is not None
     )
     note = (
@@ -122,15 +122,15 @@ def simulated_sample(simulation: Simulation, normalization: Normalization, count
     env = simulation.envs(0, count, stream=SAMPLE)
     env.reset()
     agents = next(types.agents for types in simulation.types if types.name == kind)
-    seen = [None if t is None else t[:count].clone() for t in (env.observation, env.mask, env.features)]
+    recorded = [None if rows is None else rows[:count].clone() for rows in (env.observation, env.mask, env.features)]
     for step in range(count):  # environment i is recorded after i steps, so that the rows are of different steps
         row = step * env.spec.agents + agents[step % len(agents)]
-        for kept, now in zip(seen, (env.observation, env.mask, env.features), strict=True):
+        for kept, now in zip(recorded, (env.observation, env.mask, env.features), strict=True):
             if kept is not None and now is not None:
                 kept[step] = now[row]
         env.act(None, epsilon=torch.ones(1, device=env.device))
         env.advance()
-    state, mask, features = (None if t is None else t.cpu().numpy() for t in seen)
+    state, mask, features = (None if rows is None else rows.cpu().numpy() for rows in recorded)
     assert state is not None
     values = state[:, list(normalization.state.feature_ids)]
     if features is None or normalization.action is None:

@@ -18,7 +18,7 @@ from reagent_lite.sim.spec import EnvSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPlan:
-    """The optimizer steps of a run in simulation; without logged rows, an epoch ends with each evaluation.
+    """The optimizer steps of a run in simulation. Without logged rows, an epoch is the steps between two evaluations.
 
     Attributes:
         num_steps, steps_per_epoch, minibatches_per_step: see training.loop.StepPlan.

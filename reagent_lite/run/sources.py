@@ -44,7 +44,7 @@ from reagent_lite.types import BatchSource, SourceSpec
 
 _FEWEST_STEPS = 100  # with Adam, each step changes a weight by about the learning rate
 _SMALLEST_MINIBATCH = 16  # that a warning proposes
-_SHARING = ("epochs", "reads")
+_NOT_ORDER = ("epochs", "reads")
 """Entries of a read plan that do not affect the rows of a step: the run's length, and how ranks divide the rows."""
 
 
@@ -222,7 +222,7 @@ class LoggedExperience(Source):
         """Returns batches in the order of a read plan over all machines."""
         plan = logged_plan(self.config, self.data, self.config.minibatch_over(self._group.world_size))
         _log_plan(self.config, plan, self._group, continues=self.data.continues)
-        order = _order(plan, plan, simulated=0, alone=False)
+        order = _order(plan, plan, simulated=0, only_simulated=False)
         warning = _few_steps(self.config, plan, order.rows, self._group)
         source: BatchSource = self._source(plan)
         if captures(self.config, self._group):
@@ -231,9 +231,9 @@ class LoggedExperience(Source):
 
     def fit_logging_policy(self, learner: Learner) -> None:
         """Fits BCQ's logging policy to the rows that the learner learns from, if propensities are estimated."""
-        cloned = getattr(learners_of(learner)[ONLY], "behavior_cloning", None)
-        if isinstance(cloned, LoggingPolicy):
-            fit_logging_policy(cloned, self.data.train.copy, self.data.learned, self.spec, self.data.shards)
+        logging_policy = getattr(learners_of(learner)[ONLY], "behavior_cloning", None)
+        if isinstance(logging_policy, LoggingPolicy):
+            fit_logging_policy(logging_policy, self.data.train.copy, self.data.learned, self.spec, self.data.shards)
 
     def _source(self, plan: ReadPlan) -> LoggedSource:
         return LoggedSource(self.data.learned, plan, self._group.rank, self._group.device)
@@ -315,7 +315,7 @@ class CollectedExperience(SimulatedExperience):
 
 
 class MixedExperience(LoggedExperience):
-    """Logged rows beside environments with the same features, simulation.share of each minibatch being simulated."""
+    """Logged rows and environments with the same features; simulation.share of each minibatch is simulated."""
 
     def __init__(self, config: WorkflowConfig, group: Group, simulation: Simulation) -> None:
         super().__init__(config, group)
@@ -333,20 +333,20 @@ class MixedExperience(LoggedExperience):
             simulated = min(max(simulated, 1), minibatch - 1)
         if not simulated:
             return super().stream(learner)
-        alone = simulated == minibatch
-        logged = logged_plan(config, self.data, minibatch if alone else minibatch - simulated)
+        only_simulated = simulated == minibatch
+        logged = logged_plan(config, self.data, minibatch if only_simulated else minibatch - simulated)
         plan = SimulatedPlan(
             num_steps=logged.num_steps,
             steps_per_epoch=logged.steps_per_epoch,
             minibatch=simulated,
             minibatches_per_step=logged.minibatches_per_step,
-            logged=None if alone else logged,
+            logged=None if only_simulated else logged,
         )
         _log_plan(config, plan, group, simulated)
-        order = _order(plan, logged, simulated=simulated * plan.minibatches_per_step, alone=alone)
+        order = _order(plan, logged, simulated=simulated * plan.minibatches_per_step, only_simulated=only_simulated)
         rollouts = open_rollouts(self.encoder, learner, plan, group)
         part = simulated / minibatch
-        source = rollouts if alone else MixedSource(((self._source(logged), 1 - part), (rollouts, part)))
+        source = rollouts if only_simulated else MixedSource(((self._source(logged), 1 - part), (rollouts, part)))
         warning = _few_steps(config, plan, order.rows, group)
         return Stream(source=source, plan=plan, order=order, group=group, rollouts=rollouts, warning=warning)
 
@@ -372,11 +372,11 @@ def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:
     )
 
 
-def _order(plan: StepPlan, logged: ReadPlan, *, simulated: int, alone: bool) -> ReadOrder:
+def _order(plan: StepPlan, logged: ReadPlan, *, simulated: int, only_simulated: bool) -> ReadOrder:
     """Returns the order in which rows are read, which does not depend on how processes divide them."""
-    kept = {name: value for name, value in logged.as_json().items() if name not in _SHARING}
+    kept = {name: value for name, value in logged.as_json().items() if name not in _NOT_ORDER}
     rows = sum(plan.rows_of_step(step) for step in range(plan.steps_per_epoch))
-    order = {**kept, "simulated": simulated, "alone": alone}
+    order = {**kept, "simulated": simulated, "alone": only_simulated}
     return ReadOrder(order=order, steps=plan.steps_per_epoch, rows=rows)
 
 
@@ -413,17 +413,17 @@ def _few_steps(config: WorkflowConfig, plan: StepPlan, rows: int, group: Group) 
 def _log_plan(
     config: WorkflowConfig, plan: StepPlan, group: Group, simulated: int = 0, *, continues: bool = True
 ) -> None:
-    """Logs how many rows each step reads, and warns if the target network hardly moves although rows continue."""
+    """Logs how many rows each step reads, and warns if the target network hardly moves but rows have next states."""
     world = group.world_size
-    mps = plan.minibatches_per_step
+    minibatches = plan.minibatches_per_step
     minibatch = config.minibatch_over(world)
-    accumulated = f", {mps} per step" if mps > 1 else ""
+    accumulated = f", {minibatches} per step" if minibatches > 1 else ""
     mixed = f", {simulated} of them simulated" if 0 < simulated < minibatch else ""
-    parts = -(-plan.num_steps // plan.steps_per_epoch)
+    epochs = -(-plan.num_steps // plan.steps_per_epoch)
     unit = "epoch" if config.training_data_path else "evaluation"
     logger.info(
         f"global minibatch {minibatch} rows = {counted(world, 'process')} x {minibatch / world:g}{mixed}{accumulated}, "
-        f"{counted(plan.steps_per_epoch, 'step')}/{unit}, {counted(parts, unit)}, learning rate "
+        f"{counted(plan.steps_per_epoch, 'step')}/{unit}, {counted(epochs, unit)}, learning rate "
         f"{config.training.learning_rate:g} (not scaled), on {group.device}"
     )
     rate = config.rl.target_update_rate

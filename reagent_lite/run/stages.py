@@ -29,31 +29,31 @@ from reagent_lite.files import is_writable
 if TYPE_CHECKING:
     from reagent_lite.config.shard import ShardConfig
 
-# modules that perform a stage are imported there, as most runs have no stage
+# modules of a stage are imported by the functions that perform it, as most runs have no stage
 
 Paths = dict[str, DataPath | None]
 """training_data_path and eval_data_path."""
 
 
 def staged(config: WorkflowConfig, group: Group) -> WorkflowConfig:
-    """Returns the config with the paths of this machine's rows; without keys of a timeline if it has been made.
+    """Returns the config with the paths of this machine's rows; if a stage was performed, without a timeline's keys.
 
     Raises:
         ConfigError: the config has keys of a timeline, but the data are not events.
         DataError: the events, the shards or their folders cannot be used.
     """
     paths: Paths = {"training_data_path": config.training_data_path, "eval_data_path": config.eval_data_path}
-    if config.data.shards_path is None and not _folders_of(config):
-        keyed = pairing_of(config, config.training_data_path) is not None
-        if keyed and group.is_first_on_node and not holds_events(config.training_data_path, config.data.columns):
+    if config.data.shards_path is None and not _writes_timeline(config):
+        has_settings = pairing_of(config, config.training_data_path) is not None
+        if has_settings and group.is_first_on_node and not holds_events(config.training_data_path, config.data.columns):
             require_no_timeline(config, config.training_data_path)
         return config
     if config.data.shards_path is None:
         if group.is_first_on_node:
             paths = _transitions(config, group, paths)
         return _of_this_machine(config, paths, group)
-    made = json.dumps(_made_shards(config, _transitions(config, group, paths), group)) if group.is_first else None
-    generations = json.loads(group.broadcast_text(made))
+    text = json.dumps(_made_shards(config, _transitions(config, group, paths), group)) if group.is_first else None
+    generations = json.loads(group.broadcast_text(text))
     paths = dict.fromkeys(paths)
     if group.is_first_on_node:
         paths |= _fetched_shards(config, generations, group)
@@ -68,8 +68,8 @@ def _of_this_machine(config: WorkflowConfig, paths: Paths, group: Group) -> Work
     return config.model_copy(update={**lists, "timeline": None, "query": QuerySection()})
 
 
-def _folders_of(config: WorkflowConfig) -> bool:
-    """Whether the config asks for a timeline's folders."""
+def _writes_timeline(config: WorkflowConfig) -> bool:
+    """Whether the config names a folder for the transitions of a timeline."""
     section = config.timeline
     return section is not None and (bool(section.outputTableName) or section.evalTableName is not None)
 
@@ -132,7 +132,8 @@ def _timeline(config: WorkflowConfig, group: Group, path: DataPath, *, first: bo
     output = section.outputTableName if first else ""
     changes = {
         "inputTableName": path,
-        "outputTableName": output or str(_place(config, group, f"timeline of {shown(path)}", path) / "transitions"),
+        "outputTableName": output
+        or str(_stage_folder(config, group, f"timeline of {shown(path)}", path) / "transitions"),
         "evalTableName": section.evalTableName if first else None,
         "actionDiscrete": isinstance(config, DqnConfig),
         "gamma": config.rl.gamma if section.steps > 1 else None,
@@ -150,7 +151,7 @@ def _timeline(config: WorkflowConfig, group: Group, path: DataPath, *, first: bo
 
 
 def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str, str]:
-    """Makes the shards of all machines, unless they exist, and returns their generations by config key.
+    """Makes the shards of all machines unless they exist; returns the names of their generations by config key.
 
     Only node 0 calls it; the data at training_data_path of other machines is not used.
     """
@@ -173,7 +174,7 @@ def _fetched_shards(config: WorkflowConfig, generations: dict[str, str], group: 
     paths: Paths = {}
     for key, generation in generations.items():
         name = f"{config.data.shards_path} {_set_of(key)} {group.node} of {group.num_nodes}"
-        folder = _place(config, group, name, None) / _set_of(key)
+        folder = _stage_folder(config, group, name, None) / _set_of(key)
         wanted = _sharding(config, group, key, {"local_path": str(folder), "node_index": group.node})
         paths[key] = fetch(wanted, generation).local
     return paths
@@ -193,12 +194,12 @@ def _set_of(key: str) -> str:
     return key.removesuffix("_data_path")
 
 
-def _place(config: WorkflowConfig, group: Group, name: str, near: DataPath | None) -> Path:
+def _stage_folder(config: WorkflowConfig, group: Group, name: str, near: DataPath | None) -> Path:
     """Returns the folder for a stage's output; its name has the machine's number, as machines may share folders."""
     gamma = config.rl.gamma if config.timeline and config.timeline.steps > 1 else None
     settings = config.model_dump_json(include={"timeline", "query", "actions"})
     machine = f"-node-{group.node}" if group.num_nodes > 1 else ""
-    made_of = f"{name} {settings} {gamma}"
+    inputs = f"{name} {settings} {gamma}"
     parents = parents_of(near, config.data.training_copy_dir)
     parent = next((parent for parent in parents if is_writable(parent)), parents[0])
-    return parent / f"stage-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}{machine}"
+    return parent / f"stage-{hashlib.sha256(inputs.encode()).hexdigest()[:16]}{machine}"

@@ -132,7 +132,7 @@ class Setup:
         learner: the learner, warm-started if the config asks for it.
         stream: batches for the learner.
         evaluators: evaluators of the learner.
-        running: state that the loop updates, at the step at which an earlier start of the run ended.
+        running: state that the loop updates, at the position from which the run continues.
     """
 
     source: Source
@@ -264,13 +264,13 @@ def _learning_of(setup: Setup, figures: Mapping[str, float], evaluation: Evaluat
     """
     if setup.return_bounds is None:
         entries: dict[str, Any] = {}
-        useless = None
+        constant_warning = None
     else:
         entries = setup.return_bounds.document(figures["value/model/mean"])
-        useless = setup.return_bounds.no_better_than_constant(figures, learners_of(setup.learner)[ONLY])
-    if useless is not None and setup.history.group.is_first:
-        logger.warning(useless)
-    warnings = [f"{warning}." for warning in (useless, setup.stream.warning) if warning is not None]
+        constant_warning = setup.return_bounds.no_better_than_constant(figures, learners_of(setup.learner)[ONLY])
+    if constant_warning is not None and setup.history.group.is_first:
+        logger.warning(constant_warning)
+    warnings = [f"{warning}." for warning in (constant_warning, setup.stream.warning) if warning is not None]
     if entries or warnings:
         entries["warnings"] = [*entries.get("warnings", ()), *warnings, *evaluation.document.get("warnings", ())]
     return entries
@@ -287,11 +287,11 @@ class _Reporter:
         self._setup = setup
         self._writer = writer
         self._callback = callback
-        self._excess = 0.0  # of the last warning of `ReturnBounds`
+        self._excess = 0.0  # excess in the last warning about `ReturnBounds`
         self.note = ""
         position = setup.running.position
         self._counted = self._counts(position.step, position.rows)
-        if position.step == 0:  # steps of the warm-up count into the first rate
+        if position.step == 0:  # the first rate includes the steps of the warm-up
             self._counted["env_steps"] = 0
 
     def _counts(self, step: int, rows: int) -> dict[str, int]:
@@ -307,7 +307,7 @@ class _Reporter:
         loss = report.metrics["td_loss"]
         self.note = f"loss {loss:.5g}"
         simulated = self._setup.stream.figures()  # raises for rewards that are not numbers, the cause of such a loss
-        if not np.isfinite(loss):  # reduced over ranks: all of them leave here together
+        if not np.isfinite(loss):  # reduced over ranks, so that all of them raise the error
             todo = "Lower training.learning_rate, or set training.clip_grad_norm"
             raise DivergenceError(Problem(f"step {report.step}", "a finite loss", str(loss), todo))
         scalars |= simulated

@@ -56,7 +56,7 @@ class ReturnBounds:
         return excess
 
     def document(self, mean: float) -> dict[str, Any]:
-        """Returns the entries of evaluation.json for a mean value: the range, null where unbounded, and the warning."""
+        """Returns the entries of evaluation.json for a mean value: the range, null for no bound, and the warning."""
         low, high = (bound if math.isfinite(bound) else None for bound in self.bounds)
         warnings = [f"{self.warning(mean)}."] if self.excess(mean) else []
         return {"values": {"mean": mean, "low": low, "high": high}, "warnings": warnings}
@@ -98,23 +98,23 @@ def return_bounds(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Ret
         return None
     boost = reward_boost(config)
     ranges = [(0.0, 0.0)]
-    ends = torch.full((4,), -torch.inf, dtype=torch.float64)
-    for places in torch.split(torch.arange(rows.count, device=rows.scalars.device), _ROWS_AT_ONCE):
-        numbers = rows.numbers(places)
+    extremes = torch.full((4,), -torch.inf, dtype=torch.float64)
+    for indices in torch.split(torch.arange(rows.count, device=rows.scalars.device), _ROWS_AT_ONCE):
+        numbers = rows.numbers(indices)
         reward, steps, bootstrap, _ = rows.scalars[numbers].double().unbind(1)
         if boost is not None:
             reward = reward + boost.to(reward)[rows.choices[numbers, 0].long()]
         factor = discount(config.rl.gamma, steps, bootstrap)
         ranges.append(value_bounds(reward, factor))
         if rows.count:
-            extremes = torch.stack([-reward.amin(), reward.amax(), -factor.amin(), factor.amax()])
-            ends = torch.maximum(ends, extremes.cpu())
+            of_part = torch.stack([-reward.amin(), reward.amax(), -factor.amin(), factor.amax()])
+            extremes = torch.maximum(extremes, of_part.cpu())
     lows, highs = zip(*ranges, strict=True)
     bounds = torch.tensor([-min(lows), max(highs)], dtype=torch.float64)
-    lowest, high, least_reward, most_reward, least_factor, most_factor = group.all_reduce_max(
-        torch.cat((bounds, ends))
+    minus_low, high, minus_least_reward, most_reward, minus_least_factor, most_factor = group.all_reduce_max(
+        torch.cat((bounds, extremes))
     ).tolist()
-    low = -lowest
+    low = -minus_low
     if config.rl.value_bounds == "rewards" and math.isinf(low) and math.isinf(high):
         raise ConfigError(
             Problem(
@@ -123,5 +123,7 @@ def return_bounds(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Ret
                 '"rewards"',
             )
         )
-    rewards_vary = most_reward > -least_reward
-    return ReturnBounds(bounds=(low, high), vary=rewards_vary or (most_factor > -least_factor and most_reward != 0))
+    rewards_vary = most_reward > -minus_least_reward
+    return ReturnBounds(
+        bounds=(low, high), vary=rewards_vary or (most_factor > -minus_least_factor and most_reward != 0)
+    )

@@ -221,7 +221,7 @@ def _read(
             columns=config.columns,
             timeline=timeline,
             items=items,
-            progress=lambda done, total: show(done, total),
+            progress=show,
         )
     return copy, {key: read_policy_column(path, name, copy, config.columns) for key, name in names.items()}
 

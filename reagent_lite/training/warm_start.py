@@ -102,13 +102,11 @@ def _find(path: Path) -> tuple[Path, FolderKind]:
     for folder in (path, path / "model"):
         if (folder / _WEIGHTS).is_file():
             return folder, BUNDLE
-    got = "nothing"
+    got = "a folder without either" if path.is_dir() else "nothing"
     advice = ""
     if path.is_file():
         got = "a file"
         advice = "Pickled models of the 2019 workflows are not read"
-    elif path.is_dir():
-        got = "a folder without either"
     raise ConfigError(Problem(_KEY, f"an output folder, checkpoint or exported model at {path}", got, advice))
 
 

@@ -1,6 +1,6 @@
 """A collector: plays the newest policy and writes whole episodes to the shared folder until the learner has ended.
 
-newest policy ─► some rounds ─► finished episodes ─► a file of fifo ─► wait while the learner is far behind ─► …
+newest policy ─► some rounds ─► finished episodes ─► a file in fifo/ ─► wait while the learner is far behind ─► …
 """
 
 import json
@@ -109,9 +109,9 @@ class Collector:
         encoder = ObservationEncoder(config, simulation, normalization, group.device)
         self._id = uuid.uuid4().hex[:12]
         env = replace(simulation, seed=int(self._id[:8], 16)).envs(0, settings.num_envs, stream=TRAINING)
-        read = normalization.spec(config.actions)
-        self._learner = build_learners(config, read, simulation.learning, group.device)
-        choose_threads(config, read, group)
+        network_spec = normalization.spec(config.actions)
+        self._learner = build_learners(config, network_spec, simulation.learning, group.device)
+        choose_threads(config, network_spec, group)
         self._origin = origin_of(config, simulation)
         self._policies = PolicyReader(policies_folder(settings.shared), facts_of(encoder, self._learner))
         self._policy: PublishedPolicy | None = None
@@ -135,19 +135,19 @@ class Collector:
         self._signal = signal
         self._dataset = settings.shared
         self._folder = EpisodeFolder(Path(self._dataset.path).expanduser())
-        self._live = False
-        self._total = 0.0
+        self._saw_running = False  # whether a policy of a run that had not ended was loaded
+        self._total_return = 0.0
         self._episodes = 0
         self._rows = 0
         self._files = 0
         signal.standing = f"finished episodes are in {self._folder.path}; the same command collects more"
 
     def run(self) -> None:
-        """Plays until the learner's run ends or a signal comes, then writes the episodes that have ended."""
+        """Plays until the learner's run ends or a signal arrives, then writes the episodes that have ended."""
         logger.info(f"collecting in {self._folder.path}, as writer {self._id}")
         waiting = Waiting()
         logged = time.monotonic()
-        while not (self._signal.wanted or self._done()):
+        while not self._should_stop():
             try:
                 reason = self._reason_to_wait()
             except OSError as error:
@@ -157,12 +157,12 @@ class Collector:
                 waiting.sleep(reason)
                 continue
             waiting = Waiting()
-            while self._recorder.steps_over < self._env_steps_per_file and not (self._signal.wanted or self._done()):
+            while self._recorder.steps_over < self._env_steps_per_file and not self._should_stop():
                 self._play_some()
             self._write()
             if time.monotonic() - logged >= _LOG_SECONDS:
                 logged = time.monotonic()
-                mean = self._total / max(self._episodes, 1)
+                mean = self._total_return / max(self._episodes, 1)
                 logger.info(f"collected {counted(self._rows, 'row')}, mean return {mean:.4g}, policy {self._version}")
         self._write()
 
@@ -173,7 +173,7 @@ class Collector:
             files=self._files,
             episodes=self._episodes,
             rows=self._rows,
-            mean_return=self._total / self._episodes if self._episodes else None,
+            mean_return=self._total_return / self._episodes if self._episodes else None,
             policy=self._version,
             seconds=round(seconds, 3),
         )
@@ -182,18 +182,20 @@ class Collector:
     def _version(self) -> int:
         return 0 if self._policy is None else self._policy.version
 
-    def _done(self) -> bool:
-        """Looks for a newer policy, and returns whether the collector's run has ended."""
+    def _should_stop(self) -> bool:
+        """Returns whether a signal has arrived or the learner's run has ended; loads a newer policy if there is one."""
+        if self._signal.wanted:
+            return True
         newer = None
         with suppress(OSError):  # the collector plays the older policy, and waits once it is far ahead of the learner
             newer = self._policies.newer()
         if newer is not None:
             load_policy(self._learner, newer)
             self._policy = newer
-            self._live |= not newer.progress.finished
+            self._saw_running |= not newer.progress.finished
             learned_from = newer.progress.env_steps - self._warmup
             self._epsilon.fill_(self._exploration.epsilon(max(learned_from, 0)))
-        return self._live and self._policy is not None and self._policy.progress.finished
+        return self._saw_running and self._policy is not None and self._policy.progress.finished
 
     def _reason_to_wait(self) -> str:
         progress = None if self._policy is None else self._policy.progress
@@ -243,10 +245,10 @@ class Collector:
                     waiting.sleep(f"{rows} cannot be written: {sentence_of(cause, self._folder.path)}", DATASET_KEY)
         self._recorder.drop(over)
         keep_size(self._folder, self._dataset)
-        self._total += float(episodes.returns.sum())
-        self._episodes = self._episodes + count
-        self._rows = self._rows + table.num_rows
-        self._files = self._files + 1
+        self._total_return += float(episodes.returns.sum())
+        self._episodes += count
+        self._rows += table.num_rows
+        self._files += 1
 
 
 def named_block(episodes: PlayedEpisodes, prefix: str) -> EpisodeBlock:

@@ -70,7 +70,7 @@ class _FileOrder:
     Attributes:
         seen: names of the files that have been read or left out.
         through: largest number of these files.
-        away: reason why the last attempt could not read the folder, or "".
+        unavailable: reason why the last attempt could not read the folder, or "".
     """
 
     def __init__(self, folder: EpisodeFolder, origin: Mapping[str, Any]) -> None:
@@ -80,12 +80,12 @@ class _FileOrder:
         self._left_out: list[DataError] = []
         self.seen = set[str]()
         self.through = 0
-        self.away = ""
+        self.unavailable = ""
 
     def take(self, env_steps: int) -> Chosen:
         """Returns the next files with `env_steps` environment steps, at least one file; fewer if there are no more."""
         chosen: Chosen = []
-        self.away = ""
+        self.unavailable = ""
         try:
             if not self._pending:
                 files = self._folder.files()
@@ -95,7 +95,7 @@ class _FileOrder:
                 chosen += self._checked(self._pending[0])
                 self._pending.popleft()
         except OSError as error:
-            self.away = sentence_of(error, self._folder.path)
+            self.unavailable = sentence_of(error, self._folder.path)
         self._warn()
         return chosen
 
@@ -126,7 +126,7 @@ class _FileOrder:
         """
         chosen: Chosen = []
         try:
-            origin, env_steps = _from(self._folder, lambda: self._folder.origin(file.name))
+            origin, env_steps = _read_from(self._folder, lambda: self._folder.origin(file.name))
             raise_any(misfits(str(self._folder.path / file.name), self._origin, origin))
             chosen = [(file.name, env_steps)]
         except DataError as error:
@@ -185,7 +185,7 @@ class _RankFiles:
         """Reads the added files; returns "", or the reason why the folder cannot be read; a later call continues."""
         while self._unread:
             try:
-                _from(self._folder, self._read_blocks)
+                _read_from(self._folder, self._read_blocks)
             except OSError as error:
                 return sentence_of(error, self._folder.path)
             except DataError as error:
@@ -273,7 +273,7 @@ class CollectedReplay:
         """Publishes the policy as the final one, after which collectors stop; waits while it cannot be written.
 
         Raises:
-            Preempted: on all ranks, if a signal came to one of them while it waited.
+            Preempted: on all ranks, if one of them received a signal while it waited.
         """
         self._step = step
         waiting = Waiting()
@@ -312,7 +312,7 @@ class CollectedReplay:
         """Reads `steps` steps of every environment, and waits for collectors if there are too few.
 
         Raises:
-            Preempted: on all ranks, if a signal came to one of them while it waited.
+            Preempted: on all ranks, if one of them received a signal while it waited.
             UnavailableError: the folder was unavailable for ten minutes.
         """
         wanted = self._wanted + steps * self._num_envs
@@ -326,12 +326,12 @@ class CollectedReplay:
                 waiting = Waiting()
                 continue
             self._publish()
-            away = self._order.away
-            scarce = (
+            unavailable = self._order.unavailable
+            too_few = (
                 f"{self._folder.path} has {self.env_steps:,} of the {wanted:,} environment steps that step "
                 f"{self._step:,} needs; collectors write them (simulation.mode collect)"
             )
-            self._wait(waiting, away or scarce, DATASET_KEY if away else "")
+            self._wait(waiting, unavailable or too_few, DATASET_KEY if unavailable else "")
         self._wanted = wanted
 
     def _suffices(self, wanted: int) -> bool:
@@ -402,12 +402,12 @@ def _env_steps_in(files: Chosen) -> int:
     return sum(env_steps for _, env_steps in files)
 
 
-def _from(folder: EpisodeFolder, read: Callable[[], T]) -> T:
-    """Returns the result of `read`; an error counts as the file's only if the folder is available before and after.
+def _read_from(folder: EpisodeFolder, read: Callable[[], T]) -> T:
+    """Returns the result of `read`; calls it again after an error, as the folder may have been unavailable meanwhile.
 
     Raises:
         OSError: the folder is unavailable.
-        DataError: the error of a file.
+        DataError: the file is faulty.
     """
     folder.require()
     try:

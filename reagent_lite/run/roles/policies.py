@@ -34,8 +34,8 @@ from reagent_lite.training.checkpoint import plain
 WEIGHTS: Final = "weights.safetensors"
 DATASET_KEY: Final = "simulation.dataset.path"
 """Config key of the folder between collectors and learners."""
-_TARGET: Final = ".target_network."  # which collectors do not read
-_KEPT: Final = 3
+_TARGET: Final = ".target_network."  # part of the names of tensors that are not published
+_KEPT: Final = 3  # number of versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

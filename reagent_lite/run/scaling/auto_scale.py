@@ -47,9 +47,9 @@ from reagent_lite.training.checkpoint import CheckpointFolder
 from reagent_lite.training.resume import find_unfinished
 
 _KEY = "simulation.auto_scale"
-# The fewest rounds and optimizer steps of a run, the latter or as many as configured. Measured on CartPole, where 16
-# environments reach a return of 500: 140 steps in 140 rounds reach 112, 5000 in 586 rounds 412 to 476, 10 000 in 140
-# rounds 404, in 293 and in 586 rounds 499 to 500.
+# Smallest numbers of rounds and optimizer steps of a scaled run; fewer steps if fewer are configured. Measured on
+# CartPole, on which 16 environments reach a return of 500: 140 steps in 140 rounds reach 112; 5000 steps in 586 rounds
+# reach 412 to 476; 10 000 steps reach 404 in 140 rounds, and 499 to 500 in 293 or 586 rounds.
 _FEWEST_ROUNDS = 500
 _FEWEST_STEPS = 10_000
 _MEMORY_SHARE = 0.9
@@ -148,7 +148,7 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
         kept = Scale(num_envs=saved["num_envs"], minibatch_size=rows, updates=saved["updates_per_rollout"])
         return kept.applied(config, world=1)
     backend = compiled(config.environments, group)
-    text = _measured_or_kept(config, group, backend).model_dump_json() if group.is_first else None
+    text = _cached_or_measured(config, group, backend).model_dump_json() if group.is_first else None
     result = SearchResult.model_validate_json(group.broadcast_text(text))
     if result.choice is None:
         raise ConfigError(
@@ -166,14 +166,14 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
     logger.info(
         f"auto-scaling chose simulation.num_envs={choice.num_envs * world}, training.minibatch_size="
         f"{choice.minibatch_size}, simulation.updates_per_rollout={choice.updates}: "
-        f"{simulated_plan(scaled, 1).num_steps:,} optimizer steps where {simulated_plan(config, 1).num_steps:,} were "
-        "configured; a run with these values and auto_scale=false is the same"
+        f"{simulated_plan(scaled, 1).num_steps:,} optimizer steps instead of {simulated_plan(config, 1).num_steps:,}"
+        "; a run with these values and auto_scale=false is the same"
     )
     return scaled
 
 
-def _measured_or_kept(config: WorkflowConfig, group: Group, backend: Backend) -> SearchResult:
-    """Returns the result of an earlier run's search, or else searches."""
+def _cached_or_measured(config: WorkflowConfig, group: Group, backend: Backend) -> SearchResult:
+    """Returns the cached result of an earlier run's search, or else searches."""
     limit = largest(config, group, backend)
     file = user_cache() / "auto_scale" / f"{_identity(config, group, backend)}.json"
     with suppress(OSError, ValidationError):
@@ -198,8 +198,8 @@ def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> Search
     measurements is biased upwards.
 
     A minibatch that exceeds a cache is slow with any number of environments. The minibatch is therefore searched with
-    the largest number of environments, which take little time beside learning. Then num_envs is searched again with
-    the minibatch that was found.
+    the largest number of environments, with which stepping takes little time compared to learning. Then num_envs is
+    searched again with that minibatch.
 
     Args:
         config: gives the smallest scale, and the ratio of learned rows to environment steps.
@@ -252,12 +252,12 @@ def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> Search
     rows = with_minibatch(most, first.rows(most)).minibatch_size
     sizes = search(lambda size: rate(most, size), min(first.minibatch_size, rows), rows)
     minibatch = smallest(sizes) or rows
-    enough = max(fewest, min(math.ceil(minibatch / ratio), most))  # whose rows fill such a minibatch
-    search(lambda num_envs: rate(num_envs, minibatch), enough, limit.num_envs)
+    first_size = max(fewest, min(math.ceil(minibatch / ratio), most))  # whose rows fill such a minibatch
+    search(lambda num_envs: rate(num_envs, minibatch), first_size, limit.num_envs)
     add("measured again before it is kept:")
-    twice: set[Scale] = set()
-    while (choice := smallest(rates)) is not None and choice not in twice:
-        twice.add(choice)
+    measured_again: set[Scale] = set()
+    while (choice := smallest(rates)) is not None and choice not in measured_again:
+        measured_again.add(choice)
         rates[choice] = min(rates[choice], measured(choice))
     return result_of(choice)
 
@@ -268,7 +268,8 @@ def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
     world = group.world_size
     first = Scale.of(config, world)
     env = VectorEnv(backend, num_envs=1, parametric=config.parametric)
-    memory = simulation_memory(config, env, sum(kind.learns for kind in agent_types(config, env.spec)), world)
+    learners = sum(agent_type.learns for agent_type in agent_types(config, env.spec))
+    memory = simulation_memory(config, env, learners, world)
     free = free_bytes(group.device) / (group.ranks.local_world_size if group.device.type == "cpu" else 1)
     left = _MEMORY_SHARE * free - memory.replay
     limits = {
@@ -372,8 +373,8 @@ class Probes:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        ours = ("TORCHELASTIC_", "GROUP_", "ROLE_")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        of_the_run = ("TORCHELASTIC_", "GROUP_", "ROLE_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(of_the_run)}
         shared = {
             "WORLD_SIZE": self._count,
             "LOCAL_WORLD_SIZE": self._count,
@@ -393,8 +394,8 @@ def _wait(processes: list[subprocess.Popen[bytes]], reports: Reports, seconds: f
         codes = [process.poll() for process in processes]
         if failures := reports.failures:
             return str(min(failures.values(), key=lambda failure: failure["at"])["message"]).strip().splitlines()[-1]
-        if bad := [code for code in codes if code]:
-            return f"killed by signal {-bad[0]}" if bad[0] < 0 else f"ended with exit code {bad[0]}"
+        if failed := [code for code in codes if code]:
+            return f"killed by signal {-failed[0]}" if failed[0] < 0 else f"ended with exit code {failed[0]}"
         if None not in codes:
             return ""
         time.sleep(_POLL_SECONDS)

@@ -32,9 +32,9 @@ _WARM_ROUNDS = {"cpu": 2, "cuda": 6}  # CUDA graphs are recorded in the fourth
 
 
 class _Watch:
-    """Measures the time of rounds, each a rollout and its updates, in windows of equally many rounds on all ranks.
+    """Measures the time of rounds, each a rollout and its updates, in windows of equal numbers of rounds on all ranks.
 
-    warm-up │ one round, from which the rounds of a window follow │ window │ window │ … until there are _WINDOWS
+    warm-up │ one round, which determines the rounds per window │ window │ window │ … until there are _WINDOWS
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -90,7 +90,7 @@ def measure(config: WorkflowConfig, group: Group) -> float:
         capture = update_capture(config, group)
         for _ in fit(setup.running, setup.stream.plan, group, collect=setup.stream.before_step, capture=capture):
             watch.after_step()
-            if watch.done:  # before the run, which is longer than any measurement
+            if watch.done:  # the configured run is longer than any measurement
                 break
     return watch.rate
 
