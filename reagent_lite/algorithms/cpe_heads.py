@@ -176,7 +176,7 @@ class EarlyStopping:
     """Ends a fit once the loss on held-out rows has stopped falling.
 
     The loss may rise while values propagate backwards through episodes, one update of the target network at a time.
-    Therefore no fit ends within 5 horizons / target_update_rate steps.
+    Therefore no fit ends before 5 * horizon / target_update_rate steps.
 
     Args:
         heads: the fitted heads, after `set_scales`.

@@ -81,7 +81,7 @@ class Connections:
         return self._problems(tables)
 
     def try_again(self) -> None:
-        """Connects to all others once and sends them the list of machines it did not reach."""
+        """Connects to all others once, and sends the list of those that it did not reach to all machines."""
 
         def error_of(other: int) -> str:
             address, _, port, _ = self._endpoints[other]
@@ -89,12 +89,12 @@ class Connections:
 
         others = [other for other in range(len(self._endpoints)) if other != self._membership.node]
         with suppress(LostError):
-            self._membership.give("parted", self._unreached_of(others, error_of))
+            self._membership.give("disconnected", self._unreached_of(others, error_of))
 
-    def parted(self) -> list[Problem]:
+    def disconnected(self) -> list[Problem]:
         """Returns the pairs of machines without a connection, according to every machine's `try_again`."""
         with suppress(LostError):
-            return self._problems([table or {} for table in self._membership.given("parted")])
+            return self._problems([table or {} for table in self._membership.given("disconnected")])
         return []
 
     def _unreached_of(self, others: list[int], error_of: Callable[[int], str]) -> dict[str, str]:

@@ -296,8 +296,8 @@ class Attempt:
             first = polled(self._membership.poll, self._lost_after + _MACHINE_SECONDS, _WATCH_SECONDS)
             if first is not None:
                 return first
-        parted = "".join(f"{problem}\n" for problem in self._connections.parted())
-        reason = (parted or self._membership.awaited()) + failure.reason
+        disconnected = "".join(f"{problem}\n" for problem in self._connections.disconnected())
+        reason = (disconnected or self._membership.awaited()) + failure.reason
         return self._membership.abort(failure.model_copy(update={"reason": reason}))
 
     @property

@@ -144,7 +144,7 @@ class Rendezvous:
         if self._ended is not None:
             record = record.model_copy(update={"attempt": self._ended.attempt + 1})
         public = record.model_dump_json(exclude={"token"})
-        begun = store.begin(record.attempt, {"record": public, "nonce": record.nonce})
+        attempt_store = store.begin(record.attempt, {"record": public, "nonce": record.nonce})
         if self.node.count > 1:
             file = self._file
             if file is not None and first:
@@ -152,8 +152,8 @@ class Rendezvous:
             where = self.init_method if file is None else file.path
             listens = f"listens at {record.address}:{record.port} ({record.interface}), found through {where}"
             logger.info(f"rendezvous: node 0 of {self.node.count} {listens}, attempt {record.attempt}")
-        self._served = begun, record
-        return Link(lambda: begun), record
+        self._served = attempt_store, record
+        return Link(lambda: attempt_store), record
 
     def _serve(self) -> tuple[SignedStore, Record]:
         address = _LOOPBACK

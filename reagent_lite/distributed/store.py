@@ -62,11 +62,11 @@ class SignedStore:
 
     def begin(self, attempt: int, texts: Mapping[str, str]) -> "SignedStore":
         """Returns the store of a new attempt with its first texts; clients that connect later read this attempt."""
-        begun = SignedStore(self._client, self._token, attempt)
+        store = SignedStore(self._client, self._token, attempt)
         for key, text in texts.items():
-            begun.set(key, text)
+            store.set(key, text)
         self._client.set(_ATTEMPT, self._signed(_ATTEMPT, str(attempt)))
-        return begun
+        return store
 
     def set(self, key: str, text: str) -> None:
         """Replaces the text of a key."""

@@ -122,8 +122,8 @@ def minimize_on_simplex(matrix: Tensor) -> Tensor:
 def _descend(matrix: Tensor, x: Tensor) -> Tensor:
     """Returns the optimum of each problem, [R, m], starting at x [R, m] on the simplex.
 
-    All problems advance together until each is done. A step solves for the current set, and either adds the choice that
-    violates optimality most or walks back to the first bound.
+    All problems advance together until each is done. A step solves for the active components, and either adds the
+    component that violates optimality most or moves back to the first bound.
     """
     optimum = x.clone()
     remaining = torch.arange(len(x))
@@ -155,8 +155,8 @@ def _descend(matrix: Tensor, x: Tensor) -> Tensor:
 
 
 def _solve_active(matrix: Tensor, active: Tensor) -> Tensor:
-    """Minimizes over the affine hull of the active choices: A_SS y = 1, scaled to sum 1."""
-    # the few active choices first, so that small systems are solved
+    """Minimizes over the affine hull of the active components: A_SS y = 1, scaled to sum 1."""
+    # the few active components first, so that small systems are solved
     order = active.byte().argsort(dim=1, descending=True, stable=True)[:, : int(active.sum(1).max())]
     chosen = active.gather(1, order)
     ordered = matrix[torch.arange(len(matrix)).view(-1, 1, 1), order.unsqueeze(2), order.unsqueeze(1)]

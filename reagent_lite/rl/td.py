@@ -76,9 +76,9 @@ def value_bounds(reward: Tensor, discount: Tensor) -> tuple[float, float]:
         reward: [R] float64, the discounted sum if a row covers several steps.
         discount: [R] float64, the factor of the next value, 0 at a true end.
     """
-    worth = torch.where(reward == 0, 0, reward / (1 - discount))
-    worth = torch.cat((worth, worth.new_zeros(1)))
-    return float(worth.amin()), float(worth.amax())
+    values = torch.where(reward == 0, 0, reward / (1 - discount))
+    values = torch.cat((values, values.new_zeros(1)))
+    return float(values.amin()), float(values.amax())
 
 
 def td_target(reward: Tensor, discount: Tensor, next_value: Tensor, bounds: Bounds = None) -> Tensor:

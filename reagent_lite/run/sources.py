@@ -129,7 +129,7 @@ class Source(Protocol):
 
     @property
     def items(self) -> ItemTable | None:
-        """The item table that candidates may be named by, or None."""
+        """The item table with whose ids candidates may be named, or None."""
         return None
 
     @property

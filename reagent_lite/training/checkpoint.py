@@ -8,7 +8,7 @@
 
  LATEST: a hint for people    quarantine_step_000110/: damaged, kept for inspection    .step_000130.77.tmp/: unfinished
 
-If this fails, the previous checkpoint is kept and the run continues.
+If a checkpoint cannot be written, the previous one is kept and the run continues.
 """
 
 import json

@@ -148,7 +148,7 @@ class Running:
     """The state of a run that changes while it learns.
 
     Attributes:
-        learner: forward(batch) -> (loss, metrics), row_errors and after_step(); its state are all its tensors,
+        learner: forward(batch) -> (loss, metrics), row_errors and after_step(); its state consists of all its tensors,
             including target networks and running statistics.
         optimization: moments, counts, learning rates.
         source: batches of this rank.

@@ -109,7 +109,7 @@ def facts_of(encoder: ObservationEncoder, learner: Learner) -> dict[str, Any]:
         "normalization": encoder.normalization.json(),
         "tensors": {name: list(value.shape) for name, value in _tensors(learner).items()},
     }
-    read_back: dict[str, Any] = json.loads(json.dumps(facts))
+    read_back: dict[str, Any] = json.loads(json.dumps(facts))  # with lists for tuples, as in a manifest
     return read_back
 
 
