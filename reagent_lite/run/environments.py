@@ -53,7 +53,7 @@ class Simulation:
     @property
     def learning(self) -> tuple[str, ...]:
         """Names of the types of agents that learn."""
-        return tuple(kind.name for kind in self.types if kind.learns)
+        return tuple(agent_type.name for agent_type in self.types if agent_type.learns)
 
     def envs(self, first: int, stop: int, *, stream: int) -> VectorEnv:
         """Returns the environments with numbers `first` to `stop` - 1 over all ranks."""
@@ -69,7 +69,7 @@ class Simulation:
 
     def identity(self) -> str:
         """Returns the sha256 of the environment's sources and constants, and of the exported models that play."""
-        return identity(self.config, *(kind.digest for kind in self.types if kind.digest))
+        return identity(self.config, *(agent_type.digest for agent_type in self.types if agent_type.digest))
 
 
 def part_of(count: int, group: Group) -> tuple[int, int]:
@@ -295,12 +295,14 @@ class ObservationEncoder:
         """
         learners = learners_of(learner)
         actors = {}
-        for kind in self.simulation.types:
-            if kind.learns:
-                policy = None if kind.name == random else self.policy(learners[kind.name], env.device)
-                actors[kind.name] = Actor(policy=policy, epsilon=epsilon, temperature=temperature, rows=kind.rows(env))
+        for agent_type in self.simulation.types:
+            if agent_type.learns:
+                policy = None if agent_type.name == random else self.policy(learners[agent_type.name], env.device)
+                actors[agent_type.name] = Actor(
+                    policy=policy, epsilon=epsilon, temperature=temperature, rows=agent_type.rows(env)
+                )
             else:
-                actors[kind.name] = kind.fixed(env)
+                actors[agent_type.name] = agent_type.fixed(env)
         return actors
 
     def policy(self, learner: PolicyLearner, env_device: torch.device) -> ObservationPolicy:

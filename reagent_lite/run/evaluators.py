@@ -445,7 +445,7 @@ class SimulationEvaluator(Evaluator):
         scalars = {tag_of(kind, "simulation/return/mean"): value for kind, value in returns.items()}
         scalars |= {tag: value for evaluation in evaluations.values() for tag, value in evaluation.scalars.items()}
         agents = {"terminated_share": ended, "returns": returns}
-        played = {kind.name: kind.played for kind in self._simulation.types}
+        played = {agent_type.name: agent_type.played for agent_type in self._simulation.types}
         others = {kind: ", ".join(text for name, text in played.items() if name != kind) for kind in evaluations}
         return Evaluation(
             scalars=scalars | {"simulation/terminated_share": ended},

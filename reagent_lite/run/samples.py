@@ -121,7 +121,7 @@ def simulated_sample(simulation: Simulation, normalization: Normalization, count
     """Returns raw observations of a type of agents that play at random, in the model's column order."""
     env = simulation.envs(0, count, stream=SAMPLE)
     env.reset()
-    agents = next(types.agents for types in simulation.types if types.name == kind)
+    agents = next(agent_type.agents for agent_type in simulation.types if agent_type.name == kind)
     recorded = [None if rows is None else rows[:count].clone() for rows in (env.observation, env.mask, env.features)]
     for step in range(count):  # environment i is recorded after i steps, so that the rows are of different steps
         row = step * env.spec.agents + agents[step % len(agents)]

@@ -133,10 +133,10 @@ def open_rollouts(encoder: ObservationEncoder, learner: Learner, plan: Simulated
     env = simulation.envs(*part_of(simulation.config.num_envs, group), stream=TRAINING)
     temperature = exploration_of(config, plan.num_steps).temperature
     actors = encoder.actors(env, learner, epsilon=torch.ones(1, device=env.device), temperature=temperature)
-    for kind in simulation.types:
-        if kind.learns:
-            ring = open_ring(ring_settings(config, env.spec, env.num_envs, len(kind.agents)), config, group)
-            actors[kind.name] = replace(actors[kind.name], ring=ring)
+    for agent_type in simulation.types:
+        if agent_type.learns:
+            ring = open_ring(ring_settings(config, env.spec, env.num_envs, len(agent_type.agents)), config, group)
+            actors[agent_type.name] = replace(actors[agent_type.name], ring=ring)
     rollout = Rollout(
         env,
         actors,
@@ -152,7 +152,7 @@ def as_source(
     encoder: ObservationEncoder,
     plan: SimulatedPlan,
     group: Group,
-    kind: type[RolloutSource] = RolloutSource,
+    source_class: type[RolloutSource] = RolloutSource,
 ) -> RolloutSource:
     """Returns a source of this rank's part of the minibatches, at least one row of each, from its experience.
 
@@ -161,13 +161,13 @@ def as_source(
         encoder: converts observations of the environment to the network's input.
         plan: the plan of the run.
         group: ranks that divide the rows of a minibatch.
-        kind: class of the source, which determines the content of a checkpoint.
+        source_class: class of the source, which determines the content of a checkpoint.
     """
     config = encoder.config
     first, stop = part_of(plan.minibatch, group)
     rows = max(stop - first, 1)
     scale = rows * group.world_size / (plan.minibatch * plan.minibatches_per_step) if stop > first else 0.0
-    return kind(
+    return source_class(
         experience,
         exploration_of(config, plan.num_steps),
         update_schedule(config, plan.num_steps),

@@ -121,8 +121,8 @@ class Collector:
         actors = encoder.actors(env, self._learner, epsilon=self._epsilon, temperature=self._exploration.temperature)
         self._informed = tuple(actors.values())
         self._uniform = tuple(
-            replace(actor, policy=None) if kind.learns else actor
-            for kind, actor in zip(simulation.types, self._informed, strict=True)
+            replace(actor, policy=None) if agent_type.learns else actor
+            for agent_type, actor in zip(simulation.types, self._informed, strict=True)
         )
         self._ahead = most_env_steps_ahead(settings)
         self._env_steps_per_file = max(

@@ -207,10 +207,10 @@ class _RankFiles:
             self.out_of_range_rewards += int((~((steps.reward >= 0) & (steps.reward <= 1))).sum())
         # each episode of the environment has exactly one episode of its first agent
         self.totals[0] += ((steps.terminated | steps.truncated) & (agent == 0)).sum()
-        for index, kind in enumerate(self._types):
-            of_type = steps.rows(torch.isin(agent, torch.tensor(kind.agents)))
-            self.totals[2 + index] += of_type.reward.sum(dtype=torch.float64) / len(kind.agents)
-            if (ring := self._rings.get(kind.name)) is None:
+        for index, agent_type in enumerate(self._types):
+            of_type = steps.rows(torch.isin(agent, torch.tensor(agent_type.agents)))
+            self.totals[2 + index] += of_type.reward.sum(dtype=torch.float64) / len(agent_type.agents)
+            if (ring := self._rings.get(agent_type.name)) is None:
                 continue
             for begin in range(0, len(of_type.reward), ring.most_rounds):
                 part = of_type.rows(slice(begin, begin + ring.most_rounds))
@@ -241,7 +241,7 @@ class CollectedReplay:
             candidates=config.parametric,  # files have lists of candidates, fixed or not
             action_features=None,
         )
-        self.actors = dict.fromkeys(kind.name for kind in types)
+        self.actors = dict.fromkeys(agent_type.name for agent_type in types)
         self.device = group.device
         self.rings = {name: open_ring(settings, config, group) for name in encoder.simulation.learning}
         self.env_steps = 0
@@ -254,7 +254,7 @@ class CollectedReplay:
         self._spec = spec
         self._num_envs = config.environments.num_envs
         self._lag = settings.lag
-        fewest_agents = min(len(kind.agents) for kind in types if kind.learns)
+        fewest_agents = min(len(agent_type.agents) for agent_type in types if agent_type.learns)
         self._most_env_steps = settings.slots * group.world_size // fewest_agents  # that the rings hold
         self._policies = policies_folder(self._dataset)
         self._publisher = PolicyPublisher(self._policies, learner, facts_of(encoder, learner))

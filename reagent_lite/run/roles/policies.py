@@ -101,7 +101,9 @@ def facts_of(encoder: ObservationEncoder, learner: Learner) -> dict[str, Any]:
     config = encoder.config
     facts = {
         **origin_of(config, encoder.simulation),
-        "simulation.policies": {kind.name: kind.digest or kind.plays for kind in encoder.simulation.types},
+        "simulation.policies": {
+            agent_type.name: agent_type.digest or agent_type.plays for agent_type in encoder.simulation.types
+        },
         "training.activations": config.training.activations,
         "training.network": config.training.network,
         **{f"rainbow.{key}": value for key, value in resolved(config)["rainbow"].items()},
