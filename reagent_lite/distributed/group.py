@@ -139,6 +139,7 @@ class Group:
     def all_reduce_max(self, tensor: Tensor) -> Tensor:
         """Returns the elementwise maximum over ranks, in place."""
         if self.world_size > 1:
+            self.enter_collective()
             dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor
 

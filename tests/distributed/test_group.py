@@ -97,11 +97,14 @@ def learn(group: Group, job: str, folder: str | Path) -> int:
 
 
 def collectives(group: Group) -> dict[str, Any]:
-    total = int(group.all_reduce(torch.tensor([group.rank + 1])))
+    with patch.object(group, "enter_collective") as entered:
+        total = int(group.all_reduce(torch.tensor([group.rank + 1])))
+        most = int(group.all_reduce_max(torch.tensor([group.rank])))
     last = group.broadcast_bytes(bytes([group.rank]), group.world_size - 1)[0]
     matrix = torch.full((group.rank, 2, 3 - group.rank), group.rank).transpose(0, 1)  # none, and not contiguous
     return {
-        "sum": [total, group.broadcast_text("héllo" if group.is_first else None), last],
+        "reduced": [total, most, entered.call_count],
+        "sent": [group.broadcast_text("héllo" if group.is_first else None), last],
         "texts": group.gather_text("é" * group.rank),
         "bytes": [entry.decode() for entry in group.gather_bytes(b"b" * group.rank)],
         "part": group.scatter_bytes(iter([b"0", b"", b"22"]) if group.is_first else None).decode(),
@@ -222,7 +225,7 @@ def test_a_world_of_one_does_nothing() -> None:
     ("job", "expected"),
     [
         ("collectives", [
-            {"sum": [1 + 2 + 3, "héllo", 2], "texts": ["", "é", "éé"], "part": part, **gathered}
+            {"reduced": [1 + 2 + 3, 2, 2], "sent": ["héllo", 2], "texts": ["", "é", "éé"], "part": part, **gathered}
             for part, gathered in (("0", AT_FIRST), ("", ELSEWHERE), ("22", ELSEWHERE))
         ]),
         # checks follow steps 1, 2, 169, 336, 667 and 998; rank 1's clock does not count
