@@ -23,7 +23,7 @@ from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, damage_reported, digest_of
 from reagent_lite.data.formats.schema import filled, is_text, item_values, valid_rows
 from reagent_lite.errors import DataError, Problem, first_line
-from reagent_lite.strict_json import MOST_LEVELS, is_deep, unique_keys
+from reagent_lite.strict_json import MAX_DEPTH, is_deep, unique_keys
 
 BLOCK_VALUES = 1 << 19
 """Leaf values of a block, keys of maps among them: some 4 MB per array made on the way."""
@@ -203,7 +203,7 @@ def _require_json(block: Block, name: str, array: pa.Array) -> None:
     for text in array.unique().drop_null().to_pylist():
         try:
             if is_deep(text.encode()):
-                raise ValueError(f"more than {MOST_LEVELS} levels")
+                raise ValueError(f"more than {MAX_DEPTH} levels")
             value = json.loads(text, object_pairs_hook=unique_keys)
             json.dumps(value, ensure_ascii=False).encode()
         except ValueError as error:

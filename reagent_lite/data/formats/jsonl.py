@@ -26,7 +26,7 @@ from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import TEXT_METADATA, filled, is_text
 from reagent_lite.data.formats.text_files import contains, read_text
 from reagent_lite.errors import MAX_PROBLEMS, Problem
-from reagent_lite.strict_json import MOST_LEVELS, is_deep, parse_json
+from reagent_lite.strict_json import MAX_DEPTH, is_deep, parse_json
 
 _OBJECT = re.compile(rb"\s*\{.*\}\s*")
 _ONE_A_LINE = "Write a row a line, as pandas does with to_json(path, orient='records', lines=True)"
@@ -88,7 +88,7 @@ def _in_doubt(text: bytes, bounds: NDArray[np.int64]) -> bool:
     if (signs[bounds[:-1]] != ord("{")).any() or (signs[lasts] != ord("}")).any():
         return True
     opening = np.flatnonzero((signs | 0x20) == ord("{"))  # [ and { differ by this bit
-    many = np.flatnonzero(np.diff(np.searchsorted(opening, bounds)) > MOST_LEVELS)
+    many = np.flatnonzero(np.diff(np.searchsorted(opening, bounds)) > MAX_DEPTH)
     if any(is_deep(text[bounds[line] : bounds[line + 1]]) for line in many):
         return True
     if not text.isascii():
