@@ -1,10 +1,10 @@
 """Types, statistics and drift of features: python -m workflows.normalize --config x.json.
 
-1 look      input files and output folder; the folder stays if it is up to date
+1 compare   the input files with the output folder's manifest; a folder that is up to date is kept
 2 read      training data ─► LogSummary; reference data ─► LogSummary
 3 fit       LogSummary ─► normalization files, statistics.json
-4 compare   two LogSummaries ─► drift.json
-5 appear    the folder gets its name
+4 drift     two LogSummaries ─► drift.json
+5 publish   the folder is renamed to its name
 
     <output_dir>/state_features_norm.json, action_norm.json    for state_norm_data_path and action_norm_data_path
                  statistics.json, drift.json                   for people
@@ -82,10 +82,13 @@ def normalize(config: NormalizeConfig) -> Normalized:
     key = "norm_params.output_dir"
     items = given_items(config.items, config.item_id)
     files = _files(config, items)
-    inputs = tuple(replace(file, name=f"{side}/{file.name}") for side, some in files.items() for file in some)
+    inputs = tuple(
+        replace(file, name=f"{side}/{file.name}") for side, files_of_side in files.items() for file in files_of_side
+    )
     settings = resolved(config)
     del settings["norm_params"]["output_dir"], settings["training_data_path"], settings["reference_data_path"]
-    settings |= {"version": VERSION, "compared": bool(files["reference"]), "items": items and items.sha256}
+    sha256 = None if items is None else items.sha256
+    settings |= {"version": VERSION, "compared": bool(files["reference"]), "items": sha256}
     if manifest := StageManifest.standing(folder, KIND, settings, inputs):
         logger.info(f"{folder}: up to date")
         return _outcome(folder, manifest, start, skipped=True)
