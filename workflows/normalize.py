@@ -89,7 +89,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
     del settings["norm_params"]["output_dir"], settings["training_data_path"], settings["reference_data_path"]
     sha256 = None if items is None else items.sha256
     settings |= {"version": VERSION, "compared": bool(files["reference"]), "items": sha256}
-    if manifest := StageManifest.standing(folder, KIND, settings, inputs):
+    if manifest := StageManifest.up_to_date(folder, KIND, settings, inputs):
         logger.info(f"{folder}: up to date")
         return _outcome(folder, manifest, start, skipped=True)
     require_own(folder, KIND, key)
@@ -99,7 +99,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
     fitted = _fitted(config, training)
     drifts = dict[str, Drift]()
     hashes = training.hashes
-    parent = StageManifest.above(config.training_data_path)
+    parent = StageManifest.of_input(config.training_data_path)
     if config.reference_data_path is not None:
         source = config.reference_data_path
         reference = _summary(config, files["reference"], source, "reading the reference", training.parametric)
@@ -172,10 +172,10 @@ def _summary(
     config: NormalizeConfig, files: tuple[InputFile, ...], path: DataPath, title: str, parametric: bool | None
 ) -> "LogSummary":
     from reagent_lite.data.features.log_features import summarize_log
-    from reagent_lite.data.logs import tell_apart
+    from reagent_lite.data.logs import separate_logs
 
     with scratch_folder() as folder:
-        logs = tell_apart(files, path, folder)
+        logs = separate_logs(files, path, folder)
     for note in logs.notes:
         logger.warning(note)
     with progress(title, "bytes") as show:

@@ -103,7 +103,7 @@ def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, caplo
     write_lines(tmp_path / "log/events.jsonl", [*rows, *rows[5:12]])
     (tmp_path / "log/events.tsv").write_text("")
     left_out = (f"{tmp_path}/log: of 107 events left out by the timeline: 7 with the mdp_id and sequence_number of "
-                "another, 1 last of an episode that does not say how it ends")  # fmt: skip
+                "another, 1 last of an episode with neither terminal nor truncated")  # fmt: skip
     for _ in range(2):
         data = prepared(config(tmp_path, tmp_path / "log"))
         assert f"training data: {left_out}" in caplog.messages

@@ -30,7 +30,7 @@ from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks, require_hash
 from reagent_lite.data.formats.schema import TEXT_METADATA, conformed, merge_fields
 from reagent_lite.data.log_shares import shares_in_words, shares_of
-from reagent_lite.data.logs import tell_apart
+from reagent_lite.data.logs import separate_logs
 from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, hashes_of_codes, mix, name_hashes, row_hashes
@@ -72,11 +72,11 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
         DataError: an input that cannot be read, is not as its manifest says, or changes meanwhile.
     """
     path = config.training_data_path
-    apart = tell_apart(data_files(path, config.columns), path, folder)
+    apart = separate_logs(data_files(path, config.columns), path, folder)
     for note in apart.notes:
         machine_logger.warning(note)
     files = apart.files
-    parent = StageManifest.above(path)
+    parent = StageManifest.of_input(path)
     folders = [folder / folder_name(number) for number in range(config.num_nodes)]
     for shard in folders:
         shard.mkdir()
