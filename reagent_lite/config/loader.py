@@ -79,8 +79,7 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
 
 def resolved(config: Section) -> dict[str, Any]:
     """Returns the config with all defaults, as JSON types."""
-    tree: dict[str, Any] = config.model_dump(mode="json")
-    return tree
+    return config.model_dump(mode="json")
 
 
 def leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Section(BaseModel):
     unsupported: ClassVar[dict[str, str]] = {}
     """Keys of 2019 that have no effect here, each with advice; only their default is accepted."""
     no_effect: ClassVar[tuple[NoEffect, ...]] = ()
-    """Keys that have no effect beside other keys."""
+    """Rules for keys that have no effect with some values of other keys."""
 
     @model_validator(mode="before")
     @classmethod
@@ -83,11 +83,11 @@ class Section(BaseModel):
         )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields faults beyond single keys, without those of inner sections."""
+        """Yields faults of this section that involve several keys or rules beyond a key's type."""
         yield from ()
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Yields faults beyond single keys in this section and inner ones; `path` is the section's path."""
+        """Yields the faults by all rules of this section and of inner sections; `path` is the section's path."""
         at_this_level = [
             *(self.wrong(key, *texts) for key, texts in self.required.items() if not attrgetter(key)(self)),
             *self.rules(),

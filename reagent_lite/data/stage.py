@@ -306,10 +306,7 @@ def _files_of(path: str, own_names: ColumnNames | None, items: ItemTable | None)
 
 
 def left_out(path: DataPath) -> tuple[str, ...]:
-    """Returns sentences about what is not read at a path.
-
-    They name entries of folders that are not read, rows that an earlier stage left out, and logs without rows.
-    """
+    """Returns sentences about entries of a folder that are not read, rows that a stage left out, and empty logs."""
     from reagent_lite.data.formats.reading import READERS
 
     sentences: list[str] = []

@@ -67,7 +67,7 @@ class CopyLocation:
     Attributes:
         parent: the folder.
         stem: first part of the names of the path's copies.
-        settings: what a copy's content depends on in addition to its inputs.
+        settings: settings that a copy's content depends on, in addition to its inputs.
     """
 
     parent: Path

@@ -196,7 +196,7 @@ def _opened(folder: Path, manifest: CopyManifest) -> TrainingCopy:
 
 
 def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
-    """Returns a copy without rows, in memory only, for a machine without rows beside others that have some.
+    """Returns a copy without rows, in memory only, for a machine without rows if other machines have some.
 
     Args:
         actions: names of discrete actions in output order; None for parametric ones.

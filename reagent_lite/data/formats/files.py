@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from reagent_lite.data.formats.frames import location
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted, first_line, listed
 from reagent_lite.item_table import ItemTable
 from reagent_lite.strict_json import parse_json
+
+if TYPE_CHECKING:
+    from reagent_lite.data.formats.blocks import Block
 
 ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
 NOT_DATA = ("manifest.json", ".truth.json")
@@ -38,7 +41,7 @@ class ColumnNames(Protocol):
         """Returns the field that a column holds; `field.name` if it holds one of the field's features."""
         ...
 
-    def read(self, block: Any) -> Any:
+    def read(self, block: Block) -> Block:
         """Returns a block with the contract's columns."""
         ...
 

@@ -39,8 +39,7 @@ def parsers_of(
 
 
 def _renamed(own_names: ColumnNames, parse: Callable[[], Block]) -> Block:
-    block: Block = own_names.read(parse())
-    return block
+    return own_names.read(parse())
 
 
 def read_blocks(

@@ -113,5 +113,5 @@ def item_values(rows: pa.Table | pa.RecordBatch, items: ItemTable | None) -> int
         return 0
     chunks = [chunk for column in rows.columns for chunk in getattr(column, "chunks", [column])]
     lists = [chunk.values for chunk in chunks if pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)]
-    # all values behind a list count, whatever its offsets, which may be damaged
+    # counts all values of the lists' arrays: their offsets may be damaged
     return len(items.feature_ids) * sum(len(values) for values in lists if not pa.types.is_nested(values.type))

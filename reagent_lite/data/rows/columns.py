@@ -1,4 +1,4 @@
-"""Columns of a block as numpy arrays: numbers, flags, texts, codes and lists, with the faults found on the way.
+"""Columns of a block as numpy arrays: numbers, flags, texts, codes and lists; records their faults.
 
 Writers of logs choose among several Arrow types for the same values, and a column whose values have no common type is
 read as JSON texts. `typed` returns one kind of array for both. Distinct texts are decoded in Python, each once; the

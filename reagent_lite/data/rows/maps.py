@@ -155,16 +155,15 @@ def _require_finite(column: Column, named: Named, faults: Faults, rule: str) -> 
         column.fault(faults, np.any(infinite, axis=1), f"finite numbers in {column.name}", got, rule=rule)
 
 
-def named_numbers(column: Column, faults: Faults, *, nan_rule: str = "", todo: str = "") -> Named:
+def named_numbers(column: Column, faults: Faults, *, nan_rule: str = "") -> Named:
     """Returns a column of maps {name: number}; values that are not numbers are faults.
 
     Args:
         column: [m] struct, map, list of key-value structs, or JSON text.
         faults: the faults of the block.
         nan_rule: the rule that a NaN breaks; "" if NaN counts as absent, as null always does.
-        todo: advice if the values of the column are not maps.
     """
-    return _named_values(column, faults, nan_rule=nan_rule, todo=todo)[0]
+    return _named_values(column, faults, nan_rule=nan_rule)[0]
 
 
 def _named_values(
@@ -172,7 +171,8 @@ def _named_values(
 ) -> tuple[Named, dict[str, dict[str, int]]]:
     """Returns (values by name, with codes of texts; {name: {text: number of its values}}).
 
-    `categories` says whether values may be texts; for the other arguments see `named_numbers`.
+    `todo` is advice if the values of the column are not maps, and `categories` says whether they may have texts; for
+    the other arguments see `named_numbers`.
     """
     parsed = pa.map_(pa.string(), VALUES if categories else pa.float64()), _values_of if categories else _numbers_of
     if is_list(column.array.type) or pa.types.is_map(column.array.type):

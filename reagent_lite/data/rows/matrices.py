@@ -27,7 +27,7 @@ class FeatureMatrix:
     values: NDArray[np.float32]
 
     def aligned(self, ids: tuple[int, ...]) -> NDArray[np.float32]:
-        """Returns the values [n, ids] of other ids; NaN for those that the matrix lacks."""
+        """Returns the values [n, ids] for the given ids; NaN for ids that the matrix lacks."""
         return in_order(self.values, self.ids, ids, absent=np.nan)
 
     def nonempty(self) -> FeatureMatrix:

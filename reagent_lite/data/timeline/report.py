@@ -124,20 +124,19 @@ def log_figures(config: TimelineConfig, facts: EventFacts, counts: Counts, files
         if figures[figure]:
             level(f"{counted(figures[figure], singular, plural)} {rest}")
 
-    places = ", ".join(files[file].location(line) for file, line in counts.duplicates)
-    places += ", ..." if figures["duplicate_rows"] > MAX_DUPLICATES else ""
-    rest = f"the mdp_id and sequence_number of another; the first of each is kept. Left out: {places}"
+    lines = ", ".join(files[file].location(line) for file, line in counts.duplicates)
+    lines += ", ..." if figures["duplicate_rows"] > MAX_DUPLICATES else ""
+    rest = f"the mdp_id and sequence_number of another; the first of each is kept. Left out: {lines}"
     log(warning, "duplicate_rows", "row has", "rows have", rest)
     if facts.unlisted:
         text = counted(facts.unlisted, "row has", "rows have")
         info(f"{text} an empty possible_actions; the action taken is the only candidate there")
-    ends = "last row has", "last rows have"
-    neither = "neither terminal nor truncated:"
+    ends = "last row has neither terminal nor truncated:", "last rows have neither terminal nor truncated:"
     if config.timeline.addTerminalStateRow:
-        log(info, "last_rows_without_an_end", *ends, f"{neither} addTerminalStateRow makes that a true end")
+        log(info, "last_rows_without_an_end", *ends, "addTerminalStateRow makes that a true end")
     else:
         rest = "left out, as it is not known what followed. Log one of them, or set addTerminalStateRow"
-        log(warning, "last_rows_without_an_end", *ends, f"{neither} {rest}")
+        log(warning, "last_rows_without_an_end", *ends, rest)
     rest = "no next_state_features, left out, as the state at the limit is not known. Log what was seen there"
     log(warning, "truncated_rows_without_next_state", "truncated row has", "truncated rows have", rest)
     rest = "an end inside an mdp_id; nothing is paired across it. Give each episode an mdp_id of its own"
