@@ -95,7 +95,7 @@ class EpisodeFolder:
         self._warned = ""
 
     def require(self) -> FolderIdentity:
-        """Returns the identity of fifo, which must exist: without its share, files would only seem to be removed.
+        """Returns the identity of fifo, which must exist: with its share unmounted, all files would seem removed.
 
         Raises:
             OSError: fifo does not exist, or is no longer the same folder.

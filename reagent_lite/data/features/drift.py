@@ -50,8 +50,8 @@ class FeatureDrift:
         ks, ks_by_chance: two-sample Kolmogorov-Smirnov statistic, and its limit.
         present, reference_present: share of rows in which the feature is present.
         mean, reference_mean: mean over all rows; None without a value, and for categories.
-        other, reference_other: share of a one-hot feature's values that are other in view of the reference: texts that
-            are not among its MAX_LEVEL_BINS most frequent ones, or integers that it lacks; None for other features.
+        other, reference_other: share of a one-hot feature's values that the reference does not have: texts beyond its
+            MAX_LEVEL_BINS most frequent ones, or integers that it lacks; None for other features.
     """
 
     feature_id: int

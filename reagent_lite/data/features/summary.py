@@ -92,7 +92,7 @@ class FeatureSummary:
     def of(cls, values: NDArray[np.float32] | Floats, most_distinct: int) -> Self:
         """Returns the summary of raw values [n]; NaN and the missing value are left out."""
         present = _present(values)
-        # of most features the first values are already too many distinct ones, and the others need not be sorted
+        # most features have too many distinct values among their first ones already: the others need not be sorted then
         distinct = np.unique(present[: 4 * most_distinct])
         if len(distinct) <= most_distinct:
             distinct = np.unique(present)

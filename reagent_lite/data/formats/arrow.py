@@ -178,7 +178,7 @@ def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str]
         try:
             batch.validate(full=True)
         except pa.ArrowInvalid:
-            # The first invalid value is looked for. Offsets of Parquet come from its decoder and are safe to follow;
+            # Looks for the first invalid value. Offsets of Parquet come from its decoder and are safe to follow;
             # those of IPC may be anything, so that only values without offsets are read: numbers, flags and times.
             without_offsets = [field.name for field in batch.schema if pa.types.is_primitive(field.type)]
             readable = batch if kind == PARQUET else batch.select(without_offsets)

@@ -203,9 +203,9 @@ class ActionRule:
         self._num = len(actions)
         # if a name is the number of another action's index, an integer may mean either action: strings are required
         self._allows_integers = all(self._index.get(str(number), number) == number for number in range(self._num))
-        form = f"or an index below {self._num}"
-        form = form if self._allows_integers else "written as strings: integers may mean either"
-        self.expected = f"one of the actions {listed(actions)}, {form}"
+        index = f"or an index below {self._num}"
+        strings = "written as strings: integers may mean either"
+        self.expected = f"one of the actions {listed(actions)}, {index if self._allows_integers else strings}"
 
     def codes(self, column: Column, faults: Faults) -> NDArray[np.int32]:
         """Returns [n] the index of each action of a column, negative without one; unknown actions are faults."""
