@@ -1,7 +1,7 @@
-"""The Python API: the commands as functions of this interpreter, with frames as well as paths.
+"""The Python API: the commands as functions that run in this interpreter and take data frames as well as paths.
 
 config: dict, path, object ─► checked as by the commands ─┐
-data: path, or frame ─► a file named by its content ──────┴─► the function of the command ─► its result
+data: path, or frame ─► a file named by its content ──────┴─► the command's function ─► its result
 
 A run logs to the logger "reagent_lite"; `logging.basicConfig(level="INFO")` shows the messages.
 """
@@ -48,14 +48,14 @@ def train(
     items: Log | None = None,
     callback: training.Callback | None = None,
 ) -> Outcome:
-    """Trains, evaluates and exports, or continues to, like `workflows.dqn` and `workflows.parametric_dqn`.
+    """Trains, evaluates and exports a policy, or continues a run, like `workflows.dqn` and `workflows.parametric_dqn`.
 
-    One process trains, in this interpreter. Signal handlers, logging, and threads and random numbers of torch are
+    Training takes place in this process. Signal handlers, logging, and torch's number of threads and random state are
     restored afterwards.
 
     Args:
         config: a DqnConfig or ParametricDqnConfig, a dict of the same keys, or the path of a JSON file. A dict or file
-            with data and no `actions` is for candidates.
+            that has data but no `actions` is a ParametricDqnConfig.
         data: log to learn from: a path, a frame of pandas, polars or Arrow, or a list of several logs. It replaces
             training_data_path, with a warning if they differ.
         eval_data: held-out log in place of eval_data_path.
@@ -193,14 +193,14 @@ def _table(items: Log | None) -> str | None:
 def _checked(model: type[AnyConfig], config: Source, given: dict[str, Any]) -> AnyConfig:
     tree, problems = read_tree(config)
     arguments, _ = read_tree({key: value for key, value in given.items() if value is not None})
-    for key in arguments.keys() & tree.keys() - {"simulation", "data"}:
+    for key in (arguments.keys() & tree.keys()) - {"simulation", "data"}:
         if tree[key] not in (arguments[key], None, ""):
             logger.warning(f"{key}: the config has {tree[key]!r}; the argument of the call is used")
     return check(model, {**tree, **arguments}, problems)
 
 
 def _require_one_process(config: WorkflowConfig, processes: Processes) -> None:
-    """Refuses configs for several processes.
+    """Checks that the config is for a single process.
 
     Raises:
         ConfigError: the config needs the command line.
@@ -219,7 +219,7 @@ def _require_one_process(config: WorkflowConfig, processes: Processes) -> None:
 
 @contextmanager
 def _torch_restored(device: torch.device = _CPU) -> Iterator[None]:
-    """Restores torch's number of threads and random numbers after the block."""
+    """Restores torch's number of threads and random state after the block."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng([device] if device.type == "cuda" else ()):
         try:

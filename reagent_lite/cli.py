@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 AnyConfig = TypeVar("AnyConfig", bound=Section)
 
-_OPEN_FILES = 128  # a small run has 40 at once; data held out, candidates and peers need more
+_OPEN_FILES = 128  # a small run has 40 open; held-out data, candidates and peers need more
 
 _EPILOG = """\
 all keys of the config: configs/REFERENCE.md, or --print_schema
@@ -65,13 +65,13 @@ class Command(Generic[AnyConfig]):
     Attributes:
         module: name after `python -m`.
         model: class of the config; its docstring is the description.
-        example: a config for the help text.
-        settings: overrides for the help text.
+        example: path of a config, for an example in the help.
+        settings: overrides of its keys, for another example.
         outcome: keys of the JSON line on standard output.
         codes: exit codes, each with its meaning.
         flags: {key of the config: its flag}.
-        needs_config: whether a JSON file is required; without one, missing keys have their defaults.
-        story: further text of the help.
+        needs_config: whether a JSON file is required; if not, keys have their defaults without one.
+        notes: further text in the help.
     """
 
     module: str
@@ -84,7 +84,7 @@ class Command(Generic[AnyConfig]):
     )  # fmt: skip
     flags: dict[str, Flag] = field(default_factory=dict)
     needs_config: bool = True
-    story: str = ""
+    notes: str = ""
 
 
 def main_alone(
@@ -92,7 +92,7 @@ def main_alone(
     work: Callable[[AnyConfig], "DataclassInstance"],
     arguments: list[str] | None = None,
 ) -> int:
-    """Runs a workflow of one process and returns its exit code.
+    """Runs a workflow that is a single process, and returns its exit code.
 
     Args:
         command: the workflow.
@@ -124,7 +124,7 @@ def printed(outcome: "DataclassInstance") -> dict[str, Any]:
 
 
 def guarded(command: Command[Any], options: argparse.Namespace, body: Callable[[], int]) -> int:
-    """Returns the exit code of the body; with --print_schema, prints the schema instead."""
+    """Runs the body and returns its exit code; with --print_schema, prints the schema instead."""
 
     def work() -> int:
         if options.print_schema:
@@ -137,7 +137,7 @@ def guarded(command: Command[Any], options: argparse.Namespace, body: Callable[[
 
 
 def exit_code(body: Callable[[], int]) -> int:
-    """Returns the exit code of the body, or of the error that ends it, which is logged."""
+    """Runs the body and returns its exit code; logs an error and returns the error's exit code."""
     with outliving_terminal(), logging_to_stderr():
         try:
             return body()
@@ -152,14 +152,14 @@ def exit_code(body: Callable[[], int]) -> int:
 
 
 def _require_open_files() -> None:
-    """Checks the limit of open files; with a low limit a run could fail in any library at any time."""
+    """Checks the limit on open files: below it, any library could fail at any time."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= limit < _OPEN_FILES:  # -1: no limit
         raise ConfigError(Problem("ulimit -n", f"at least {_OPEN_FILES} open files", str(limit), "Raise it first"))
 
 
 def config_of(command: Command[AnyConfig], options: argparse.Namespace, overrides: Sequence[str] = ()) -> AnyConfig:
-    """Returns the config of the command line, with its overrides and then `overrides`."""
+    """Loads the config that the command line names; `overrides` are applied after those of `--set`."""
     if options.config is None and command.needs_config:
         todo = f"See python -m {command.module} --help"
         raise ConfigError(Problem("--config", "the path of a JSON file", "nothing", todo))
@@ -174,7 +174,7 @@ def parser_of(command: Command[Any]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m {command.module}",
         description=f"{purpose[:1].upper()}{purpose[1:]}",
-        epilog=(f"{command.story}\n\n" if command.story else "") + _EPILOG.format(**texts, codes=codes),
+        epilog=(f"{command.notes}\n\n" if command.notes else "") + _EPILOG.format(**texts, codes=codes),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -190,11 +190,11 @@ def parser_of(command: Command[Any]) -> argparse.ArgumentParser:
 
 
 def options_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Returns the parsed arguments, or ends the program for unknown ones, with exit code 2."""
+    """Returns the parsed arguments; exits with code 2 if some are unknown."""
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        meant = next((f". Did you mean --config {argument}?" for argument in unknown if argument.endswith(".json")), "")
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        hint = next((f". Did you mean --config {argument}?" for argument in unknown if argument.endswith(".json")), "")
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return options
 
 

@@ -88,9 +88,9 @@ def progress(
     Args:
         title: name of the work.
         unit: plural of the counted unit, such as "rows".
-        enabled: false on ranks that stay silent.
-        begin: units done before, which do not count towards the speed.
-        brief: whether work of less than two seconds shows nothing.
+        enabled: false on ranks that show nothing.
+        begin: units done earlier, which do not count towards the speed.
+        brief: whether nothing is shown for work that takes less than two seconds.
     """
     if not enabled:
         yield lambda done, total, note="": None
@@ -248,13 +248,13 @@ class Waiting:
         """Seconds since the first check."""
         return time.monotonic() - self._since
 
-    def sleep(self, what: str, key: str = "") -> None:
-        """Sleeps a little longer than the last time, at most two seconds; another key starts from the beginning.
+    def sleep(self, reason: str, key: str = "") -> None:
+        """Sleeps a little longer than the last time, at most two seconds; another key restarts the wait.
 
         Args:
-            what: the reason, as a sentence without its full stop.
-            key: config key of a folder that can no longer be used, for which the limit is ten minutes; "" for any other
-                reason, which has no limit.
+            reason: why the caller waits, as a sentence without its full stop.
+            key: config key of a folder that can no longer be used, which is waited for at most ten minutes; "" for any
+                other reason, which has no limit.
 
         Raises:
             UnavailableError: the folder could not be used for ten minutes.
@@ -265,9 +265,9 @@ class Waiting:
         if key and waited >= _MOST_FOLDER_SECONDS:
             expected = f"a folder that can be read and written within {_MOST_FOLDER_SECONDS:g} s"
             todo = "Mount its share, or make room on it, and run the same command again"
-            raise UnavailableError(Problem(key, expected, what, todo))
+            raise UnavailableError(Problem(key, expected, reason, todo))
         if waited >= self._logs_after:
-            logger.info(f"{what}; waiting since {waited:,.0f} s")
+            logger.info(f"{reason}; waited {waited:,.0f} s so far")
             self._logs_after = waited + min(max(self._logs_after, _FIRST_LOG_SECONDS), _MOST_LOG_SECONDS)
         time.sleep(self._pause)
         self._pause = min(1.5 * self._pause, _LONGEST_SLEEP)

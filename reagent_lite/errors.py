@@ -102,7 +102,7 @@ class ReagentLiteError(Exception):
 
 
 class ConfigError(ReagentLiteError):
-    """The JSON, a `--set` or the command line is wrong; contains all faults, not only the first."""
+    """The JSON, a `--set` or the command line is wrong; lists all faults, not only the first."""
 
     title = "config error"
     exit_code = 2
@@ -231,9 +231,10 @@ class CheckpointError(ReagentLiteError):
 
 
 class Preempted(BaseException):
-    """A signal ended the run early; `kept` describes the effect of the same command.
+    """A signal ended the run early; `kept` says what was kept and what the same command does when run again.
 
-    A signal handler may raise it anywhere. Like KeyboardInterrupt it is not an Exception, so that no code catches it.
+    A signal handler may raise it anywhere. Like KeyboardInterrupt it is not an Exception, so that `except Exception`
+    does not catch it.
     """
 
     title = "stopped by a signal"

@@ -1,7 +1,7 @@
-"""Feature ids: integers as in 2019, or names.
+"""Feature ids: integers, as in the workflows of 2019, or names.
 
-A log may call a feature `3` or `age`. The id of a name is a hash of it, so that files, machines and executors agree
-without a table. Code computes with integers; an id of a name is shown and written as the name.
+A log may call a feature `3` or `age`. The id of a name is a hash of the name, so that files, machines and executors
+agree without a table. Code computes with integers; an id that has a name is shown and written as the name.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class FeatureId(int):
 
     def __new__(cls, name: str) -> FeatureId:
         """Returns the id of a name."""
-        # 56 bits: at most 17 digits, as an id of 2019 may have
+        # 56 bits: at most 17 digits, fewer than an id without a name may have
         self = super().__new__(cls, int.from_bytes(hashlib.sha256(name.encode()).digest()[:7]))
         self.name = name
         return self
 
-    def __getnewargs__(self) -> tuple[str]:  # type: ignore[override] # what copy and pickle hand to __new__
+    def __getnewargs__(self) -> tuple[str]:  # type: ignore[override] # the arguments of copy and pickle to __new__
         return (self.name,)
 
     def __str__(self) -> str:

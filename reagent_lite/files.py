@@ -53,17 +53,17 @@ def appearing_folder(target: Path, *, served: bool = False, within: "FolderIdent
     """Yields a temporary folder that becomes `target` if the block succeeds, and is removed if it fails.
 
     An older folder of that name is removed last; the caller has checked that it may be removed. The system exchanges
-    the two in one step if the filesystem can; otherwise, as on NFS, the older one is renamed first. A link is followed.
-    Temporary names are unique on all machines of a share.
+    the two in one step if the filesystem can; otherwise, as on NFS, the older one is renamed first. If `target` is a
+    symbolic link, the folder it leads to is replaced. Temporary names are unique on all machines of a share.
 
     Args:
         target: final name.
-        served: other processes read the folder at any time, so the name always leads to a complete folder. If the
-            filesystem cannot exchange names, it is a link to a hidden folder beside it, and the link is replaced.
+        served: other processes read the folder at any time, so `target` must always lead to a complete folder. If the
+            filesystem cannot exchange names, `target` is a link to a hidden folder beside it, and the link is replaced.
         within: the parent or a folder above it, which must stay the same; without it, missing parents are created.
 
     Raises:
-        OSError: among others, `within` leads elsewhere before or afterwards.
+        OSError: among others, `within` is another folder than before, at the start or at the end of the block.
     """
     target = _followed(target)
     with _parent(target, within):
@@ -119,10 +119,10 @@ def _appearing(target: Path, *, served: bool) -> Iterator[Path]:
 
 
 def _followed(target: Path) -> Path:
-    """Returns the target of a path; a last link that `appearing_folder` made is not followed."""
+    """Returns a path with its links followed, except a last one that `appearing_folder` made."""
     target = target.resolve()
-    ours = re.fullmatch(r"\.(.+)\.\d+-[0-9a-f]{12}\.now", target.name)
-    return target.with_name(ours[1]) if ours else target
+    hidden = re.fullmatch(r"\.(.+)\.\d+-[0-9a-f]{12}\.now", target.name)
+    return target.with_name(hidden[1]) if hidden else target
 
 
 def _put(temporary: Path, target: Path, aside: Path) -> None:
@@ -189,7 +189,7 @@ def _owner_lives(path: Path) -> bool | None:
 
 
 def sweep(paths: Iterable[Path], *, after_days: int = 1) -> None:
-    """Removes files, folders and links of killed processes: of this host at once, of other hosts after some days."""
+    """Removes what killed processes left: those of this host at once, those of other hosts after `after_days`."""
     for path in paths:
         with suppress(OSError):
             lives = _owner_lives(path)
@@ -231,7 +231,7 @@ class FolderIdentity:
     Attributes:
         folder: the path.
         marker: name of an empty file in the folder, unique to it; "" if there is none.
-        device, inode: of the nearest folder that exists, as stat returns them.
+        device, inode: stat of the folder, or of the nearest one above it that exists.
     """
 
     folder: Path
@@ -379,7 +379,7 @@ def sync(path: Path) -> None:
 
 
 def shipped(name: str) -> Path:
-    """Returns the folder kernels or configs of the checkout, else of the installation."""
+    """Returns the shipped folder "kernels" or "configs": that of the checkout, else the installed one."""
     checkout = Path(__file__).resolve().parents[1] / name
     return checkout if checkout.is_dir() else Path(sys.prefix).resolve() / "share" / "reagent-lite" / name
 
@@ -390,7 +390,7 @@ def disk_errors(where: str, expected: str, todo: str = "") -> Iterator[None]:
 
     Args:
         where: the file, folder or URL.
-        expected: what is expected of it, such as "a folder that can be written".
+        expected: the expectation in the error, such as "a folder that can be written".
         todo: advice to the user.
     """
     try:
@@ -451,8 +451,8 @@ def require_writable(folder: Path, key: str, *, keep: bool = False, again: bool 
     Args:
         folder: created if it does not exist.
         key: the config key that names it.
-        keep: whether a folder that was created stays; it is removed by default, as the run may be refused otherwise.
-        again: whether an earlier start of this run could write there; the function then waits until there is room.
+        keep: whether a created folder stays; by default it is removed, since the run may still be refused.
+        again: whether an earlier start of this run could write there; if so, waits until the folder can be written.
 
     Raises:
         ConfigError: the folder is not writable.
@@ -495,7 +495,7 @@ def made_folder(folder: Path) -> Iterator[None]:
 
 
 def _missing(folder: Path) -> list[Path]:
-    """Returns the folders that must be created for a folder, the innermost first."""
+    """Returns a folder and its parents that do not exist yet, the innermost first."""
     folder = folder.absolute()
     return [parent for parent in (folder, *folder.parents) if not parent.exists()]
 
@@ -533,8 +533,8 @@ def alone_in(folder: Path, key: str, *, again: bool = False) -> Iterator[None]:
         yield
 
 
-def _lock(descriptor: int, folder: Path, key: str, waits: float) -> None:
-    """Locks an open file; see `alone_in`. Raises an OSError if the filesystem has no locks."""
+def _lock(descriptor: int, folder: Path, key: str, limit: float) -> None:
+    """Locks an open file within `limit` seconds; see `alone_in`. Raises OSError if the filesystem has no locks."""
     begun = time.monotonic()
     while True:
         try:
@@ -544,10 +544,10 @@ def _lock(descriptor: int, folder: Path, key: str, waits: float) -> None:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
         holder = _holder(folder)
-        if holder and waits != _LEASE_SECONDS and not _is_alive(holder):
-            waits = _LEASE_SECONDS
-            logger.info(f"{key}: {folder} is in use by {_named(holder)}; waiting {waits:g} s in case it has died")
-        if time.monotonic() - begun > waits:
+        if holder and limit != _LEASE_SECONDS and not _is_alive(holder):
+            limit = _LEASE_SECONDS
+            logger.info(f"{key}: {folder} is in use by {_named(holder)}; waiting {limit:g} s in case it has died")
+        if time.monotonic() - begun > limit:
             raise FolderInUseError(
                 Problem(
                     key,
@@ -571,7 +571,8 @@ def _process_record() -> dict[str, Any]:
 def _is_alive(holder: dict[str, Any]) -> bool:
     """Whether the holder is a running process of this machine.
 
-    A container that replaces another one often has its name and pid, so this very process does not count.
+    A container that replaces another one often has the same name and pid, so a holder with this process's pid does not
+    count as running.
     """
     import psutil
 

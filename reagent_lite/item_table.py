@@ -1,6 +1,8 @@
 """Items by id: their features, and the file of an exported model that contains them.
 
-data.items ─► ItemTable ─► ids of a log become features; items.json of the exported model ─► ids of requests do
+data.items ─► ItemTable ─┬─► features in place of the ids in a log
+                         └─► items.json of the exported model ─► features in place of the ids in requests
+
 numpy only: an environment that loads an exported model has no Arrow.
 """
 
@@ -26,13 +28,14 @@ UNKNOWN: Final = -1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ItemTable:
-    """N items with F features each, none of them missing.
+    """N items with F features each; no value is missing.
 
     Attributes:
         ids: [N], each once, in the order of the table.
         feature_ids: [F], ascending.
-        values: [N, F] float32, codes of texts (categories.py).
-        texts: {id of a feature with texts as values: {code: text}}; empty in a table of ITEMS_FILE, which has codes.
+        values: [N, F] float32; texts are their codes (categories.py).
+        texts: {id of a feature whose values are texts: {code: text}}; empty in a table read from ITEMS_FILE, which has
+            codes only.
     """
 
     ids: tuple[str, ...]
@@ -58,7 +61,7 @@ class ItemTable:
         return np.fromiter((row_of.get(id_text(item), UNKNOWN) for item in ids), np.int64)
 
     def aligned(self, feature_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Returns features [N, F] in the order of `feature_ids`; the table must have them, see `lacking`."""
+        """Returns features [N, F] in the order of `feature_ids`; the table must have all of them, see `lacking`."""
         return self.values[:, [self.feature_ids.index(feature) for feature in feature_ids]]
 
     def lacking(self, feature_ids: Iterable[int], where: str) -> list[Problem]:
@@ -84,7 +87,7 @@ class ItemTable:
         """Returns the table of ITEMS_FILE.
 
         Raises:
-            ValueError: `json` does not write such bytes.
+            ValueError: bytes that `json` does not write.
         """
         document: Any = json.loads(data)
         if not isinstance(document, dict) or document.keys() != {"feature_ids", "ids", "values"}:

@@ -105,10 +105,10 @@ def opened(data: bytes, where: str, kind: FolderKind) -> dict[str, Any]:
     """
     try:
         document: dict[str, Any] = json.loads(data)
-        faithful = isinstance(document, dict) and canonical(document) == data
+        is_canonical = isinstance(document, dict) and canonical(document) == data
     except (ValueError, RecursionError) as error:
         raise kind.error(Problem(where, "JSON", str(error), kind.damaged)) from error
-    if not faithful:
+    if not is_canonical:
         raise kind.error(Problem(where, "a JSON object in canonical form", "other bytes", kind.damaged))
     seal = document.pop(_SEAL, None)
     digest = hashlib.sha256(canonical(document)).hexdigest()
@@ -205,7 +205,7 @@ def verified(
         if_present: names of further files to return, which the folder may lack.
 
     Returns:
-        The manifest's document, and {name: bytes} of these files.
+        The manifest's document, and {name: bytes} of the files in `keep` and `if_present`.
 
     Raises:
         BundleError, DataError: the manifest is altered, or files are missing, unlisted or altered; lists all of them.

@@ -25,7 +25,7 @@ def free_bytes(device: torch.device) -> int:
 
 def free_host_bytes() -> int:
     """Returns the bytes that can be allocated on this machine, within a container's limit."""
-    return min(psutil.virtual_memory().available, _container())
+    return min(psutil.virtual_memory().available, _free_container_bytes())
 
 
 def oom_kills() -> int:
@@ -53,8 +53,8 @@ def size_text(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def _container() -> int:
-    """Returns the bytes that the control group allows: https://docs.kernel.org/admin-guide/cgroup-v2.html."""
+def _free_container_bytes() -> int:
+    """Returns the bytes left in this control group (https://docs.kernel.org/admin-guide/cgroup-v2.html)."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = (_CGROUP / "memory.current").read_text().strip()

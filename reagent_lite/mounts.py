@@ -37,7 +37,7 @@ class Mount:
         return self.kind.startswith(_NETWORK)
 
     def warnings(self) -> list[tuple[str, str]]:
-        """Returns options that may disturb a meeting through a file on it, each with advice."""
+        """Returns options that may disturb a rendezvous through a file on this file system, each with advice."""
         warnings = []
         if self.kind.startswith("nfs") and ("soft" in self.options or "softerr" in self.options):
             warnings.append(("a soft mount: a slow server causes errors instead of delays", "Mount it with hard"))
@@ -57,5 +57,7 @@ def find_mount(path: Path) -> Mount | None:
     above = [mounted for mounted in psutil.disk_partitions(all=True) if resolved.is_relative_to(mounted.mountpoint)]
     if not above:
         return None
-    best = sorted(above, key=lambda mounted: len(mounted.mountpoint))[-1]  # the last mount covers its equals
+    best = sorted(above, key=lambda mounted: len(mounted.mountpoint))[
+        -1
+    ]  # of several mounts at one folder, the last hides the others
     return Mount(best.device, best.mountpoint, best.fstype, tuple(best.opts.split(",")))

@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any, NoReturn
 
-MOST_LEVELS = 100
-"""Largest depth of nested objects and lists; recursive parsers crash at some depth."""
+MAX_DEPTH = 100
+"""Largest depth of nested objects and lists; the recursive parsers of Python and pydantic fail at a few hundred."""
 _STRING = re.compile(rb'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)
 _BRACKETS = re.compile(rb"[^][}{]+")
 
@@ -16,11 +16,11 @@ def parse_json(text: bytes) -> Any:
     """Returns the value of a JSON text.
 
     Raises:
-        ValueError: the text is not JSON or not UTF-8, an object has a key twice, there are more than MOST_LEVELS
-            levels, an integer is beyond the range of float64, or a string has a lone surrogate.
+        ValueError: the text is not JSON or not UTF-8, an object has a key twice, there are more than MAX_DEPTH levels,
+            an integer is beyond the range of float64, or a string has a lone surrogate.
     """
     if is_deep(text):
-        raise ValueError(f"more than {MOST_LEVELS} nested objects and lists")
+        raise ValueError(f"more than {MAX_DEPTH} nested objects and lists")
     try:
         value = json.loads(
             text.decode(), object_pairs_hook=unique_keys, parse_constant=_refuse_constant, parse_int=_bounded_integer
@@ -37,19 +37,19 @@ def parse_json(text: bytes) -> Any:
 
 
 def is_deep(text: bytes) -> bool:
-    """Whether a text has more than MOST_LEVELS levels; it is not parsed, and may be invalid JSON."""
-    if text.count(b"[") + text.count(b"{") <= MOST_LEVELS:
+    """Whether a text has more than MAX_DEPTH levels; it is not parsed, and may be invalid JSON."""
+    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return False
     level = 0
     for bracket in _BRACKETS.sub(b"", _STRING.sub(b"", text)):
         level += 1 if bracket in b"[{" else -1
-        if level > MOST_LEVELS:
+        if level > MAX_DEPTH:
             return True
     return False
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns an object, for json.loads; raises ValueError for a duplicate key."""
+    """Returns the object of these pairs, for json.loads; raises ValueError for a duplicate key."""
     document = dict(pairs)
     if len(document) < len(pairs):
         names = [name for name, _ in pairs]

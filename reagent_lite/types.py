@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # a process that only reads configs and data does not wait fo
     from torch import Tensor
 
 MISSING_VALUE = -1337.1337
-"""Marks an absent feature in dense data of the 2019 workflows; here it is NaN."""
+"""Marked an absent feature in dense data of the 2019 workflows; here an absent feature is NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -291,7 +291,7 @@ def test_a_folder_that_is_away_is_waited_for_and_named_at_the_end(
     assert 600 <= sum(slept) < 603
     (problem,) = caught.value.problems
     assert (problem.where, caught.value.exit_code) == ("model_output_path", 4)
-    assert f"{problem.got}; waiting since 12 s" in caplog.text
+    assert f"{problem.got}; waited 12 s so far" in caplog.text
     ask = Mock(side_effect=[OSError(116, "Stale file handle"), OSError("not mounted"), 7])
     assert wait_for(ask, tmp_path, "model_output_path") == 7
 

@@ -97,13 +97,15 @@ def choose_workflow(path: str, overrides: list[str]) -> str:
 
 
 def _of_this_machine(config: WorkflowConfig, flag: int | None) -> tuple[WorkflowConfig, Node, str]:
-    """Returns the config for this machine, its number among all, and where the number comes from."""
+    """Returns the config for this machine, the machine's number, and where number and count come from, in words."""
     index = config.node_index if flag is None else flag
     node = find_node(index=index, count=config.num_nodes, environment=os.environ)
-    by = "--node_index" if flag is not None else "the JSON" if index is not None else "the scheduler's variable"
-    of = "the JSON" if config.num_nodes == node.count else "the scheduler's variable"
-    source = "one machine" if node.count == 1 else f"node {node.index} by {by}, of {node.count} by {of}"
-    return config.model_copy(update={"node_index": node.index, "num_nodes": node.count}), node, source
+    given_by = "the JSON" if index is not None else "the scheduler's variable"
+    index_source = given_by if flag is None else "--node_index"
+    count_source = "the JSON" if config.num_nodes == node.count else "the scheduler's variable"
+    source = f"node {node.index} by {index_source}, of {node.count} by {count_source}"
+    config = config.model_copy(update={"node_index": node.index, "num_nodes": node.count})
+    return config, node, source if node.count > 1 else "one machine"
 
 
 def _alone(config: WorkflowConfig, node: Node, processes: Processes) -> Iterator[Row]:

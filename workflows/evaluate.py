@@ -18,7 +18,7 @@ COMMAND = Command(
         "simulation.env": Flag("--env", "environment to play in, a name, a .cuh file or gymnasium:name"),
     },
     needs_config=False,
-    story="One process does the work, on the CPU. It needs --model and one of --data and --env, or both; without\n"
+    notes="One process does the work, on the CPU. It needs --model and one of --data and --env, or both; without\n"
     "--config all other keys have their defaults.",
 )
 

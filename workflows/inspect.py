@@ -28,7 +28,7 @@ class Described:
         workflow: the workflow of the config.
         rows: number of rows read.
         columns: {column: kind, share present, distinct values, and its field of the contract or null}.
-        decide: open decisions.
+        decide: choices left to the user.
         seconds: total wall-clock time of the run.
     """
 

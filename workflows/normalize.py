@@ -1,10 +1,10 @@
 """Types, statistics and drift of features: python -m workflows.normalize --config x.json.
 
-1 look      input files and output folder; the folder stays if it is up to date
+1 compare   the input files with the output folder's manifest; a folder that is up to date is kept
 2 read      training data ─► LogSummary; reference data ─► LogSummary
 3 fit       LogSummary ─► normalization files, statistics.json
-4 compare   two LogSummaries ─► drift.json
-5 appear    the folder gets its name
+4 drift     two LogSummaries ─► drift.json
+5 publish   the folder is renamed to its name
 
     <output_dir>/state_features_norm.json, action_norm.json    for state_norm_data_path and action_norm_data_path
                  statistics.json, drift.json                   for people
@@ -82,11 +82,14 @@ def normalize(config: NormalizeConfig) -> Normalized:
     key = "norm_params.output_dir"
     items = given_items(config.items, config.item_id)
     files = _files(config, items)
-    inputs = tuple(replace(file, name=f"{side}/{file.name}") for side, some in files.items() for file in some)
+    inputs = tuple(
+        replace(file, name=f"{side}/{file.name}") for side, files_of_side in files.items() for file in files_of_side
+    )
     settings = resolved(config)
     del settings["norm_params"]["output_dir"], settings["training_data_path"], settings["reference_data_path"]
-    settings |= {"version": VERSION, "compared": bool(files["reference"]), "items": items and items.sha256}
-    if manifest := StageManifest.standing(folder, KIND, settings, inputs):
+    sha256 = None if items is None else items.sha256
+    settings |= {"version": VERSION, "compared": bool(files["reference"]), "items": sha256}
+    if manifest := StageManifest.up_to_date(folder, KIND, settings, inputs):
         logger.info(f"{folder}: up to date")
         return _outcome(folder, manifest, start, skipped=True)
     require_own(folder, KIND, key)
@@ -96,7 +99,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
     fitted = _fitted(config, training)
     drifts = dict[str, Drift]()
     hashes = training.hashes
-    parent = StageManifest.above(config.training_data_path)
+    parent = StageManifest.of_input(config.training_data_path)
     if config.reference_data_path is not None:
         source = config.reference_data_path
         reference = _summary(config, files["reference"], source, "reading the reference", training.parametric)
@@ -169,10 +172,10 @@ def _summary(
     config: NormalizeConfig, files: tuple[InputFile, ...], path: DataPath, title: str, parametric: bool | None
 ) -> "LogSummary":
     from reagent_lite.data.features.log_features import summarize_log
-    from reagent_lite.data.logs import tell_apart
+    from reagent_lite.data.logs import separate_logs
 
     with scratch_folder() as folder:
-        logs = tell_apart(files, path, folder)
+        logs = separate_logs(files, path, folder)
     for note in logs.notes:
         logger.warning(note)
     with progress(title, "bytes") as show:

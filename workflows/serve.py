@@ -63,7 +63,7 @@ COMMAND = Command(
         "port": Flag("--port", "port to listen on", int),
     },
     needs_config=False,
-    story="""\
+    notes="""\
 POST /decide {"rows": [{"state_features": {"age": 0.1}, "mdp_id": "7"}]} answers actions with their propensities;
 POST /reward {"decision_id": "...", "reward": 1.0} joins a reward to its decision; GET /docs describes all requests.""",
 )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def shard(config: ShardConfig) -> "Sharded":
-    """Makes shards, waits for them or fetches a shard; see data.shards.machines.shard."""
+    """Makes the shards or waits for them, and fetches one; see data.shards.machines.shard."""
     with needing("data", "shards_path"):
         from reagent_lite.data.shards import machines
     return machines.shard(config)
@@ -28,7 +28,7 @@ COMMAND = Command(
         "num_nodes": Flag("--num_nodes", "machines", int),
         "node_index": Flag("--node_index", "number of this machine, from 0: its shard is fetched to local_path", int),
     },
-    story="""\
+    notes="""\
 Without --node_index the command makes the shards of all machines at shards_path, unless they exist.
 With --node_index the command is the same on every machine, in any order: machine 0 makes the shards unless they exist,
 the others wait for them up to wait_seconds; then each machine fetches its shard to local_path and checks it by sha256.

@@ -81,7 +81,7 @@ class AlgorithmConfig(Section):
         return getattr(self, self.algorithm, None)
 
     def algorithm_rules(self) -> Iterator[Problem]:
-        """Yields sections of other algorithms, and keys that have no effect with this one."""
+        """Yields the sections of other algorithms, and the keys that have no effect with this one."""
         for name in AlgorithmConfig.model_fields:
             section = getattr(self, name)
             if isinstance(section, ActorSection) and name != self.algorithm:

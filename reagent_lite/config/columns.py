@@ -27,7 +27,8 @@ class ContractColumn:
         late: the first rows of a JSON lines file may lack it, even if a config names it.
         event: whether events have it; transitions have every column.
         training: whether training reads it.
-        decision: whether it describes a single decision; other columns say which rows are one episode, or what follows.
+        decision: whether it describes a single decision; other columns tell which rows form an episode, or what
+            follows a row.
         alias_of: name of the same column in events.
         renamable: whether a config may rename it.
     """
@@ -71,10 +72,10 @@ EVENT_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.needed 
 """Columns of every log of transitions, and of every log of events."""
 LATE_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.late)
 EPISODE_COLUMNS = tuple(name for name, column in COLUMNS.items() if not column.decision)
-"""Columns that say which rows are one episode, or what follows a row. In a log without them each row is a decision of
-its own."""
+"""Columns that tell which rows form an episode, or what follows a row. In a log without any of them each row is an
+independent decision."""
 MAPS = tuple(name for name, column in COLUMNS.items() if column.kind in ("features", "metrics", "action"))
-"""Columns whose values may be in several columns, one for each feature or metric."""
+"""Columns that a log may spread over several columns, one for each feature or metric."""
 FIELDS = tuple(name for name, column in COLUMNS.items() if column.renamable)
 """Columns that a config may rename."""
 

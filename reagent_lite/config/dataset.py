@@ -17,9 +17,10 @@ class DatasetConfig(Section):
     publish_every_steps: Count = 100
     """Optimizer steps between two published policies; collectors wait once they are two such intervals ahead."""
     max_bytes: Count | None = None
-    """Size of `fifo` above which the process with edits removes its oldest files; absent: no file is removed."""
+    """Size of `fifo` above which the process whose `edits` is true removes the oldest files; absent: no file is
+    removed."""
     edits: bool = False
-    """Whether this process removes files; true for one process of a dataset."""
+    """Whether this process removes files; set it in one process of a dataset only."""
 
     required: ClassVar = {"path": ("a folder that collectors and learners see",)}
 

@@ -25,7 +25,7 @@ from reagent_lite.config.simulate import output_problems
 from reagent_lite.config.timeline import QuerySection, TimelineSection
 from reagent_lite.errors import Problem
 
-_OF_TRAINING = ("calc_cpe_in_training", "figures_share", "fit_passes", "learn_from_scored")
+_TRAINING_KEYS = ("calc_cpe_in_training", "figures_share", "fit_passes", "learn_from_scored")
 UNIFORM = "uniform"
 LOGGED = "logged"
 COLUMN = "column:"
@@ -47,7 +47,7 @@ class LogEvaluationConfig(EvaluationConfig):
     final_fit_passes: Count = 40
     """Passes over the rows that these models are fitted to; fewer if the loss on held-out rows stops falling."""
 
-    unsupported: ClassVar = dict.fromkeys(_OF_TRAINING, "Only used in training")
+    unsupported: ClassVar = dict.fromkeys(_TRAINING_KEYS, "Only used in training")
 
 
 class PlayedEnvironmentConfig(EnvironmentConfig):
@@ -77,7 +77,7 @@ class EvaluateConfig(Section):
     """Table of the items that actions of the log name by id, as data.items in training; absent: the model's own, if it
     has one."""
     item_id: Name | None = None
-    """Name of the item table's column of ids; absent: that of the model's training, else item_id."""
+    """Name of the item table's column of ids; absent: the name in the model's training, else item_id."""
     simulation: PlayedEnvironmentConfig | None = None
     """An environment to play in; absent: only the log is used."""
     output_path: LocalPath | None = None
@@ -105,7 +105,7 @@ class EvaluateConfig(Section):
     evaluation: LogEvaluationConfig = LogEvaluationConfig()
 
     @property
-    def given(self) -> dict[str, str]:
+    def other_policies(self) -> dict[str, str]:
         """{key: policy} of policies other than models."""
         policies = {"model": self.model, "against": self.against}
         return {key: policy for key, policy in policies.items() if policy and not is_model(policy)}
@@ -113,7 +113,8 @@ class EvaluateConfig(Section):
     @property
     def without_model(self) -> bool:
         """Whether no policy is a model."""
-        return bool(self.given) and not any(policy and is_model(policy) for policy in (self.model, self.against))
+        policies = [policy for policy in (self.model, self.against) if policy]
+        return bool(policies) and not any(map(is_model, policies))
 
     required: ClassVar = {"model": ("a path, uniform, logged or column:NAME", "Or give --model")}
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
@@ -121,7 +122,7 @@ class EvaluateConfig(Section):
             lambda config: not config.data_path and config.simulation is not None,
             (
                 *("columns", "items", "training_copy_dir", "timeline", "query", "write_scored_rows"),
-                *keys_of("evaluation", LogEvaluationConfig, but=("confidence_level", *_OF_TRAINING)),
+                *keys_of("evaluation", LogEvaluationConfig, but=("confidence_level", *_TRAINING_KEYS)),
             ),
             "its default without data_path",
             "Only used with a log",
@@ -162,7 +163,7 @@ class EvaluateConfig(Section):
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields missing logs, and outputs without a name."""
+        """Yields faults of the policies, a missing log or environment, and an output that is not a JSON file."""
         yield from self._policy_problems()
         if self.simulation is None and not self.data_path:
             expected = "a log, an environment in `simulation`, or both"
@@ -172,10 +173,10 @@ class EvaluateConfig(Section):
 
     def _policy_problems(self) -> Iterator[Problem]:
         """Yields faults of policies other than models."""
-        for key, policy in self.given.items():
+        for key, policy in self.other_policies.items():
             if policy == COLUMN:
                 yield self.wrong(key, "column:NAME with the name of a column")
-        if self.given and self.simulation is not None:
+        if self.other_policies and self.simulation is not None:
             yield Problem("simulation", "absent with a policy other than a model", "given", "Only a model can play")
         if self.without_model and self.output_path is None:
             yield self.wrong("output_path", "a path, as no policy is a model")

@@ -14,12 +14,13 @@ class EvaluationConfig(Section):
     """true: evaluate after every epoch as well, with fit_passes, without MAGIC and intervals (with more than 30 epochs
     of fewer than 20 optimizer steps: after every few epochs); false: only at the end."""
     propensities: Literal["logged", "estimate"] = "logged"
-    """Source of the logging policy's probabilities in weights. logged: the log; weighted estimates need them. estimate:
-    a softmax of state and choice, mixed with uniform choices, fitted to other episodes than it is used for. Weighted
-    estimates are not used unless it is calibrated. It cannot account for information that the logging policy had and
-    the log lacks."""
+    """Source of the logging policy's probabilities in weights. logged: the log; without them there are no weighted
+    estimates. estimate: a softmax of state and choice, mixed with uniform choices, fitted to other episodes than it is
+    used for. Weighted estimates are not used unless it is calibrated. It cannot account for information that the
+    logging policy had and the log lacks."""
     figures_share: Positive = 1 / 32
-    """Rows evaluated after an epoch, as a share of the rows it trained on, at least 256; the end evaluates all rows."""
+    """Rows evaluated after an epoch, as a share of the rows it trained on, at least 256; the final evaluation uses all
+    rows."""
     held_out_share: Fraction = 0.2
     """Share of training episodes that are scored if eval_data_path is absent; the models behind the estimates are
     fitted to the others."""
@@ -36,7 +37,8 @@ class EvaluationConfig(Section):
     bootstrap_resamples: Annotated[int, Field(ge=100)] = 2000
     """Resamples of episodes for the intervals of estimates by a fitted model."""
     max_episodes: Annotated[int, Field(ge=2)] = 10_000
-    """Largest number of scored episodes of all machines; from more episodes, seed and mdp_id draw a sample."""
+    """Largest number of scored episodes of all machines; of more episodes a sample is scored, drawn by seed and
+    mdp_id."""
     max_horizon: Count = 1000
     """Largest number of scored rows per episode, from its start; the report counts later rows."""
     min_effective_episodes: Annotated[float, Field(ge=1)] = 10.0
@@ -53,8 +55,8 @@ class EvaluationConfig(Section):
     final_fit_passes: Count | None = None
     """Passes when the models are fitted at the end; fewer if the loss on held-out rows stops falling. Absent: 40, over
     at most a quarter of the rows that the policy learned from in all epochs (at least 200 steps). With an effective
-    sample size below min_effective_episodes the models are not fitted: nothing could check them, and no decision would
-    rest on them."""
+    sample size below min_effective_episodes the models are not fitted: nothing could check them, and no decision could
+    be based on them."""
     max_fit_rows: Count = 4_000_000
     """Largest number of rows that each process fits the models to, after an epoch and at the end, whatever the
     passes."""

@@ -1,4 +1,4 @@
-"""From JSON text and `--set` overrides to a checked config; reports every error at once.
+"""Turns JSON text and `--set` overrides into a checked config; reports every error at once.
 
 text ─► no duplicate keys ─► overrides ─► limits ─► types, unknown keys (pydantic) ─► rules (Section.problems) ─► config
                                                       └ a bad key is recorded and removed; the rest is still checked
@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from reagent_lite.config.section import RULES, Section, type_in_words, within
 from reagent_lite.errors import ConfigError, Problem, nearest
+from reagent_lite.strict_json import MAX_DEPTH
 
 Config = TypeVar("Config", bound=Section)
 
@@ -26,8 +27,7 @@ Scalar = bool | int | float | str
 Source = str | os.PathLike[str] | Mapping[str, Any] | Section
 """Input for a config."""
 
-_LEVELS = 100  # of nested objects and lists; the parsers of Python and pydantic end at some hundred
-_DEPTH = f"at most {_LEVELS} levels of objects and lists"
+_DEPTH = f"at most {MAX_DEPTH} levels of objects and lists"
 _SHOWN = 200  # characters of a wrong value
 _TYPES = {bool: " (boolean)", int: " (integer)", float: " (number)", str: " (string)", list: " (array)",
           dict: " (object)"}  # fmt: skip
@@ -58,7 +58,7 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
     if beyond := list(_beyond_limits(tree)):
         raise ConfigError([*problems, *beyond])
     tree = json.loads(json.dumps(tree))
-    while True:  # each pass takes at least one bad key out
+    while True:  # each pass removes at least one bad key
         try:
             config = model.model_validate_json(json.dumps(tree))
             break
@@ -66,8 +66,8 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
             faults: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
             for fault in error.errors():
                 faults.setdefault(_existing_prefix(tree, fault["loc"]), []).append(fault)
-            for location, several in faults.items():  # several faults: one for each type that a value may have
-                problems += _problems(model, location, several, tree)
+            for location, faults_of_value in faults.items():  # a value may have a fault for each type of a union
+                problems += _problems(model, location, faults_of_value, tree)
             for location in faults:
                 _remove(tree, location)
     mentioned = tuple(f"{problem.where}." for problem in problems)  # rules do not report keys that were removed
@@ -79,8 +79,7 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
 
 def resolved(config: Section) -> dict[str, Any]:
     """Returns the config with all defaults, as JSON types."""
-    tree: dict[str, Any] = config.model_dump(mode="json")
-    return tree
+    return config.model_dump(mode="json")
 
 
 def leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -174,7 +173,7 @@ def _loads(text: str, where: str, **hooks: Any) -> Any:
 def _beyond_limits(tree: Any) -> Iterator[Problem]:
     """Yields values that JSON can have but no key accepts."""
     level: list[tuple[str, Any]] = [("", tree)]
-    for _ in range(_LEVELS):
+    for _ in range(MAX_DEPTH):
         below: list[tuple[str, Any]] = []
         for where, value in level:
             if isinstance(value, dict):
@@ -281,8 +280,9 @@ def _advice(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     near = list[tuple[float, str]]()
     for path, section in [("", siblings), *sections.items()]:
         for name in section.model_fields:
-            part = section is siblings and len(key) > 3 and key in name  # such as episodes in evaluation_episodes
-            if (ratio := difflib.SequenceMatcher(None, key, name).ratio()) >= _NEAR or part:
+            ratio = difflib.SequenceMatcher(None, key, name).ratio()
+            is_part = section is siblings and len(key) > 3 and key in name  # such as episodes in evaluation_episodes
+            if ratio >= _NEAR or is_part:
                 named = repr(path + name) if path or section is siblings else f"{name!r} at the top level"
                 near.append((ratio + (_SAME_SECTION if section is siblings else 0), named))
     if not near:

@@ -12,7 +12,7 @@ from reagent_lite.types import FeatureType
 
 
 class NormParams(Section):
-    """Identification of feature types, and their statistics."""
+    """How the types of features are identified and their statistics computed."""
 
     output_dir: LocalPath | None = None
     """Folder of the files state_features_norm.json and action_norm.json; absent: model_output_path."""

@@ -27,7 +27,7 @@ class NormalizeConfig(Section):
     """Whether actions are candidates with features, which are normalized as well; absent: decided by the action
     column."""
     norm_params: NormParams = NormParams()
-    """output_dir is a separate folder, which this workflow creates and replaces."""
+    """output_dir is required here: a separate folder, which this workflow creates and replaces."""
     drift: DriftConfig = DriftConfig()
     seed: Seed = 0
     """Seed of the sample for shapes and quantiles."""

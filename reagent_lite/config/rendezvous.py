@@ -1,4 +1,4 @@
-"""`rendezvous`: meeting of machines, detection of a loss, and restarts."""
+"""`rendezvous`: how machines find each other, detect a lost one, and restart a run."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -10,13 +10,13 @@ from reagent_lite.errors import Problem
 
 
 class RendezvousConfig(Section):
-    """Meeting of several machines; a single process does not use these keys."""
+    """How several machines or processes find each other and detect a failure; not used by a single process."""
 
     join_timeout_seconds: Positive = 600.0
     """Time that a machine waits for all others, also after a restart."""
     job: str | None = None
-    """Name of the job, the same on all its machines; machines of another job are refused. Absent: the scheduler's
-    number of the job, and model_output_path."""
+    """Name of the job, the same on all its machines; machines of another job are refused. Absent: the scheduler's job
+    number, and model_output_path."""
     interface: str | None = None
     """Network interface (eth0) or numeric address of this machine; absent: that of the default route."""
     port: Annotated[int, Field(ge=0, lt=65536)] = 0

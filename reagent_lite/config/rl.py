@@ -8,10 +8,11 @@ from reagent_lite.errors import Problem
 
 
 class RLConfig(Section):
-    """Discount, targets, loss, and the policy that is made of what was learned."""
+    """Discount, targets, loss, and the policy derived from the learned values or logits."""
 
     gamma: Share = 0.9
-    """Discount per time step. 0: a row earns its own reward alone, and the decision compares rewards per row."""
+    """Discount per time step. 0: the value of an action is the reward of its row, without later rewards, and the
+    decision compares rewards per row."""
     epsilon: Share = 0.1
     """With softmax_policy 0: share of uniformly random choices of the policy; 0 is greedy. In simulation it is also the
     share at the end of exploration, unless simulation.epsilon_end is given."""
@@ -42,8 +43,8 @@ class RLConfig(Section):
     """Rows of an n-step return, consecutive in an episode; the end of the episode cuts it."""
     cql_alpha: NotNegative = 0.0
     """Weight alpha of the conservative term logsumexp_a Q(s, a) - Q(s, logged a) in CQL's objective (Kumar et al.,
-    2020, eq. 4), which has half the squared TD error. With mse, the whole square, the weight is 2 alpha; otherwise
-    alpha."""
+    2020, eq. 4), where the squared TD error has the factor 1/2. mse lacks this factor, so the term is then weighted by
+    2 alpha; with other losses by alpha."""
     value_bounds: Literal["rewards"] | tuple[float, float] | None = None
     """Clip targets to [low, high]. rewards: to the possible returns of the training data, [r_min, r_max] / (1 -
     gamma)."""

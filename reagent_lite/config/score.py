@@ -10,7 +10,7 @@ from reagent_lite.config.simulate import LOG_SUFFIXES, output_problems
 from reagent_lite.errors import Problem
 
 SCORE_COLUMNS = ("mdp_id", "sequence_number", "action", "index", "score", "action_probability", "scores")
-"""Columns of a table of scores; `scores` with all_scores."""
+"""Columns of a table of scores; `scores` only with all_scores."""
 
 
 class ScoreConfig(Section):

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from reagent_lite.errors import Problem
 
 RULES = "rules"
-"""Type of the pydantic error of a value that breaks rules; `problems` in its context lists the problems."""
+"""Type of the pydantic error for a value that breaks a rule; `problems` in its context lists the problems."""
 
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
@@ -35,7 +35,7 @@ class NoEffect:
         when: the condition on the section.
         keys: keys of the section, or of an inner section, as in "replay.alpha".
         expected: expected value of the keys; {0.env} in it stands for the value of a key.
-        todo: advice, or the reason.
+        todo: advice, or the reason why the keys have no effect.
     """
 
     when: Callable[[Any], object]
@@ -58,11 +58,11 @@ class Section(BaseModel):
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
     required: ClassVar[dict[str, tuple[str, ...]]] = {}
-    """Keys of the section, or of an inner section, that are not empty, each with what is expected and advice."""
+    """Keys of the section, or of an inner section, that must not be empty; for each the expected value, and advice."""
     unsupported: ClassVar[dict[str, str]] = {}
     """Keys of 2019 that have no effect here, each with advice; only their default is accepted."""
     no_effect: ClassVar[tuple[NoEffect, ...]] = ()
-    """Keys that have no effect beside other keys."""
+    """Rules for keys that have no effect with some values of other keys."""
 
     @model_validator(mode="before")
     @classmethod
@@ -74,17 +74,20 @@ class Section(BaseModel):
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Keys whose value differs from their default, so that a resolved config can be read again."""
+        """Keys whose value differs from the default.
+
+        A key that is set to its default is not among them, so that a resolved config can be read again.
+        """
         return tuple(
             name for name, field in type(self).model_fields.items() if getattr(self, name) != field.get_default()
         )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields faults beyond single keys, without those of inner sections."""
+        """Yields faults of this section that involve several keys or rules beyond a key's type."""
         yield from ()
 
     def problems(self, path: str = "") -> Iterator[Problem]:
-        """Yields faults beyond single keys in this section and inner ones; `path` is the section's path."""
+        """Yields the faults by all rules of this section and of inner sections; `path` is the section's path."""
         at_this_level = [
             *(self.wrong(key, *texts) for key, texts in self.required.items() if not attrgetter(key)(self)),
             *self.rules(),
@@ -97,7 +100,7 @@ class Section(BaseModel):
                 yield from section.problems(f"{path}.{name}" if path else name)
 
     def wrong(self, key: str, expected: str, todo: str = "", *, got: str = "") -> Problem:
-        """Returns the problem of a key of this or an inner section; `got` is the value unless given."""
+        """Returns the problem of a key of this or an inner section; `got` is by default the key's value."""
         return Problem(key, expected, got or _text(attrgetter(key)(self)), todo)
 
 
@@ -124,7 +127,7 @@ def checked_by(check: Callable[[Any], Iterable[Problem]]) -> AfterValidator:
 
     def checked(value: Any) -> Any:
         if problems := list(check(value)):
-            raise PydanticCustomError(RULES, "a value that breaks no rule", {"problems": problems})
+            raise PydanticCustomError(RULES, "a valid value", {"problems": problems})
         return value
 
     return AfterValidator(checked)

@@ -31,14 +31,14 @@ class ServeConfig(Section):
     rotate_seconds: Positive = 300.0
     """Seconds between two Parquet files of complete decisions."""
     rotate_mb: Positive = 64.0
-    """Megabytes of new decisions that cause an earlier file."""
+    """Megabytes of new decisions after which a file is written before rotate_seconds have passed."""
     max_body_kb: Positive = 1024.0
     """Largest body of a request; a larger one is answered with 413."""
     request_seconds: Positive = 10.0
     """Seconds that the body of a request may take to arrive, and that a process waits for the database."""
     poll_seconds: Positive = 1.0
     """Seconds between checks of the model's folder and of `items`, between syncs of the database, and between checks
-    whether a file is due."""
+    whether a Parquet file is due."""
     seed: Seed | None = None
     """Seed of the draws, for tests; absent: from the system, so that a restart draws differently."""
 

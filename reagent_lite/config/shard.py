@@ -38,7 +38,7 @@ class ShardConfig(Section):
     required: ClassVar = {"training_data_path": ("a path",), "shards_path": ("a path",)}
 
     def rules(self) -> Iterator[Problem]:
-        """Yields overlapping paths, and a number without a machine or a folder."""
+        """Yields overlapping paths, and a node_index that is too large or lacks a local_path."""
         if self.node_index is not None:
             if not self.local_path:
                 yield self.wrong("local_path", "a folder on this machine's disk, with node_index")

@@ -28,7 +28,7 @@ class PlayConfig(Section):
     """A policy and its random choices."""
 
     kind: str
-    """Kind of the policy; the classes of each use list theirs."""
+    """Kind of the policy; the subclasses list their kinds."""
     model: str | None = None
     """Folder of the exported model whose values the policy uses; required unless kind is random."""
     epsilon: Share = 0.1

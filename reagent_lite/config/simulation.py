@@ -59,7 +59,7 @@ class SimulationConfig(EnvironmentConfig):
     epsilon_start: Share = 1.0
     """Share of uniformly random actions when learning starts."""
     epsilon_end: Share | None = None
-    """The same at the end of its decay; absent: rl.epsilon."""
+    """The share at the end of the decay; absent: rl.epsilon."""
     epsilon_decay_steps: Count | None = None
     """Environment steps over which epsilon falls linearly; absent: a tenth of all steps."""
     policies: dict[str, str] = {}

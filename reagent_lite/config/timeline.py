@@ -24,7 +24,7 @@ RESERVED_COLUMNS = frozenset(
 
 def _date(text: str) -> Iterator[Problem]:
     with suppress(ValueError):
-        if date.fromisoformat(text).isoformat() == text:  # not 20260131, which is no partition's name
+        if date.fromisoformat(text).isoformat() == text:  # not 20260131: partitions are not named like that
             return
     yield Problem("", "a date such as 2026-01-31", repr(text))
 
@@ -115,13 +115,11 @@ class TimelineSection(Section):
                     yield Problem(key, "columns that a timeline does not compute", repr(column))
                 if names.count(name) > 1 or not name:
                     yield Problem(key, "every name once, upper and lower case alike", repr(column))
-        made = {f"next_{name.lower()}" for name in self.extraFeatureColumns}
-        for name in sorted(made & {name.lower() for name in (*self.rewardColumns, *self.extraFeatureColumns)}):
+        rewards = {name.lower() for name in self.rewardColumns}
+        extras = {name.lower() for name in self.extraFeatureColumns}
+        for name in sorted({f"next_{extra}" for extra in extras} & (rewards | extras)):
             yield Problem("extraFeatureColumns", "no column with the name of another column's next_ column", name)
-        both = sorted(
-            {name.lower() for name in self.rewardColumns} & {name.lower() for name in self.extraFeatureColumns}
-        )
-        if both:
+        if both := sorted(rewards & extras):
             yield Problem("extraFeatureColumns", "no column of rewardColumns", ", ".join(map(repr, both)))
 
 
@@ -135,7 +133,7 @@ class QuerySection(Section):
 
 
 class TimelineConfig(Section):
-    """`python -m workflows.timeline`: makes transitions of logged decisions, or checked events."""
+    """`python -m workflows.timeline`: turns logged decisions into transitions, or into checked events."""
 
     engine: Literal["local", "duckdb", "spark"] = "local"
     """local: this machine's cores and disk; duckdb: former name of local. spark: an existing Spark; needs
@@ -146,7 +144,8 @@ class TimelineConfig(Section):
     """Memory for events on this machine, above which they go to the disk; absent: 60 % of the free memory."""
     output: Literal["transitions", "events"] = "transitions"
     """transitions: each row with what followed it. events: the checked rows, in files of whole episodes; training pairs
-    them while it reads. They take about half the space: for example, for shards of a log that outgrows a machine."""
+    them while it reads. They take about half the space, which helps to shard a log that is too large for one
+    machine."""
     temporary_directory: str | None = None
     """Folder for data that does not fit into memory, on this machine or on a disk that all machines of Spark see;
     absent: beside the output."""

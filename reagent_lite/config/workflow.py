@@ -300,7 +300,9 @@ class WorkflowConfig(AlgorithmConfig):
         """Share of each minibatch that comes from the simulation."""
         if self.simulation is None:
             return 0.0
-        return 1.0 if not self.training_data_path else self.simulation.share or 0.0
+        if not self.training_data_path:
+            return 1.0
+        return self.simulation.share or 0.0
 
     def minibatch_over(self, world: int) -> int:
         """Returns the rows of a minibatch over `world` processes; the config must have a minibatch."""
@@ -329,9 +331,9 @@ class WorkflowConfig(AlgorithmConfig):
             return self
         if rows is None:
             return self.with_minibatch(_LARGEST_MINIBATCH)
-        share = rows / (_STEPS_PER_EPOCH * world * self.training.minibatches_per_step)
-        near = 2 ** round(math.log2(max(share, 1)))
-        return self.with_minibatch(min(max(near, _SMALLEST_MINIBATCH), _LARGEST_MINIBATCH))
+        rows_per_minibatch = rows / (_STEPS_PER_EPOCH * world * self.training.minibatches_per_step)
+        power_of_two = 2 ** round(math.log2(max(rows_per_minibatch, 1)))
+        return self.with_minibatch(min(max(power_of_two, _SMALLEST_MINIBATCH), _LARGEST_MINIBATCH))
 
     @property
     def collects(self) -> bool:
@@ -374,8 +376,9 @@ class WorkflowConfig(AlgorithmConfig):
     @property
     def restarts(self) -> int:
         """Largest number of restarts after a failure: rendezvous.max_restarts, else 3 with checkpoints."""
-        given = self.rendezvous.max_restarts
-        return given if given is not None else 3 if self.checkpoint.periodic else 0
+        if self.rendezvous.max_restarts is not None:
+            return self.rendezvous.max_restarts
+        return 3 if self.checkpoint.periodic else 0
 
     def rules(self) -> Iterator[Problem]:
         """Yields contradictions between sections."""
@@ -461,15 +464,21 @@ class WorkflowConfig(AlgorithmConfig):
             expected = f"at least {fewest}, for {self.fewest_slots} steps of {simulation.num_envs} environments"
             yield self.wrong("simulation.replay.capacity", expected)
 
-    def _unfitted(self, column: str, key: str) -> Iterator[Problem]:
+    def _normalization_rules(self, column: str, key: str) -> Iterator[Problem]:
+        """Yields a problem if a column's normalization is neither fitted nor given by the file of a key."""
         if self.training_data_path and getattr(self, key) is None and column not in self.norm_params.cols_to_norm:
             yield self.wrong("norm_params.cols_to_norm", f"{column} among them, or {key}")
 
 
 def has_named_actions(tree: Mapping[str, Any], overrides: Iterable[str] = ()) -> bool:
-    """Whether a JSON object with overrides of these keys is a DqnConfig: it names actions, or has no data.
+    """Whether a JSON object is a DqnConfig: it names actions, or has no data.
 
-    An environment without data fits both workflows, unless its candidates differ from step to step.
+    A config with an environment and no data fits both workflows, unless the environment's candidates differ from step
+    to step.
+
+    Args:
+        tree: the JSON object.
+        overrides: further keys that `--set` gives.
     """
     keys = {*tree, *overrides}
     timeline = tree.get("timeline")
@@ -509,7 +518,7 @@ class DqnConfig(WorkflowConfig):
         for name in self.rl.reward_boost or {}:
             if name not in self.actions and (self.actions or self.simulation is None):
                 yield Problem(f"rl.reward_boost.{name}", f"one of {list(self.actions)}", repr(name))
-        yield from self._unfitted("state_features", "state_norm_data_path")
+        yield from self._normalization_rules("state_features", "state_norm_data_path")
         yield from super().rules()
 
 
@@ -536,6 +545,6 @@ class ParametricDqnConfig(WorkflowConfig):
 
     def rules(self) -> Iterator[Problem]:
         """Adds the rules of candidate actions."""
-        yield from self._unfitted("state_features", "state_norm_data_path")
-        yield from self._unfitted("action", "action_norm_data_path")
+        yield from self._normalization_rules("state_features", "state_norm_data_path")
+        yield from self._normalization_rules("action", "action_norm_data_path")
         yield from super().rules()

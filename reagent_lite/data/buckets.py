@@ -1,10 +1,10 @@
-"""Rows in buckets by a hash, on a disk where memory is short, so that any number of them can be sorted group by group.
+"""Rows partitioned into buckets by a hash, in memory or on disk, so that any number can be sorted group by group.
 
-    rows ─► held until they are a chunk ─► partitioned by hash ─► in memory while there is room, else one file a bucket
-    groups of buckets, to be sorted ◄───────────────────────────────────────────────────────────────────┘
+    rows ─► collected to a chunk ─► partitioned by hash ─► in memory while there is room, else a file per bucket
+    groups of buckets, to be sorted ◄────────────────────────────────────────────────────────┘
 
-Rows of one hash are in one group, in the order in which they were added. A chunk is partitioned at once, so that the
-pieces of its rows are few and large.
+Rows with the same hash are in one group, in the order in which they were added. Rows are partitioned a chunk at a time,
+so that each bucket gets few and large pieces.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import in_one_piece
 
 HASHES = 2**32
-"""Hashes are below it."""
+"""Number of hashes: they are integers from 0 to HASHES - 1."""
 BUCKET_BYTES = 1 << 20
-"""Stored bytes of the files for each bucket, which are some MB in memory."""
+"""Input bytes per bucket, as stored; in memory their rows take some MB."""
 _MOST_BUCKETS = 1024
-_CHUNK_BYTES = 1 << 26  # of which each bucket gets 64 KiB or more: smaller pieces are slow
+_CHUNK_BYTES = 1 << 26  # each bucket gets 64 KiB of a chunk, or more: smaller pieces are slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketGroup:
-    """Rows of neighbouring hashes.
+    """The rows of some consecutive buckets.
 
     Attributes:
-        rows: how many there are.
-        held: those in memory.
-        paths: files that may hold others.
+        rows: number of rows.
+        held: the rows in memory.
+        paths: files with the other rows; some may not exist.
     """
 
     rows: int
@@ -48,7 +48,7 @@ class BucketGroup:
         """Returns the rows; each table has the columns with which its rows were added.
 
         Args:
-            last: whether this is the last read, which frees their disk.
+            last: whether the rows are not read again; their files are then removed.
         """
         tables = list(self.held)
         for path in filter(Path.exists, self.paths):
@@ -61,16 +61,16 @@ class BucketGroup:
 
 
 class Buckets:
-    """Holds rows by their hash.
+    """Partitions rows by their hash.
 
-    Args of the constructor:
-        folder: empty; gets a file for each bucket, as soon as memory does not suffice.
-        files: those that the rows are from; their size decides how many buckets there are.
-        memory_bytes: how many bytes rows take in memory, at most.
+    Args:
+        folder: an empty folder; gets a file for each bucket once memory does not suffice.
+        files: the files that the rows are from; their size determines the number of buckets.
+        memory_bytes: largest number of bytes that rows take in memory.
     """
 
     def __init__(self, folder: Path, files: Sequence[InputFile], memory_bytes: int) -> None:
-        # half of the memory is for rows that stay there, the rest for the chunk and its copy in order
+        # half of the memory is for rows that stay there, the rest for a chunk and its sorted copy
         self._room = memory_bytes // 2
         self._chunk_bytes = min(memory_bytes // 4, _CHUNK_BYTES)
         self._count = min(_MOST_BUCKETS, 1 + sum(file.size for file in files) // BUCKET_BYTES)
@@ -83,7 +83,7 @@ class Buckets:
 
     def add(self, table: pa.Table, hashes: NDArray[Any]) -> None:
         """Adds n rows with their hashes [n], integers below HASHES."""
-        # with the metadata of columns, which says whose text is JSON
+        # the metadata of columns is compared too: it says which text is JSON
         if self._chunk and not self._chunk[0][0].schema.equals(table.schema, check_metadata=True):
             self._partition()
         self._chunk.append((table, hashes))
@@ -95,7 +95,7 @@ class Buckets:
         tables, hashes = zip(*self._chunk, strict=True)
         bucket = (np.concatenate(hashes).astype(np.int64) * self._count // HASHES).astype(np.uint16)
         order = np.argsort(bucket, kind="stable")
-        table = in_order(tables, pa.array(order))
+        table = reordered_rows(tables, pa.array(order))
         bounds = np.searchsorted(bucket[order], np.arange(self._count + 1))
         self._rows += np.diff(bounds)
         self._bytes += self._chunk_size
@@ -105,14 +105,14 @@ class Buckets:
             self._room -= table.nbytes
             self._partitioned.append((table, bounds))
             return
-        self._room = 0  # later rows lie behind those in memory
+        self._room = 0  # a bucket's rows in memory come before those in its file, so that all later rows go to files
         for number in np.flatnonzero(np.diff(bounds)).tolist():
             start, stop = bounds[number : number + 2]
             with pa.OSFile(str(self._paths[number]), "ab") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
                 stream.write_table(table.slice(start, stop - start))
 
     def groups(self, num_bytes: int) -> list[BucketGroup]:
-        """Returns all rows, once they are added, in groups of about `num_bytes` in memory, in the order of hashes."""
+        """Returns all added rows in groups that take about `num_bytes` in memory, in the order of hashes."""
         if self._chunk:
             self._partition()
         size = self._bytes / max(1, self._rows.sum())
@@ -128,8 +128,8 @@ class Buckets:
         )
 
 
-def in_order(tables: Sequence[pa.Table], order: pa.Array) -> pa.Table:
-    """Returns the rows of tables of the same columns in another order."""
+def reordered_rows(tables: Sequence[pa.Table], order: pa.Array) -> pa.Table:
+    """Returns the rows of tables with the same columns in another order."""
     table = pa.concat_tables(tables)
     # column by column, which takes twice the memory of the table; all at once would take three times
     columns = [in_one_piece(column).take(order) for column in table.columns]

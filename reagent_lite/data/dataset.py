@@ -1,11 +1,11 @@
 """Episodes in a folder that any number of processes share: files that appear by rename, ordered without clocks.
 
- fifo/0000000042-0001613-3f9c21d07a4e.parquet   number, steps, writer; from collectors, the oldest removed by the editor
+ fifo/0000000042-0001613-3f9c21d07a4e.parquet   number, steps, writer; written by collectors, the oldest are removed
  protected/<any name>.parquet                   such as a log of workflows.simulate; read first, never removed
 
-A file's number is one more than the largest that its writer sees (Lamport, 1978): what was written with knowledge of a
-file comes after it, whatever the clocks of the machines say. Files hold transitions as workflows.dqn reads them, and
-their metadata says where the episodes come from. Each agent of an environment has an episode of its own: see `named`.
+A file's number is one more than the largest number that its writer sees (Lamport, 1978): a file comes after all files
+that its writer knew of, even if the clocks of the machines differ. Files hold transitions as workflows.dqn reads them,
+and their metadata says where the episodes come from. Each agent of an environment has its own episode, see `named`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reagent_lite.data.formats.files import InputFile, list_input
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import FolderIdentity, disk_errors, names_in, sweep
 
-if TYPE_CHECKING:  # learners without such a folder do without the extra `data`
+if TYPE_CHECKING:  # learners without a dataset do not need the extra `data`
     import pyarrow as pa
 
     from reagent_lite.data.rows.reading import Rows
@@ -38,12 +38,12 @@ _METADATA: Final = b"reagent_lite"
 
 
 def stamped(table: pa.Table, origin: Mapping[str, Any]) -> pa.Table:
-    """Returns the rows with metadata that says where they come from."""
+    """Returns the rows with `origin`, a description of where they come from, as metadata."""
     return table.replace_schema_metadata({_METADATA: json.dumps(origin)})
 
 
 def misfits(where: str, wanted: Mapping[str, Any], got: Mapping[str, Any]) -> list[Problem]:
-    """Returns a problem for each key whose value is not the wanted one, or that is missing."""
+    """Returns a problem for each key of `wanted` whose value in `got` differs or is missing."""
     return [
         Problem(
             f"{where}, {key}",
@@ -62,12 +62,12 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class EpisodeFile:
-    """A file of the folder by its name; files are ordered by number, then by name.
+    """A file of the folder, described by its name; files are ordered by number, then by name.
 
     Attributes:
-        number: its place in the order; 0 for protected files.
-        name: relative to the folder.
-        steps: steps of environments, from its name; 0 for protected files.
+        number: number of the file; 0 for protected files.
+        name: name relative to the folder.
+        steps: number of environment steps; 0 for protected files, whose names do not have it.
     """
 
     number: int = 0
@@ -82,23 +82,23 @@ class EpisodeFolder:
         path: the folder; `run.roles.policies.shared_folders` makes its fifo.
 
     Attributes:
-        path: as given.
-        fifo: where collectors write.
+        path: the folder.
+        fifo: the subfolder that collectors write to.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.fifo = path / FIFO
         self._identity: FolderIdentity | None = None  # of fifo, since it was first used
-        self._largest = 0
-        self._failed = 0
+        self._largest = 0  # number of the newest file that this process wrote
+        self._failed = 0  # number of a file whose writing failed; 0 if none
         self._warned = ""
 
     def require(self) -> FolderIdentity:
-        """Returns the identity of fifo, which must exist: files missing on an unmounted share are not gone.
+        """Returns the identity of fifo, which must exist: with its share unmounted, all files would seem removed.
 
         Raises:
-            OSError: it is not, or is not the folder any more that it was.
+            OSError: fifo does not exist, or is no longer the same folder.
         """
         if self._identity is None:
             self._identity = FolderIdentity.marked(self.fifo)
@@ -109,7 +109,7 @@ class EpisodeFolder:
         """Returns the files in order: protected ones by name, then those of fifo by number.
 
         Raises:
-            OSError: fifo cannot be listed, or is not the folder any more that it was.
+            OSError: fifo cannot be listed, or is no longer the same folder.
         """
         written = [match for match in map(_NAME.fullmatch, self.require().names()) if match]
         given = [name for name in names_in(self.path / PROTECTED) if name.endswith(_SUFFIX) and name[0] not in "._"]
@@ -128,17 +128,18 @@ class EpisodeFolder:
         return sum(file.steps for file in self.files() if file.number > through)
 
     def add(self, table: pa.Table, origin: Mapping[str, Any], writer: str) -> str:
-        """Writes whole episodes as the newest file of fifo and returns its name; it appears whole or not at all.
+        """Writes whole episodes as the newest file of fifo and returns its name; the file appears whole or not at all.
 
-        After an error the same rows have the same name: if they were written after all, they are replaced.
+        After an error call it again with the same rows: they get the same name, and replace the file if it was written
+        after all.
 
         Args:
             table: rows of `episode_rows` as transitions.
-            origin: where they come from.
+            origin: description of where the rows come from.
             writer: 12 hexadecimal digits that no other process has.
 
         Raises:
-            DataError: it cannot be written, or the share is away; caused by the OSError.
+            DataError: the file cannot be written, or the share is not mounted; caused by the OSError.
         """
         from reagent_lite.data.writing.files import table_writer
 
@@ -157,14 +158,14 @@ class EpisodeFolder:
         """Returns where a file's episodes come from, and their environment steps; reads its metadata and one column.
 
         Raises:
-            DataError: it is gone or damaged, or does not say where it comes from.
+            DataError: the file is gone or damaged, or has no origin in its metadata.
         """
         from reagent_lite.data.formats.arrow import opened_parquet
 
         file = self._input(name)
         with opened_parquet(file) as parquet:
-            said = (parquet.schema_arrow.metadata or {}).get(_METADATA)
-            origin = json.loads(said) if said else None
+            text = (parquet.schema_arrow.metadata or {}).get(_METADATA)
+            origin = json.loads(text) if text else None
             if not isinstance(origin, dict):
                 todo = "Files are those of collectors, and of workflows.simulate with format transitions"
                 raise DataError(Problem(file.path, "metadata that names its environment", "none", todo))
@@ -180,7 +181,7 @@ class EpisodeFolder:
             actions: names of discrete actions; () for candidates with features.
 
         Raises:
-            DataError: it is gone or damaged, or rows break the contract.
+            DataError: the file is gone or damaged, or rows break the contract.
         """
         from reagent_lite.data.formats.reading import read_blocks
         from reagent_lite.data.rows.contract import Contract
@@ -192,15 +193,15 @@ class EpisodeFolder:
             yield rows
 
     def keep_below(self, most: int) -> None:
-        """Removes the oldest files of fifo while it has more than `most` bytes; only its one editor calls this.
+        """Removes the oldest files of fifo while it has more than `most` bytes; only one process may call this.
 
-        The newest file stays. Half-written files of killed writers are removed a day later. Warns once of each reason
+        The newest file stays. Half-written files of killed writers are removed a day later. Warns once for each reason
         why files cannot be removed.
         """
         try:
             paths = [self.path / file.name for file in self.files() if file.number]
             sizes = [path.stat().st_size for path in paths]
-        except OSError:  # whoever needs the files waits for them
+        except OSError:  # the folder is away: nothing to do here; its readers wait for it
             return
         total = sum(sizes)
         try:
@@ -221,23 +222,33 @@ class EpisodeFolder:
 
 
 def named(log: str, env: int, number: int, agent: int | None) -> str:
-    """Returns the name of an episode of an agent in an environment, or of the only agent."""
+    """Returns the name of an episode of an agent; `agent` is None if the environment has only one.
+
+    Args:
+        log: prefix that no other log has.
+        env: number of the environment.
+        number: number of the environment's episode.
+        agent: number of the agent, or None.
+    """
     return f"{log}-{env}-{number}" if agent is None else f"{log}-{env}-{number}-{agent}"
 
 
 def game_and_agent(name: str) -> tuple[str, int]:
-    """Returns which episode of an environment the episode of that name belongs to, and the number of its agent."""
+    """Returns the name of an environment's episode, and the agent's number, of an episode from `named`."""
     match = _EPISODE.fullmatch(name)
     return (name, 0) if match is None else (match[1], int(match[2] or 0))
 
 
 def environment_steps(names: Iterable[pa.Array]) -> int:
-    """Returns the environment steps of rows by the names of their episodes: those of the agent that stays longest."""
+    """Returns the environment steps of rows, given the names of their episodes [rows].
+
+    An environment's episode has as many steps as its agent with the most rows.
+    """
     rows = Counter[str]()
     steps = dict[str, int]()
     for part in names:
         rows.update({entry["values"]: entry["counts"] for entry in part.drop_null().value_counts().to_pylist()})
     for name, count in rows.items():
-        game, _ = game_and_agent(name)
-        steps[game] = max(steps.get(game, 0), count)
+        env_episode, _ = game_and_agent(name)
+        steps[env_episode] = max(steps.get(env_episode, 0), count)
     return sum(steps.values())

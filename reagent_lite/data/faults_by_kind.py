@@ -1,4 +1,4 @@
-"""Faults of many rows, one problem for each kind of fault."""
+"""The faults of many rows, with one problem for each kind of fault."""
 
 import string
 from collections import Counter
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from reagent_lite.errors import MAX_PROBLEMS, Problem, counted, raise_any
 
 MAX_EXAMPLES = 3
-"""Rows with the same fault that an error names; the rest is counted."""
+"""Largest number of rows with the same fault that an error names; further rows are counted."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -16,10 +16,10 @@ class FaultKind:
     """Rows with the same fault.
 
     Attributes:
-        rule: the name of the rule they break; "" for rows that cannot be read.
+        rule: name of the rule that they break; "" for rows that cannot be read.
         expected, todo: as in Problem.
-        count: how many rows.
-        examples: place and value of the first MAX_EXAMPLES of them.
+        count: number of rows.
+        examples: (where, got) as in Problem, for the first MAX_EXAMPLES rows.
     """
 
     rule: str = ""
@@ -35,7 +35,7 @@ class FaultKind:
         return Problem(where, self.expected, got, self.todo)
 
     def problem(self, *, at_least: bool = False) -> Problem:
-        """Returns the problem of the first row, with the number and some examples of the others.
+        """Returns the problem of the first row, with the number of the others and some of them as examples.
 
         Args:
             at_least: whether there may be more than `count`.
@@ -43,25 +43,25 @@ class FaultKind:
         (where, got), *others = self.examples
         if not others:
             return self.first
-        before = where.rstrip(string.digits)  # the file is named once
-        shown = ", ".join(f"{place_of_row.removeprefix(before)} ({instead})" for place_of_row, instead in others)
-        more = f"{'at least ' if at_least else ''}{counted(self.count - 1, 'more row')} like it: {shown}"
+        file = where.rstrip(string.digits)  # named once
+        examples = ", ".join(f"{other.removeprefix(file)} ({other_got})" for other, other_got in others)
+        more = f"{'at least ' if at_least else ''}{counted(self.count - 1, 'more row')} like it: {examples}"
         return replace(self.first, got=f"{got}; {more}{' and others' if self.count > len(self.examples) else ''}")
 
 
 @dataclass(slots=True)
 class FaultsByKind:
-    """The faults of rows in the order in which their kinds appear; parts of a log are merged."""
+    """The faults of a log's rows, by kind, in the order in which the kinds appear."""
 
     kinds: dict[str, FaultKind] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """Rows with a fault."""
+        """Number of rows with a fault."""
         return sum(kind.count for kind in self.kinds.values())
 
     def add(self, kind: FaultKind) -> None:
-        """Adds rows with the same fault, which follow those added before."""
+        """Adds rows with the same fault, which come after the rows added before."""
         so_far = self.kinds.setdefault(
             f"{kind.rule}: {kind.expected}. {kind.todo}", replace(kind, count=0, examples=[])
         )
@@ -69,7 +69,7 @@ class FaultsByKind:
         so_far.examples = (so_far.examples + kind.examples)[:MAX_EXAMPLES]
 
     def by_rule(self) -> list[tuple[str, int]]:
-        """Returns how many rows break each rule, the most broken first."""
+        """Returns (rule, number of rows that break it), the largest numbers first."""
         counts = Counter[str]()
         for kind in self.kinds.values():
             counts[kind.rule] += kind.count
@@ -85,12 +85,15 @@ class FaultsByKind:
         return [kind.problem(at_least=at_least) for kind in self.kinds.values()]
 
     def require_none(self) -> None:
-        """Raises DataError, with one problem per kind, where a row has a fault."""
+        """Raises DataError, with one problem per kind, if a row has a fault."""
         raise_any(self.problems())
 
 
 def raise_unread(problems: Sequence[Problem]) -> None:
-    """Raises DataError for rows that cannot be read, one problem per kind; MAX_PROBLEMS of them ended the reading."""
+    """Raises DataError if rows cannot be read, with one problem per kind.
+
+    Readers stop at MAX_PROBLEMS, so that as many problems mean at least as many rows.
+    """
     faults = FaultsByKind()
     for problem in problems[:MAX_PROBLEMS]:
         faults.add(

@@ -1,4 +1,4 @@
-"""How many rows of an input each of several logs has."""
+"""The number of rows that each of several logs contributes to an input."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,16 +12,17 @@ from reagent_lite.data.formats.frames import location
 from reagent_lite.errors import counted
 
 Shares = list[tuple[str, int, float]]
-"""(path, rows, share of all rows) of each of several logs; empty for one log."""
-_ROWS_OF_LOG = "rows_of_log_"  # begins the name of a count; the number of the log follows
+"""(path, rows, share of all rows) of each of several logs; empty for a single log."""
+_ROWS_OF_LOG = "rows_of_log_"
+"""Prefix of the counts of rows by log; the number of the log follows."""
 
 
 def shares_of(path: DataPath, rows: Mapping[int, int]) -> Shares:
-    """Returns (path, rows, share of all rows) of each of several logs; nothing for one.
+    """Returns the shares of several logs; an empty list for a single log.
 
     Args:
         path: the paths of the logs.
-        rows: by the number of the log.
+        rows: {number of a log, from 1: its rows}.
     """
     if isinstance(path, str):
         return []
@@ -30,13 +31,18 @@ def shares_of(path: DataPath, rows: Mapping[int, int]) -> Shares:
 
 
 def shares_of_counts(path: DataPath, counts: Mapping[str, int]) -> Shares:
-    """Returns `shares_of` by the counts of a training copy."""
+    """Returns `shares_of` from the counts of a training copy."""
     numbers = range(1, len(logs_of(path)) + 1)
     return shares_of(path, {number: counts.get(f"{_ROWS_OF_LOG}{number}", 0) for number in numbers})
 
 
 def rows_by_log(files: Sequence[InputFile], origin_file: NDArray[np.int32]) -> dict[str, int]:
-    """Returns the counts of rows of each log by the number of the file that each row is from; none for one log."""
+    """Returns the counts of rows by log, for a training copy; no counts for a single log.
+
+    Args:
+        files: the input files.
+        origin_file: [R] number of the file that each row is from.
+    """
     counts: Counter[str] = Counter()
     for file, rows in zip(files, np.bincount(origin_file, minlength=len(files)).tolist(), strict=True):
         if file.log:

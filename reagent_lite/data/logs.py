@@ -1,12 +1,13 @@
-"""Several logs read as one: which of their episodes are the same, which rows they repeat, and how many each has.
+"""Several logs read as one: finds rows that logs have in common, and makes mdp_ids unique among the logs.
 
     rows of all logs ─► mdp_id, sequence_number, hash of the content ─► in buckets by mdp_id ─► compared between logs
-                                                  files whose rows have an mdp_id for each episode of all logs ◄─┘
+                                             files, read with a prefix before mdp_ids that are not unique ◄──┘
 
 Two rows are the same if they have the same mdp_id, sequence_number, state, action, reward and propensity. If all rows
 that two logs have under the same mdp_id and sequence_number are the same, one log contains rows of the other: an mdp_id
-is one episode in both, and rows that are repeated are treated as those that one log repeats. Otherwise the logs number
-their episodes alike, and an mdp_id that both have is two episodes. Logs without an mdp_id in common stay as they are.
+is the same episode in both, and repeated rows are treated like rows that a single log repeats. Otherwise the logs use
+the same names for different episodes, and an mdp_id that both have stands for two episodes. Logs without a common
+mdp_id stay as they are.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ _ONE_KIND = "Give logs of one kind together: all with this column, or none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldApart:
-    """Files of several logs, read so that an mdp_id is one episode.
+class SeparatedLogs:
+    """Files of several logs, whose readers yield a different mdp_id for each episode.
 
     Attributes:
-        files: the files of the input in their order.
+        files: the files of the input, in their order.
         notes: sentences about mdp_ids and rows that several logs have.
     """
 
@@ -63,19 +64,19 @@ class ToldApart:
     notes: tuple[str, ...] = ()
 
 
-def tell_apart(files: tuple[InputFile, ...], path: DataPath, folder: Path) -> ToldApart:
-    """Compares the logs of an input, which reads all rows once; does nothing for one log.
+def separate_logs(files: tuple[InputFile, ...], path: DataPath, folder: Path) -> SeparatedLogs:
+    """Compares the logs of an input, for which all rows are read once; does nothing for a single log.
 
     Args:
-        files: as data_files lists them.
+        files: the files, as `data_files` returns them.
         path: the paths of the logs.
-        folder: on a disk with room for 40 bytes a row; it is left as it was.
+        folder: for temporary files, on a disk with room for 40 bytes per row.
 
     Raises:
         DataError: logs whose rows are not of one kind; a file that cannot be read, with file and line; no rows.
     """
     if isinstance(path, str):
-        return ToldApart(files=files)
+        return SeparatedLogs(files=files)
     require_one_kind(files, path)
     numbered: set[int] = set()
     with work_folder(folder, "logs") as work:
@@ -89,20 +90,21 @@ def tell_apart(files: tuple[InputFile, ...], path: DataPath, folder: Path) -> To
         for group in buckets.groups(_GROUP_BYTES):
             _compare(pa.concat_tables(group.tables()), overlaps)
     prefixes = _prefixes(range(1, len(path) + 1), overlaps, numbered)
-    read = tuple(
-        replace(file, columns=_EpisodesOfLog(prefixes[file.log], file.columns)) if prefixes[file.log] else file
+    prefixed = tuple(
+        replace(file, columns=_WithPrefix(prefixes[file.log], file.columns)) if prefixes[file.log] else file
         for file in files
     )
-    return ToldApart(files=read, notes=tuple(_notes([location(log) for log in path], overlaps, prefixes, files)))
+    notes = _notes([location(log) for log in path], overlaps, prefixes, files)
+    return SeparatedLogs(files=prefixed, notes=tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
-class _EpisodesOfLog:
-    """Reads the rows of a log with mdp_ids that no other log has.
+class _WithPrefix:
+    """Reads the rows of a log with a prefix before each mdp_id; see ColumnNames.
 
     Attributes:
-        prefix: begins every mdp_id.
-        names: the user's own names of columns; None where they are the contract's.
+        prefix: the prefix.
+        names: the user's own names of columns; None if they are the contract's.
     """
 
     prefix: str
@@ -119,18 +121,18 @@ class _EpisodesOfLog:
         faults = Faults(block)
         ids = texts(column_of(block, "mdp_id"), faults)
         number = block.table.schema.get_field_index("mdp_id")
-        if number < 0 or faults.count:  # a reader of the rows names the fault
+        if number < 0 or faults.count:  # the fault is reported when the rows are checked
             return block
         prefixed = pc.binary_join_element_wise(pa.scalar(self.prefix), ids, "")
         return replace(block, table=block.table.set_column(number, pa.field("mdp_id", pa.string()), prefixed))
 
 
 def require_one_kind(files: tuple[InputFile, ...], path: DataPath) -> None:
-    """Checks by the first rows of each log that one reading fits all.
+    """Checks by their first rows that several logs are of one kind.
 
     Raises:
-        DataError: events beside transitions, rows with an mdp_id or a sequence_number beside rows without, named
-            actions beside maps of features; with both logs and the column.
+        DataError: events and transitions, rows with an mdp_id or a sequence_number and rows without, or named actions
+            and maps of features; names both logs and the column.
     """
     if isinstance(path, str):
         return
@@ -143,10 +145,10 @@ def require_one_kind(files: tuple[InputFile, ...], path: DataPath) -> None:
 
 
 def _require_own_columns(files: tuple[InputFile, ...]) -> None:
-    """Checks that some log has the columns that a config names; the others have the contract's names.
+    """Checks that at least one log has the columns that a config names; the other logs may have the contract's names.
 
     Raises:
-        DataError: of the first log, if none has them.
+        DataError: no log has them; names those that the first log lacks.
     """
     problems: list[Problem] = []
     for _, of_log in itertools.groupby(files, lambda file: file.log):
@@ -162,7 +164,7 @@ def _require_own_columns(files: tuple[InputFile, ...]) -> None:
 
 
 def _unlike(name: str, block: Block, other_name: str, other_block: Block) -> Iterator[Problem]:
-    """Yields how the first rows of a log are not of the kind of those of another one."""
+    """Yields the differences in kind between the first rows of a log and those of another log."""
     events = are_events(block)
     other_events = are_events(other_block)
     needed = ("mdp_id", "sequence_number") if events or other_events else ("sequence_number",)
@@ -184,7 +186,7 @@ def _unlike(name: str, block: Block, other_name: str, other_block: Block) -> Ite
 
 
 def _rows_of(block: Block) -> tuple[pa.Table, set[int]]:
-    """Returns (the rows of a block that have an mdp_id, as `_compare` takes them; numbers that begin an mdp_id)."""
+    """Returns (the rows of a block that have an mdp_id, for `_compare`; numbers that are prefixes of mdp_ids)."""
     faults = Faults(block)
     codes, distinct = strings(column_of(block, "mdp_id"), faults)
     ids = distinct.to_pylist()
@@ -206,7 +208,7 @@ def _rows_of(block: Block) -> tuple[pa.Table, set[int]]:
 
 
 def _contents(block: Block, faults: Faults) -> Hashes:
-    """Returns [n] a hash of state, action, reward and propensity of each row."""
+    """Returns [n] hashes of the state, action, reward and propensity of each row."""
     states, _ = features(column_of(block, "state_features"), faults)
     action = column_of(block, "action")
     if holds_maps(action):
@@ -216,7 +218,7 @@ def _contents(block: Block, faults: Faults) -> Hashes:
         actions = hashes_of_codes(codes, distinct.to_pylist())
     hashes = mix(_hashes_of(states) ^ actions)
     for values in (numbers(column_of(block, "reward"), faults), propensity(block, faults)[0]):
-        number = np.where(np.isnan(values), np.nan, values + 0.0)  # one NaN, one zero
+        number = np.where(np.isnan(values), np.nan, values + 0.0)  # one NaN, and 0 for -0
         hashes = mix(hashes ^ number.view(np.uint64))
     return hashes
 
@@ -227,12 +229,13 @@ def _hashes_of(matrix: FeatureMatrix) -> Hashes:
 
 @dataclass(slots=True)
 class _SharedRows:
-    """Episodes and rows that a log and an earlier one share.
+    """Episodes and rows that a log has in common with an earlier log.
 
     Attributes:
-        episodes: mdp_ids of both.
-        equal, different: rows of the same mdp_id and sequence_number that are the same, and that are not.
-        first: file and line of the first such row of the later log that is the same.
+        episodes: number of mdp_ids that both have.
+        equal: number of rows, by mdp_id and sequence_number, that are the same in both.
+        different: number of rows, by mdp_id and sequence_number, that differ.
+        first: (file, line) of the later log's first row that is the same in both.
     """
 
     episodes: int = 0
@@ -242,7 +245,12 @@ class _SharedRows:
 
 
 def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _SharedRows]) -> None:
-    """Adds the overlaps of logs in a table with all rows of some episodes, by numbers of an earlier and a later log."""
+    """Adds what logs have in common to `overlaps`.
+
+    Args:
+        table: all rows of some episodes, with the columns of `_rows_of`.
+        overlaps: {(number of the earlier log, number of the later log): what they have in common}.
+    """
     column: dict[str, NDArray[Any]] = {
         name: in_one_piece(table.column(name)).to_numpy(zero_copy_only=False) for name in table.column_names
     }
@@ -254,15 +262,15 @@ def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _SharedRows]) -> N
         overlap = overlaps[earlier, later]
         episodes = column["episode"]
         overlap.episodes += len(np.intersect1d(episodes[rows_of[earlier]], episodes[rows_of[later]]))
-        before = ordered_of[earlier]
-        after = ordered_of[later]
-        _, first, other = np.intersect1d(names[before], names[after], return_indices=True)
-        # a log may have a row twice, and the other one either
-        equal = np.isin(named_contents[after[other]], named_contents[before])
-        equal |= np.isin(named_contents[before[first]], named_contents[after])
-        repeated = after[other[equal]]
-        places = zip(column["file"][repeated].tolist(), column["line"][repeated].tolist(), strict=True)
-        overlap.first = min(overlap.first, *places)
+        rows_earlier = ordered_of[earlier]
+        rows_later = ordered_of[later]
+        _, in_earlier, in_later = np.intersect1d(names[rows_earlier], names[rows_later], return_indices=True)
+        # a log may have several rows of one name: one of them that the other log has too is enough
+        equal = np.isin(named_contents[rows_later[in_later]], named_contents[rows_earlier])
+        equal |= np.isin(named_contents[rows_earlier[in_earlier]], named_contents[rows_later])
+        repeated = rows_later[in_later[equal]]
+        lines = zip(column["file"][repeated].tolist(), column["line"][repeated].tolist(), strict=True)
+        overlap.first = min(overlap.first, *lines)
         overlap.equal += int(equal.sum())
         overlap.different += int((~equal).sum())
 
@@ -270,9 +278,9 @@ def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _SharedRows]) -> N
 def _prefixes(
     logs: Iterable[int], overlaps: Mapping[tuple[int, int], _SharedRows], numbered: set[int]
 ) -> dict[int, str]:
-    """Returns the prefix of each log's mdp_ids: "", or a number that begins no mdp_id of any log.
+    """Returns the prefix of each log's mdp_ids: "", or a number that is not a prefix of any mdp_id yet.
 
-    Logs that contain rows of each other have one numbering of episodes.
+    Logs that contain rows of each other share one numbering of episodes, and get the same prefix.
     """
 
     def between(logs: Sequence[int], others: Sequence[int]) -> list[_SharedRows]:
@@ -306,31 +314,29 @@ def _notes(
     prefixes: Mapping[int, str],
     files: Sequence[InputFile],
 ) -> Iterator[str]:
-    """Yields sentences about each log that repeats rows of earlier ones, and each whose mdp_ids become others."""
+    """Yields a sentence for each log that repeats rows of earlier logs, and for each whose mdp_ids get a prefix."""
     repeated: dict[int, dict[int, _SharedRows]] = defaultdict(dict)
-    alike: dict[int, dict[int, _SharedRows]] = defaultdict(dict)
+    colliding: dict[int, dict[int, _SharedRows]] = defaultdict(dict)
     for (earlier, later), overlap in sorted(overlaps.items()):
         if prefixes[earlier] != prefixes[later]:
             renamed, other = (later, earlier) if prefixes[later] else (earlier, later)
             if overlap.episodes:
-                alike[renamed][other] = overlap
+                colliding[renamed][other] = overlap
         elif overlap.equal:
             repeated[later][earlier] = overlap
     for log, name in enumerate(names, 1):
         if log in repeated:
             rows = sum(overlap.equal for overlap in repeated[log].values())
             file, line = min(overlap.first for overlap in repeated[log].values())
-            of = listed(names[other - 1] for other in repeated[log])
-            yield f"{name}: repeats {counted(rows, 'row')} of {of}, the first at {files[file].location(line)}"
-        if log in alike:
-            ids = sum(overlap.episodes for overlap in alike[log].values())
-            equal = sum(overlap.equal for overlap in alike[log].values())
-            rows = equal + sum(overlap.different for overlap in alike[log].values())
-            of = listed(names[other - 1] for other in alike[log])
-            some = (
-                f", {equal:,} of {counted(rows, 'row')} with the same sequence_number being the same" if equal else ""
-            )
+            others = listed(names[other - 1] for other in repeated[log])
+            yield f"{name}: repeats {counted(rows, 'row')} of {others}, the first at {files[file].location(line)}"
+        if log in colliding:
+            ids = sum(overlap.episodes for overlap in colliding[log].values())
+            equal = sum(overlap.equal for overlap in colliding[log].values())
+            rows = equal + sum(overlap.different for overlap in colliding[log].values())
+            others = listed(names[other - 1] for other in colliding[log])
+            same = f", {equal:,} of {counted(rows, 'row')} with the same sequence_number being the same"
             yield (
-                f"{name}: has {counted(ids, 'mdp_id')} of {of} for other episodes{some}; "
+                f"{name}: has {counted(ids, 'mdp_id')} of {others} for other episodes{same if equal else ''}; "
                 f"its mdp_ids begin with {prefixes[log]!r} from here on"
             )

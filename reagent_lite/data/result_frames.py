@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> DataFrame:
-    """Returns a frame with a row for each mapping; `columns` are those of a frame without rows.
+    """Returns a frame with a row for each mapping; without rows it has the given `columns`.
 
     Raises:
         ConfigError: pandas is not installed.
@@ -25,6 +25,6 @@ def frame_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = 
 
 
 def frame_of_lines(file: Path) -> DataFrame:
-    """Returns the frame of a JSON lines file of our own, without rows if there is no file."""
+    """Returns a JSON lines file of a run as a frame, which has no rows if there is no file."""
     lines = file.read_text().splitlines() if file.is_file() else []
     return frame_of([json.loads(line) for line in lines])

@@ -1,11 +1,11 @@
-"""Folders that a stage leaves: data files, and a manifest of their content and inputs.
+"""Output folders of stages: data files, and a manifest of their content and inputs.
 
     <folder>/manifest.json        kind, rows, columns, feature ids, settings, inputs, report, files with size and sha256
              part-00000.parquet   data
 
-A folder appears by rename and its data never change. A stage whose folder stands, made by the same settings from
-unchanged inputs, has nothing to do; a training copy is such a folder too. Readers check every file against its
-manifest: names and sizes before, sha256 while reading.
+A folder appears by rename, and its data never change. It is up to date, and its stage has nothing to do, if it was made
+with the same settings from inputs that are unchanged. A training copy is such a folder too. Readers check every file
+against the manifest: name and size before reading, sha256 while reading.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from reagent_lite.manifest import (
 
 T = TypeVar("T")
 FIELDS = ConfigDict(extra="forbid", strict=True)
-"""Config of a manifest's dataclass: no fields but its own, and no other types."""
+"""Pydantic config of a manifest's dataclass: unknown fields and other types are errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +68,24 @@ class InputState:
 
 
 def states_of(files: Sequence[InputFile], hashes: Sequence[str]) -> tuple[InputState, ...]:
-    """Returns the states of files whose sha256 are known."""
+    """Returns the states of files with these sha256."""
     return tuple(
         InputState(file.label, file.size, file.modified_ns, sha256) for file, sha256 in zip(files, hashes, strict=True)
     )
 
 
 def untouched(states: Sequence[InputState], files: Sequence[InputFile]) -> bool:
-    """Whether files are those that are known, by names, sizes and modification times."""
+    """Whether files have the names, sizes and modification times of recorded states."""
     return [(state.name, state.size, state.modified_ns) for state in states] == [
         (file.label, file.size, file.modified_ns) for file in files
     ]
 
 
 def unchanged(states: Sequence[InputState], files: Sequence[InputFile]) -> bool:
-    """Whether files are those that are known: by names, sizes and times, else by sha256."""
+    """Whether files have the names and sizes of recorded states, and the same modification times or else sha256."""
     if [(state.name, state.size) for state in states] != [(file.label, file.size) for file in files]:
         return False
-    if untouched(states, files) and all(file.modified_ns for file in files):  # 0 where the storage has none
+    if untouched(states, files) and all(file.modified_ns for file in files):  # 0 if the storage has none
         return True
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(sha256_of, files)) == [state.sha256 for state in states]
@@ -102,13 +102,13 @@ class StageManifest:
         state_ids, action_ids, metric_names: features of states and candidates and names of metrics, ascending.
         settings: settings that the content depends on, JSON.
         inputs: states of the input files; their names distinguish the files of several inputs.
-        parent: sha256 of the manifest of the folder it was made from; "" where that had none.
+        parent: digest of the input folder's manifest; "" if the input has none.
         report: rows read, kept and refused, with reasons, JSON.
         files: {name: {"size": bytes, "sha256": hex, "rows": rows}} of the data files.
     """
 
     __pydantic_config__ = FIELDS
-    what: ClassVar[FolderKind] = STAGE
+    folder_kind: ClassVar[FolderKind] = STAGE
 
     kind: str
     rows: int
@@ -123,49 +123,47 @@ class StageManifest:
     files: dict[str, dict[str, Any]]
 
     @classmethod
-    def above(cls, path: DataPath) -> Self | None:
-        """Returns the manifest of the stage that made the input; None without one, or for several logs."""
+    def of_input(cls, path: DataPath) -> Self | None:
+        """Returns the manifest of an input that a stage made; None for other inputs, and for several logs."""
         return cls.read(path) if isinstance(path, str) else None
 
     @property
     def digest(self) -> str:
-        """sha256 of the manifest but for modification times: equal for equal content made from equal inputs."""
+        """sha256 of the manifest without modification times: equal for equal content made from equal inputs."""
         timeless = replace(self, inputs=tuple(replace(state, modified_ns=0) for state in self.inputs))
         return hashlib.sha256(canonical(timeless.document())).hexdigest()
 
     def document(self) -> dict[str, Any]:
-        """Returns the manifest as JSON has it."""
+        """Returns the fields of the manifest as a JSON object."""
         document: dict[str, Any] = _adapter(cast(Any, type(self))).dump_python(self, mode="json")
         return document
 
     @classmethod
     def read(cls, folder: str) -> Self | None:
-        """Returns the manifest of a folder, or None where there is none of ours.
+        """Returns the manifest of a folder; None if the folder has none that a stage wrote.
 
         Args:
             folder: local path or URL of an allowed protocol.
 
         Raises:
-            DataError: a manifest that was altered, or that another version wrote.
+            DataError: the manifest was altered, or was written by another version.
         """
         where = f"{local_path(folder).rstrip('/')}/{FILE_NAME}"
         try:
             data = read_bytes(where)
-        except (FileNotFoundError, NotADirectoryError, FileExistsError):  # the last by fsspec, of a path below a file
+        except (FileNotFoundError, NotADirectoryError, FileExistsError):  # FileExistsError: fsspec, below a file
             return None
         except (OSError, ImportError, ValueError) as error:
             raise DataError(Problem(where, "a readable file", f"{type(error).__name__}: {error}")) from error
-        if not all(
-            f'"{field_of_manifest.name}"'.encode() in data for field_of_manifest in fields(cls)
-        ):  # users keep manifests of their own, too
+        if not all(f'"{field.name}"'.encode() in data for field in fields(cls)):  # a manifest.json of the user
             return None
-        manifest = typed(cls, opened(data, where, cls.what), where, cls.what)
-        require_files(manifest.files, where, cls.what)
+        manifest = typed(cls, opened(data, where, cls.folder_kind), where, cls.folder_kind)
+        require_files(manifest.files, where, cls.folder_kind)
         return manifest
 
     @classmethod
-    def whole(cls, folder: Path, kind: str, settings: dict[str, Any]) -> Self | None:
-        """Returns the manifest of a folder made by these settings with all its files; None where it is another."""
+    def matching(cls, folder: Path, kind: str, settings: dict[str, Any]) -> Self | None:
+        """Returns the manifest of a folder that has all its files, if kind and settings are these; else None."""
         try:
             manifest = cls.read(str(folder))
             if manifest is None or manifest.kind != kind or manifest.settings != json.loads(json.dumps(settings)):
@@ -175,19 +173,20 @@ class StageManifest:
             return None
 
     def damage(self, folder: Path) -> list[Problem]:
-        """Returns which files of the folder are missing or have other sizes; a link is no file."""
+        """Returns a problem for each file that is missing or has another size; a link counts as missing."""
         with os.scandir(folder) as entries:
             sizes = {entry.name: entry.stat().st_size for entry in entries if entry.is_file(follow_symlinks=False)}
         return _altered(str(folder), self, sizes)
 
     @classmethod
-    def standing(cls, folder: Path, kind: str, settings: dict[str, Any], inputs: Sequence[InputFile]) -> Self | None:
-        """Returns the manifest of a folder that need not be made again, or None where it must.
+    def up_to_date(cls, folder: Path, kind: str, settings: dict[str, Any], inputs: Sequence[InputFile]) -> Self | None:
+        """Returns the manifest of a folder that is up to date; None if the folder has to be made again.
 
-        It stands when it is whole (every file there with its size) and was made by the same settings from the same
-        inputs. New modification times of unchanged inputs are noted, so that they are not hashed every time.
+        A folder is up to date if it has all its files, with their sizes, and was made with the same settings from
+        unchanged inputs. New modification times of unchanged inputs are written to the manifest, so that the inputs are
+        not hashed every time.
         """
-        manifest = cls.whole(folder, kind, settings)
+        manifest = cls.matching(folder, kind, settings)
         if manifest is None or not unchanged(manifest.inputs, inputs):
             return None
         states = states_of(inputs, [state.sha256 for state in manifest.inputs])
@@ -199,34 +198,34 @@ class StageManifest:
         return manifest
 
     def write(self, folder: Path) -> Self:
-        """Writes manifest.json into a folder that is about to appear, and returns it with its data files hashed.
+        """Writes manifest.json into a folder that is about to appear; returns the manifest with its files hashed.
 
-        `files` say {name: {"rows": rows}}; sizes and sha256 are added. An entry that has both is that of a file whose
-        writer hashed it on the way and brought it to the disk.
+        `files` has {name: {"rows": rows}}; sizes and sha256 are added. If an entry has both already, the writer of the
+        file has hashed and synced it.
         """
         return replace(self, files=seal_folder(folder, self.document(), self.files))
 
 
 @functools.cache
-def _adapter(of: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(of)
+def _adapter(model: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(model)
 
 
-def typed(of: type[T], document: dict[str, Any], where: str, kind: FolderKind) -> T:
-    """Returns the dataclass that a manifest's document describes.
+def typed(model: type[T], document: dict[str, Any], where: str, kind: FolderKind) -> T:
+    """Returns a manifest's document as an instance of a dataclass.
 
     Raises:
-        DataError: fields that are missing, unknown or of another type.
+        DataError: fields are missing, unknown or of another type.
     """
-    described_fields = {name: value for name, value in document.items() if name != "schema_version"}
+    values = {name: value for name, value in document.items() if name != "schema_version"}
     try:
-        described: T = _adapter(cast(Any, of)).validate_json(json.dumps(described_fields))
+        manifest: T = _adapter(cast(Any, model)).validate_json(json.dumps(values))
     except ValidationError as error:
         first = error.errors()[0]
         field = f"{where}, {'.'.join(map(str, first['loc']))}"
         got = f"{first['msg']}: {first['input']!r:.200}"
         raise kind.error(Problem(field, kind.name, got, kind.outdated)) from error
-    return described
+    return manifest
 
 
 def _altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -> list[Problem]:
@@ -237,25 +236,26 @@ def _altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -> lis
             got = f"{sizes[name]} bytes" if name in sizes else "no such file"
             where = f"{folder.rstrip('/')}/{name}"
             expected = f"{entry['size']} bytes, as {FILE_NAME} says"
-            problems.append(Problem(where, expected, got, manifest.what.damaged))
+            problems.append(Problem(where, expected, got, manifest.folder_kind.damaged))
     return problems
 
 
 def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | None = None) -> tuple[InputFile, ...]:
-    """Returns the data files of a log, or of several in their order, whose files have the number of their log.
+    """Returns the data files of a log, or those of several logs in their order.
 
-    Those of a stage's folder carry the sha256 that readers hold them to.
+    Files of several logs have the number of their log. Files of a stage's folder have the sha256 that its manifest
+    gives, which readers check.
 
     Args:
-        logs: local path, URL or frame, or several.
-        columns: the log's own names for columns of the contract; a stage's folder has the contract's, and so may some
-            of several logs.
+        logs: local path, URL or frame, or a sequence of them.
+        columns: the log's own names for columns of the contract. A stage's folder has the contract's names, and so may
+            some of several logs.
         items: the table of the items that actions may name.
 
     Raises:
         DataError: see `list_input`; files that are missing, altered or not in the folder's manifest; a file that two
             logs have.
-        NoRowsError: empty folders, or folders whose manifest says that they have no rows, and no other log.
+        NoRowsError: all logs are empty folders, or folders whose manifest says that they have no rows.
     """
     from reagent_lite.data.rows.column_mapping import ColumnMapping
 
@@ -264,7 +264,7 @@ def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | No
     own_names = ColumnMapping.of(columns or {}, beside_others=several)
     files: dict[str, InputFile] = {}
     empty: list[Problem] = []
-    for number, path in enumerate(logs_of(paths), int(several)):
+    for number, path in enumerate(logs_of(paths), 1 if several else 0):
         try:
             listed = _files_of(path, own_names, items)
         except NoRowsError as error:
@@ -306,10 +306,7 @@ def _files_of(path: str, own_names: ColumnNames | None, items: ItemTable | None)
 
 
 def left_out(path: DataPath) -> tuple[str, ...]:
-    """Returns sentences about entries of a path that are not read, and rows that the stage which made it left out.
-
-    Also which logs have no rows.
-    """
+    """Returns sentences about entries of a folder that are not read, rows that a stage left out, and empty logs."""
     from reagent_lite.data.formats.reading import READERS
 
     sentences: list[str] = []
@@ -330,7 +327,7 @@ def _left_out_before(manifest: StageManifest) -> list[str]:
 
 
 def require_own(folder: Path, kind: str, key: str) -> None:
-    """Raises ConfigError, naming `key`, if a path holds files that this kind of stage did not make."""
+    """Raises ConfigError, naming `key`, if a folder has files that this kind of stage did not make, or is a file."""
     present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     manifest = None
     with suppress(DataError):
@@ -344,10 +341,10 @@ def require_own(folder: Path, kind: str, key: str) -> None:
 
 
 def require_unchanged(files: Sequence[InputFile], path: DataPath, columns: Columns | None) -> None:
-    """Checks that an input still has the files that a stage has read: by names, sizes and modification times.
+    """Checks that an input still has the files that a stage has read, by names, sizes and modification times.
 
     Raises:
-        DataError: naming the files that have changed or are gone.
+        DataError: files that have changed or are gone.
     """
     now = data_files(path, columns)
     expected = "a file that stays as it is while it is read"
@@ -358,24 +355,24 @@ def require_unchanged(files: Sequence[InputFile], path: DataPath, columns: Colum
 
 
 def require_apart(source: DataPath, files: Sequence[InputFile], outputs: Mapping[str, Path]) -> None:
-    """Checks that no output overlaps an input or another output, links followed.
+    """Checks that no output overlaps the input or another output; links are followed.
 
     Args:
         source: paths or URLs of the input.
-        files: the files that it has.
-        outputs: paths by their config keys.
+        files: the files of the input.
+        outputs: {config key: path}.
 
     Raises:
-        ConfigError: naming both.
+        ConfigError: two paths overlap; names both.
     """
     occupied = {Path(file.path).resolve(): "the input" for file in files if not file.remote}
     for log in logs_of(source):
         if "://" not in log and (folder := Path(log).expanduser().resolve()).is_dir():
             occupied[folder] = "the input"
     for key, output in outputs.items():
-        place_of_output = output.resolve()
+        resolved = output.resolve()
         for path, what in occupied.items():
-            if place_of_output == path or place_of_output in path.parents or path in place_of_output.parents:
+            if resolved == path or resolved in path.parents or path in resolved.parents:
                 expected = f"a path apart from {what} in {path}"
                 raise ConfigError(Problem(key, expected, str(output), "It is replaced as a whole: choose another"))
-        occupied[place_of_output] = key
+        occupied[resolved] = key

@@ -1,6 +1,6 @@
 """The rows of a log as Arrow tables with the columns of the contract, checked.
 
-A column may come late or with a narrower type: `merged` and `with_types` give each one type in the whole log.
+A column may begin late or with a narrower type; `merged` and `with_types` give it one type in the whole log.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, Problem
 
 
-def typed_tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa.Table, str]]:
-    """Yields the rows of a log as tables of the types of logs, and where the first row of each comes from.
+def typed_tables(files: tuple[InputFile, ...], title: str) -> Generator[tuple[pa.Table, str]]:
+    """Yields the rows of a log as tables from `typed_table`, each with the location of its first row.
+
+    Args:
+        files: the files of the log.
+        title: name of the work in the progress display.
 
     Raises:
         DataError: faults of the data, with file and line; sequence numbers of two kinds.
     """
     orders: dict[str, str] = {}
-    with progress(doing, "bytes") as show:
+    with progress(title, "bytes") as show:
         blocks = read_blocks(files, lambda block: (*typed_table(block), block.where(0)), show, ALL_COLUMNS)
         for table, of_block, where in blocks:
             orders = {**of_block, **orders}
@@ -41,7 +45,7 @@ def typed_tables(files: tuple[InputFile, ...], doing: str) -> Generator[tuple[pa
 
 
 def survey(files: tuple[InputFile, ...]) -> dict[str, pa.Field]:
-    """Returns the columns of all rows of files, with types that hold all values; reads them once."""
+    """Returns the columns of all rows, with types that hold all values; reads the files once."""
     fields: dict[str, pa.Field] = {}
     with closing(typed_tables(files, "surveying")) as tables:
         for table, where in tables:
@@ -49,22 +53,24 @@ def survey(files: tuple[InputFile, ...]) -> dict[str, pa.Field]:
     return fields
 
 
-class _Own(Section):
+class _ReadLogConfig(Section):
     columns: LogColumns = {}
 
 
 def read_log(log: Log, columns: Columns | None = None) -> pa.Table:
-    """Returns a whole log, in memory, as training understands it: one Arrow table; `to_pandas()` makes a frame of it.
+    """Returns a whole log as one Arrow table in memory, with its values as training reads them.
+
+    `to_pandas()` converts the table to a frame.
 
     Args:
         log: path of a file or a folder in any format, URL, or frame of pandas, polars or Arrow.
         columns: the log's own names for columns of the contract.
 
     Raises:
-        ConfigError: `columns` that no log can have.
-        DataError: what is wrong in the data, with file and line.
+        ConfigError: `columns` has unknown fields or impossible names.
+        DataError: faults of the data, with file and line.
     """
-    columns = check(_Own, {"columns": {} if columns is None else columns}).columns
+    columns = check(_ReadLogConfig, {"columns": {} if columns is None else columns}).columns
     fields: dict[str, pa.Field] = {}
     tables = []
     for table, where in typed_tables(data_files(path_of(log), columns), "reading"):
@@ -74,15 +80,15 @@ def read_log(log: Log, columns: Columns | None = None) -> pa.Table:
 
 
 def merged(before: dict[str, pa.Field], table: pa.Table, where: str) -> dict[str, pa.Field]:
-    """Returns the columns of typed tables that hold the values of all seen so far.
+    """Returns columns whose types hold the values of all tables so far.
 
     Args:
-        before: the result for the tables before.
-        table: the next, as `typed_table` gives it.
-        where: names its first row in errors.
+        before: the result for the previous tables.
+        table: the next table, from `typed_table`.
+        where: location of its first row, for errors.
 
     Raises:
-        DataError: a column whose values here and before have no type in common.
+        DataError: the values of a column have no type in common with the previous ones.
     """
     more = {column.name: column for column in table.schema}
     for name in before.keys() & more.keys():
@@ -101,11 +107,11 @@ def merged(before: dict[str, pa.Field], table: pa.Table, where: str) -> dict[str
 
 
 def with_types(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
-    """Returns a typed table with the columns `merged` gives: others' types, and nulls for columns it lacks."""
+    """Returns a typed table with the columns and types from `merged`; columns that it lacks are null."""
     for number, column in enumerate(table.schema):
         kind = fields[column.name].type
-        of_features = [features_type(kind_of_column, names=True, texts=True) for kind_of_column in (column.type, kind)]
-        if column.type != kind and of_features[0] == of_features[1]:
+        widest, wanted_widest = (features_type(type_, names=True, texts=True) for type_ in (column.type, kind))
+        if column.type != kind and widest == wanted_widest:
             array = features_as(in_one_piece(table.column(number)), kind)
             table = table.set_column(number, column.name, array)
     return conformed(table, fields)

@@ -31,7 +31,7 @@ def test_groups_have_all_rows_of_a_hash(tmp_path: Path, monkeypatch: pytest.Monk
         held.add(pa.Table.from_batches([part]), part["hash"].to_numpy())
     groups = [pa.concat_tables(group.tables()) for group in held.groups(1 << 13)]
     assert max(group.nbytes for group in groups) <= 1 << 14
-    assert pa.concat_tables(buckets.in_order([group], pc.sort_indices(group["hash"])) for group in groups).equals(
+    assert pa.concat_tables(buckets.reordered_rows([group], pc.sort_indices(group["hash"])) for group in groups).equals(
         table.take(pc.sort_indices(table["hash"]))
     )
     assert [file.name for file in tmp_path.iterdir()] == ["log.parquet"]

@@ -38,7 +38,7 @@ def made(tmp_path: Path) -> StageManifest:
 
 
 def stands(folder: Path, kind: str = "timeline", settings: dict[str, Any] = SETTINGS) -> bool:
-    return StageManifest.standing(folder, kind, settings, data_files(str(folder.parent / "in.jsonl"))) is not None
+    return StageManifest.up_to_date(folder, kind, settings, data_files(str(folder.parent / "in.jsonl"))) is not None
 
 
 def test_a_folder_says_what_it_was_made_of(tmp_path: Path, made: StageManifest) -> None:

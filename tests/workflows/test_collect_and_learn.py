@@ -557,7 +557,7 @@ def test_what_is_waited_for_is_logged_at_intervals_that_grow_to_an_hour(
         waiting = console.Waiting()
         for now[0] in range(0, 6 * 3600, 5):
             waiting.sleep("no rows")
-    logged = [int(text.replace(",", "")) for text in re.findall(r"no rows; waiting since (\S+) s", caplog.text)]
+    logged = [int(text.replace(",", "")) for text in re.findall(r"no rows; waited (\S+) s so far", caplog.text)]
     assert logged[:6] == [10, 20, 40, 80, 160, 320]
     assert np.diff(logged[-3:]).tolist() == [3600, 3600]
     assert sleep.call_args == call(2.0)

@@ -103,7 +103,7 @@ def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, caplo
     write_lines(tmp_path / "log/events.jsonl", [*rows, *rows[5:12]])
     (tmp_path / "log/events.tsv").write_text("")
     left_out = (f"{tmp_path}/log: of 107 events left out by the timeline: 7 with the mdp_id and sequence_number of "
-                "another, 1 last of an episode that does not say how it ends")  # fmt: skip
+                "another, 1 last of an episode with neither terminal nor truncated")  # fmt: skip
     for _ in range(2):
         data = prepared(config(tmp_path, tmp_path / "log"))
         assert f"training data: {left_out}" in caplog.messages
@@ -181,6 +181,6 @@ def test_two_machines_share_the_events_of_the_first(tmp_path: Path, there: str) 
         first, second = re.search(r"training rows of each machine: (\d+), (\d+)", runs[0].err).groups()
         assert int(first) + int(second) == 200
         assert f"shards: {first} + {second} rows on 2 nodes" in runs[0].err
-        assert ("nothing to do" in runs[0].err) == (attempt == 1)
+        assert (": up to date" in runs[0].err) == (attempt == 1)
     trained(config(tmp_path / "all", source))
     same_weights(tmp_path / "out", tmp_path / "all/out")

@@ -179,7 +179,7 @@ def test_the_log_says_what_was_paired_and_what_is_odd(tmp_path: Path, caplog: py
     for words in (
         "4 rows in 1 episode, 0 true ends, 0 cut by a limit, 1 gap",
         "21 rows in 1 episode, 1 true end, 0 cut by a limit, gaps not counted",
-        "1 last row does not say how it ends: addTerminalStateRow",
+        "1 last row has neither terminal nor truncated: addTerminalStateRow",
         "1 row follows an end inside an mdp_id",
         f"1 row has the mdp_id and sequence_number of another; the first of each is kept. Left out: {tmp_path}/events",
     ):

@@ -22,7 +22,7 @@ from reagent_lite.errors import Problem, counted, listed, raise_any
 from reagent_lite.types import NormalizationSpec
 
 ORIGIN = ("origin_file.npy", "origin_line.npy")
-"""Arrays that say where in the input each row was; they differ where the same rows are split or shuffled."""
+"""Arrays with the origin of each row in the input; they differ if the same rows are in other files or shuffled."""
 
 _FROM_COPY = ("action_names", "state_ids", "action_ids", "metric_names", "without_value", "counts", "notes")
 _ABSENCES = (
@@ -33,7 +33,7 @@ _ABSENCES = (
 
 
 def content_of(copy: TrainingCopy) -> str:
-    """Returns sha256 over the rows in the copy's order, the same for a copy built again; "" without rows."""
+    """Returns a sha256 of the rows in the copy's order, the same if the copy is built again; "" without rows."""
     manifest = CopyManifest.read(str(copy.folder)) if len(copy) else None
     if manifest is None:
         return ""
@@ -47,7 +47,7 @@ class CopySummary:
 
     Attributes:
         node: number of the machine.
-        rows: transitions.
+        rows: number of transitions.
         action_names: names of discrete actions; empty for candidates.
         state_ids, action_ids, metric_names, counts, notes: as in TrainingCopy.
         texts: ids of features whose values are texts, by "state" and "action".
@@ -91,8 +91,8 @@ class Agreement:
     """The data of all machines together.
 
     Attributes:
-        rows: number of rows of each shard; one number where every machine has all rows.
-        state_ids, action_ids, metric_names: seen by any machine, ascending.
+        rows: number of rows of each shard; a single number if every machine has all rows.
+        state_ids, action_ids, metric_names: those of any machine, ascending.
         content: sha256 of the one shard's content, or over those of all shards in their order.
         counts: as in TrainingCopy, over all shards.
         notes: as in TrainingCopy, with the number of the machine if there are several.
@@ -116,7 +116,7 @@ def agree(summaries: Sequence[CopySummary], *, path: str, replicas: bool) -> Agr
         replicas: whether each machine must have the same rows.
 
     Raises:
-        DataError: data that cannot be merged, with the numbers of the machines; no rows on any.
+        DataError: the data cannot be merged (names the machines), or no machine has rows.
     """
     problems = [problem for other in summaries[1:] for problem in _differences(summaries[0], other, path, replicas)]
     problems += _mixed(summaries, path)
@@ -177,7 +177,7 @@ def _actions(summary: CopySummary) -> str:
 
 
 def _absences(shards: Sequence[CopySummary]) -> Iterator[str]:
-    """Yields a sentence for each kind of name that one shard lacks and another has."""
+    """Yields a sentence about the features or metrics that a shard lacks and another one has."""
     for column, what, counts_as in _ABSENCES:
         for shard in shards:
             absent = [name for name in _union(shards, column) if name not in getattr(shard, column)]

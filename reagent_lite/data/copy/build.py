@@ -28,13 +28,13 @@ def build(
 
     Args:
         files: the input; none for the copy of a machine without rows.
-        log: the log that they are, without rows yet; its folder holds the arrays alone afterwards.
+        log: an empty log, into which the files are read; afterwards its folder contains the arrays only.
         progress: called with (bytes read, total bytes).
         settings: the settings of the copy, see `location.CopyLocation`.
-        log_notes: sentences about several logs that the files are of.
+        log_notes: sentences about the logs, if the files are of several.
 
     Raises:
-        DataError: with file and line of a few rows of each kind of fault, and how many there are.
+        DataError: rows have faults; with file and line of a few rows of each kind, and how many there are.
     """
     hashes: list[str] = []
     if files:
@@ -58,13 +58,13 @@ def build(
         action_names=log.actions or (),
         counts=dict(log.counts),
         notes=(*log_notes, *log.notes),
-        levels={side: _written(of_side, log.keys[side]) for side, of_side in log.vocabulary.levels.items()},
+        levels={side: _levels_json(levels, log.keys[side]) for side, levels in log.vocabulary.levels.items()},
         without_value={side: log.vocabulary.without_value(side, log.keys[side]) for side in log.vocabulary.levels},
     )
 
 
-def _written(levels: Levels, ids: Collection[int]) -> dict[str, dict[str, int]]:
-    """Returns the texts of features as JSON has them."""
+def _levels_json(levels: Levels, ids: Collection[int]) -> dict[str, dict[str, int]]:
+    """Returns the texts of the features `ids` for the manifest."""
     return {
         str(feature): dict(sorted(most_frequent(counts, MOST_LEVELS)))
         for feature, counts in sorted(levels.items())

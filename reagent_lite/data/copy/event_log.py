@@ -1,4 +1,4 @@
-"""The training copy of events: sorted once, paired as a timeline pairs them, and written without a timeline's files.
+"""The training copy of events: sorted once, paired as a timeline pairs them, but without a timeline's files.
 
 checked events, spooled ─► sorted by episode ─► kept, complete, spans (timeline/episodes.py) ─► arrays of the copy
 """
@@ -31,14 +31,14 @@ from reagent_lite.data.rows.columns import NONE
 from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.data.rows.reading import NEXT_ACTION, Rows, read_rows
 from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts, Episodes, SpannedRows
-from reagent_lite.data.timeline.events import Checked, contract_of, selected
+from reagent_lite.data.timeline.events import EventFacts, contract_of, selected
 from reagent_lite.data.timeline.report import (
     log_figures,
     longest_rows,
     none_complete,
     report_of,
     require_rows,
-    require_taken,
+    require_selected,
 )
 from reagent_lite.errors import DataError, Problem, counted
 
@@ -47,16 +47,16 @@ _ROWS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedEvents(Transitions):
-    """R transitions of events; rows are numbers in the order of the files.
+    """R transitions made from events. Rows are numbered in the order of the files.
 
     Attributes:
-        order: the copy's order of their first rows.
-        events: [n] the events that are kept, in order.
-        spans: the span of each transition among these.
-        goes_on: [R] whether a row follows.
-        terminal, truncated: [R], see SpannedRows.
-        following: [R] the row that follows, any where none does.
-        cut: [R] number of the last row among those that a limit cut, any of other rows.
+        order: the copy's order, of the transitions' first rows.
+        events: [n] rows of the events that are kept, in order.
+        spans: the span of each transition among these events.
+        goes_on: [R] whether a row follows the transition.
+        terminal, truncated: [R] as in SpannedRows.
+        following: [R] the row that follows; arbitrary if none does.
+        cut: [R] index of the transition's last row among all rows that a limit cut; arbitrary for other rows.
     """
 
     events: NDArray[np.int64]
@@ -67,7 +67,7 @@ class PairedEvents(Transitions):
 
     @classmethod
     def of(cls, order: Order, kept: NDArray[np.int64], spans: SpannedRows, cut: NDArray[np.int64]) -> PairedEvents:
-        """Returns the transitions of the events `kept` of an order; `cut` are the rows that a limit cut."""
+        """Returns the transitions of the events with the indices `kept`; `cut` are the rows that a limit cut."""
         events = order.rows[kept]
         last = len(kept) - 1
         codes, episode = np.unique(order.episode[kept][spans.at], return_inverse=True)
@@ -95,30 +95,30 @@ class PairedEvents(Transitions):
 class EventLog(SpooledLog[PairedEvents]):
     """Events in temporary files, which become transitions when the arrays are written.
 
-    Of next values only those of rows that a limit cut are spooled.
+    Next states and their choices are spooled only for rows that a limit cut.
 
     Attributes:
-        config: which events become which transitions.
+        config: settings of the pairing.
         report: rows read, kept and left out, as in the manifest of a timeline; empty before `transitions`.
     """
 
     vectors: ClassVar[dict[str, DTypeLike]] = {
         name: kind for name, kind in VECTORS.items() if name not in ("next_action", "time_diff", "step")
-    } | {"reward": np.float64, "shown": np.uint8, "possible": np.uint8}
+    } | {"reward": np.float64, "has_next_state": np.uint8, "possible": np.uint8}
 
     def __init__(self, folder: Path, config: TimelineConfig) -> None:
         super().__init__(folder, contract_of(config))
         self.config = config
         self.report: dict[str, Any] = {}
-        self._blocks: list[Checked] = []
+        self._facts_of_blocks: list[EventFacts] = []
         self._refused: dict[str, set[str]] = {}
         self._cut: list[NDArray[np.int64]] = []
-        self._facts = Checked()
+        self._facts = EventFacts()
         self._files: Sequence[InputFile] = ()
 
     @property
     def readers(self) -> dict[str, Reader]:
-        """Readers of the files: the columns that training reads, dates, and further ones of the config."""
+        """Readers of the columns that training reads, of dates, and of the extra columns in the config."""
         return readers_of((*TRAINING_COLUMNS, "ds", *self.contract.extra))
 
     @property
@@ -127,11 +127,11 @@ class EventLog(SpooledLog[PairedEvents]):
         return (*super().notes, *self.report["left_out"])
 
     def read(self, block: Block) -> Rows:
-        """Returns the checked rows of a block; those that break a rule only as the episodes that they are of."""
-        block, checked = selected(block, self.config)
+        """Returns the checked rows of a block; of rows that break a rule, only their faults and mdp_ids."""
+        block, facts = selected(block, self.config)
         rows = read_rows(block, self.contract)
-        checked.unlisted = rows.counts["candidates_unknown_rows"]
-        self._blocks.append(checked)
+        facts.unlisted = rows.counts["candidates_unknown_rows"]
+        self._facts_of_blocks.append(facts)
         if rows.faults.kinds:
             whole = ~rows.faults.rows
             block = replace(block, table=block.table.filter(pa.array(whole)), lines=block.lines[whole])
@@ -148,42 +148,46 @@ class EventLog(SpooledLog[PairedEvents]):
         if self.faults.kinds and self.config.timeline.on_refused == "error":
             return
         self.learn_texts(rows)
-        state, next_state = (matrix.some() for matrix in (rows.state, rows.next_state))
-        rows = replace(rows, state=state, next_state=next_state, metrics=rows.metrics.some())
-        cut = np.flatnonzero((rows.truncated > 0) & rows.shown)
+        rows = replace(
+            rows,
+            state=rows.state.nonempty(),
+            next_state=rows.next_state.nonempty(),
+            metrics=rows.metrics.nonempty(),
+        )
+        cut = np.flatnonzero((rows.truncated > 0) & rows.has_next_state)
         self._cut.append(cut + self.num_rows)
         self.spool_next(rows, cut)
         possible = np.any(rows.mask, axis=1) if rows.lists is None else rows.lists.lengths > 0
-        self.spool(rows, possible=possible, propensity=np.where(rows.given, rows.propensity, np.nan))
+        self.spool(rows, possible=possible, propensity=np.where(rows.has_propensity, rows.propensity, np.nan))
 
     def check(self, files: Sequence[InputFile]) -> None:
         """Raises the faults that were collected, unless their episodes are left out."""
-        for checked in self._blocks:
-            self._facts.add(checked)
+        for facts in self._facts_of_blocks:
+            self._facts.add(facts)
         self._facts.faults = self.faults
         self._files = files
-        require_taken(self.config, self._facts)
+        require_selected(self.config, self._facts)
 
     def transitions(self) -> PairedEvents:
         """Returns the transitions; counts and reports them.
 
         Raises:
-            DataError: a row that leads to one without a possible action.
-            NoRowsError: no event leads anywhere that is known.
+            DataError: a row is followed by one without a possible action.
+            NoRowsError: no event leads to a known state.
         """
         counts = Counts()
         if not self.num_rows:
             require_rows(self.config, self._facts, counts)
         order = self.order(by_sequence=True)
-        ends = [self.read_vector(name, order.rows) for name in ("bootstrap", "truncated", "shown")]
+        ends = [self.read_vector(name, order.rows) for name in ("bootstrap", "truncated", "has_next_state")]
         section = self.config.timeline
         episodes = Episodes.of(section, order.episode, order.sequence, (ends[0] == 0, ends[1] > 0, ends[2] > 0))
-        at, twice = episodes.once(self._of_whole_episodes(order, counts), counts)
+        at, duplicates = episodes.without_duplicates(self._of_whole_episodes(order, counts), counts)
         require_rows(self.config, self._facts, counts)
-        counts.duplicates = self._first_places(order.rows[twice])
-        once = episodes.only(at)
-        longest = longest_rows(self.config, lambda: once.lengths)
-        at, kept = once.no_longer(longest, at, counts)
+        counts.duplicates = self._first_lines(order.rows[duplicates])
+        distinct = episodes.only(at)
+        longest = longest_rows(self.config, lambda: distinct.lengths)
+        at, kept = distinct.without_outliers(longest, at, counts)
         counts.figures.update(kept.figures())
         log_figures(self.config, self._facts, counts, self._files)
         pairs = PairedEvents.of(order, at, kept.spans(), np.concatenate(self._cut))
@@ -194,14 +198,14 @@ class EventLog(SpooledLog[PairedEvents]):
         return pairs
 
     def _of_whole_episodes(self, order: Order, counts: Counts) -> Mask:
-        """Returns [R] which rows are of episodes without a refused row."""
+        """Returns [R] whether the row's episode has no refused row; counts the others."""
         counts.refused.update({rule: len(names) for rule, names in self._refused.items()})
         refused = pa.array(sorted(set().union(*self._refused.values())), pa.string())
         number = filled(pc.index_in(order.mdp_ids, refused), -1)
         whole: Mask = (number < 0)[order.episode]
         return whole
 
-    def _first_places(self, rows: NDArray[np.int64]) -> list[tuple[int, int]]:
+    def _first_lines(self, rows: NDArray[np.int64]) -> list[tuple[int, int]]:
         file, line = (self.spools[name].whole(rows).tolist() for name in ("origin_file", "origin_line"))
         return heapq.nsmallest(MAX_DUPLICATES, zip(file, line, strict=True))
 
@@ -209,12 +213,12 @@ class EventLog(SpooledLog[PairedEvents]):
         possible = self.read_vector("possible")
         lacking = pairs.goes_on & (possible[pairs.following] == 0)
         if lacking.any():
-            file, line = self._first_places(pairs.order.rows[lacking])[0]
+            file, line = self._first_lines(pairs.order.rows[lacking])[0]
             got = f"none, nor in {counted(int(lacking.sum()) - 1, 'other row')}"
             raise DataError(Problem(self._files[file].location(line), NEXT_ACTION, got))
 
     def vectors_of(self, transitions: PairedEvents) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yields the vectors [R] that are not known from the order, by name."""
+        """Yields (name, vector [R]) for the vectors that the order does not give."""
         rows = transitions.order.rows
         spans = transitions.spans
         action = self.read_vector("action")
@@ -240,26 +244,26 @@ class EventLog(SpooledLog[PairedEvents]):
             yield name, self.read_vector(name, rows)
 
     def write_states(self, transitions: PairedEvents) -> None:
-        """Writes the rows' states, then the other states that follow a row, each once."""
+        """Writes the states of the transitions' first rows, then all other next states, each once."""
         rows = transitions.order.rows
         following = transitions.following
         goes_on = transitions.goes_on
         total = len(rows)
         position = np.full(self.num_rows, -1)
         position[rows] = np.arange(total)
-        beside = np.unique(following[goes_on & (position[following] < 0)])
-        position[beside] = total + np.arange(len(beside))
+        not_first = np.unique(following[goes_on & (position[following] < 0)])
+        position[not_first] = total + np.arange(len(not_first))
         limits, limit = np.unique(transitions.cut[transitions.truncated], return_inverse=True)
         numbers = np.arange(total)
         next_index = np.where(goes_on, position[following], numbers)
-        next_index[transitions.truncated] = total + len(beside) + limit
-        total += len(beside) + len(limits)
+        next_index[transitions.truncated] = total + len(not_first) + limit
+        total += len(not_first) + len(limits)
         self.save_next(next_index, goes_on & (next_index == numbers + 1), total)
         states = self.spools["state"]
         nexts = self.spools["next_state"]
-        used = np.concatenate((rows, beside))
+        used = np.concatenate((rows, not_first))
         if len(used) < self.num_rows or len(limits) < nexts.num_rows:
-            self._without_absent("state", (("state", used), ("next_state", limits)))
+            self._drop_empty_columns("state", (("state", used), ("next_state", limits)))
         self.write_matrix("state", total, chain(states.gathered(used), nexts.gathered(limits)))
 
     def metrics_of(self, transitions: PairedEvents) -> Iterable[NDArray[np.float32]]:
@@ -269,11 +273,11 @@ class EventLog(SpooledLog[PairedEvents]):
         if timeline.steps > 1 and "metrics" in timeline.rewardColumns:
             values = spool.whole(transitions.events).astype(np.float64)
             return [transitions.spans.summed(values, timeline.gamma or 0.0).astype(np.float32)]
-        self._without_absent("metric", (("metrics", transitions.order.rows),))
+        self._drop_empty_columns("metric", (("metrics", transitions.order.rows),))
         return spool.gathered(transitions.order.rows)
 
     def next_of(self, name: str, transitions: PairedEvents) -> Iterator[NDArray[Any]]:
-        """Yields values at the next state: those of the following row, or the row's own where a limit cut, else 0."""
+        """Yields values at the next state: of the following row, or the row's own ones at a limit; 0 at a true end."""
         for start in range(0, len(transitions.cut), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
             values = self.spools[name].whole(transitions.following[part])
@@ -284,11 +288,11 @@ class EventLog(SpooledLog[PairedEvents]):
 
     def write_lists(self, shared: SharedLists) -> None:
         """Writes the lists of rows and of their next states."""
-        self._without_absent("action", (("candidates", rows) for rows in shared.candidates()))
+        self._drop_empty_columns("action", (("candidates", rows) for rows in shared.candidates()))
         super().write_lists(shared)
 
-    def _without_absent(self, key: str, used: Iterable[tuple[str, NDArray[np.int64]]]) -> None:
-        """Forgets the columns of matrices that have no value in the rows that are used, (spool, its rows) each."""
+    def _drop_empty_columns(self, key: str, used: Iterable[tuple[str, NDArray[np.int64]]]) -> None:
+        """Removes the columns of matrices that have no value in the used rows, given as (spool, its rows)."""
         columns = self.keys[key]
         names = sorted(columns)
         present = np.zeros(len(columns), bool)

@@ -1,4 +1,4 @@
-"""Summaries of a training copy's features, to which normalization is fitted where no file gives it.
+"""Summaries of a training copy's features, to which normalization is fitted if no file gives it.
 
 states, or candidates as often as rows list them ─► slices of rows ─► ColumnSummary, in threads ─► merged in order
 """
@@ -21,12 +21,12 @@ _BLOCK_BYTES = 8 << 20
 
 
 def summarize_copy(copy: TrainingCopy, column: str, settings: NormParams, seed: int) -> ColumnSummary:
-    """Returns the summary of all rows of a column; of rows with an mdp_id, `summarize_log` draws the same sample.
+    """Returns the summary of a column over all rows; of rows with an mdp_id, `summarize_log` draws the same sample.
 
     Args:
         copy: the copy of one machine; it may have no rows.
         column: "state_features" or "action".
-        settings: how large a sample, and how many distinct values.
+        settings: size of the sample, and limit of distinct values.
         seed: the seed of the sample.
     """
     texts = texts_of(copy.levels[SIDE_OF[column]])
@@ -58,7 +58,7 @@ def summarize_copy(copy: TrainingCopy, column: str, settings: NormParams, seed: 
 def _listed(copy: TrainingCopy, rows: slice) -> tuple[np.ndarray, np.ndarray]:
     """Returns (index in `rows`, row of `candidates`) of every candidate that these rows list.
 
-    The copy stores equal lists once, so its table of candidates says nothing about how often each is seen.
+    The copy stores equal lists once, so that `candidates` alone does not have the frequency of a candidate.
     """
     lists = np.asarray(copy.actions_list[rows])
     starts = copy.list_offsets[lists]

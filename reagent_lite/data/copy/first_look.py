@@ -22,10 +22,10 @@ from reagent_lite.item_table import ItemTable
 
 
 def remembered_columns(path: DataPath, columns: Columns) -> Columns:
-    """Returns the names of a model's columns in another log, or in several; see column_mapping.remembered.
+    """Returns the column names of a model that apply to another log, or to several; see column_mapping.remembered.
 
     Raises:
-        DataError: files that are not there, or cannot be read.
+        DataError: files are missing or cannot be read.
     """
     known_columns: Columns = {}
     for log in logs_of(path) if columns else ():
@@ -39,13 +39,13 @@ def remembered_columns(path: DataPath, columns: Columns) -> Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstRows:
-    """The first rows of an input that could be read and have no fault.
+    """Facts about the first rows of an input, which have no fault.
 
     Attributes:
-        events: whether they are events, from which transitions are made first.
-        file: path of the file that they are from, or that those of the first log are from.
-        rows: how many there are.
-        state_ids, action_ids: features seen, ascending.
+        events: whether they are events, which are paired to transitions first.
+        file: path of their file; with several logs, the file of the first log.
+        rows: number of rows.
+        state_ids, action_ids: features that occur, ascending.
     """
 
     events: bool = False
@@ -63,30 +63,30 @@ def standing_copy(
     timeline: TimelineConfig | None = None,
     items: ItemTable | None = None,
 ) -> tuple[Path, CopyManifest] | None:
-    """Returns the training copy that a run would use again, by names, sizes and times of the files, or None.
+    """Returns the training copy that a run would reuse, or None; files are compared by names, sizes and times only.
 
     Args:
         path: the path of the data.
         actions: names of discrete actions, None for parametric ones.
         directory: data.training_copy_dir.
         columns: data.columns.
-        timeline: how events are paired; None without settings of their own.
+        timeline: settings of the pairing of events; None for the defaults.
         items: the item table.
     """
     files = data_files(path, columns)
-    for place_of_copy in locations_of(path, actions, directory, columns, timeline, items):
-        for folder in place_of_copy.copies():
-            manifest = CopyManifest.whole(folder, KIND, place_of_copy.settings)
+    for location in locations_of(path, actions, directory, columns, timeline, items):
+        for folder in location.copies():
+            manifest = CopyManifest.matching(folder, KIND, location.settings)
             if manifest is not None and untouched(manifest.inputs, files):
                 return folder, manifest
     return None
 
 
 def rows_by_metadata(files: tuple[InputFile, ...]) -> int | None:
-    """Returns the rows of local Parquet files by their footers; None for other files, which must be counted.
+    """Returns the number of rows of local Parquet files, from their footers; None for other files.
 
     Raises:
-        DataError: no Parquet file, or a damaged one.
+        DataError: a file is not Parquet, or is damaged.
     """
     if any(file.extension != ".parquet" or file.compression or file.remote for file in files):
         return None
@@ -100,7 +100,7 @@ def rows_by_metadata(files: tuple[InputFile, ...]) -> int | None:
 def first_rows(
     path: DataPath, actions: tuple[str, ...] | None, columns: Columns | None = None, items: ItemTable | None = None
 ) -> FirstRows:
-    """Reads and checks the first rows of the first file that has some, of each of several logs.
+    """Reads and checks the first rows of an input, or of each log if there are several.
 
     Raises:
         DataError: a file that cannot be read, or a fault in these rows, with file and line.
@@ -136,17 +136,17 @@ def _first_rows_of(files: tuple[InputFile, ...], actions: tuple[str, ...] | None
 
 
 def holds_events(path: DataPath, columns: Columns | None = None) -> bool:
-    """Returns whether the first rows at a path are events and not transitions; false where there are no rows.
+    """Returns whether the first rows at a path are events rather than transitions; false if there are no rows.
 
-    Those of several logs are of one kind.
+    Several logs are of one kind, so that the first rows of the first log decide.
     """
     try:
-        return hold_events(data_files(path, columns))
+        return files_hold_events(data_files(path, columns))
     except NoRowsError:
         return False
 
 
-def hold_events(files: tuple[InputFile, ...]) -> bool:
-    """Returns whether the first rows of files are events; see holds_events."""
+def files_hold_events(files: tuple[InputFile, ...]) -> bool:
+    """Returns whether the first rows of files are events; see `holds_events`."""
     first = first_block(files)
     return first is not None and are_events(first)

@@ -1,7 +1,7 @@
 """Candidate lists of parametric rows: each distinct list is stored once.
 
 The next list of a row is usually the list of the following row, and many logs offer every row the same candidates.
-Lists are found equal by 128 bits of hash over (place in the list, feature id, float32 bits) of every present feature.
+Lists are equal if 128-bit hashes over (index in the list, feature id, float32 bits) of every present feature are.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class SharedLists:
     """Distinct lists in the order of their first use.
 
     Attributes:
-        start: [L] row of each list's first candidate among all.
-        length: [L] candidates of each.
-        now, after: [R] int32, number of each row's list and of its next list.
+        start: [L] row of each list's first candidate in the spool of all candidates.
+        length: [L] number of candidates of each list.
+        now, after: [R] int32, numbers of each row's list and of its next list.
     """
 
     start: NDArray[np.int64]
@@ -46,7 +46,7 @@ class SharedLists:
     after: NDArray[np.int32]
 
     def candidates(self) -> Iterator[NDArray[np.int64]]:
-        """Yields the rows of all lists' candidates in chunks of whole lists."""
+        """Yields the rows of all lists' candidates, in chunks of whole lists."""
         for at in range(0, len(self.length), _LISTS_OF_A_CHUNK):
             length = self.length[at : at + _LISTS_OF_A_CHUNK]
             first = self.start[at : at + _LISTS_OF_A_CHUNK] - (np.cumsum(length) - length)

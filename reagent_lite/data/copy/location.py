@@ -4,8 +4,8 @@
                                                     *.npy              never changed
                                                     normalized_*.npy   made of these arrays, see sampling/normalized.py
 
-`<options>` is a hash of the path and the actions, `<content>` one of inputs and arrays: two machines that build the
-same copy at once build one folder.
+`<options>` is a hash of the path and the settings, `<content>` a hash of inputs and arrays: two machines that build the
+same copy at the same time make the same folder.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class CopyManifest(StageManifest):
     """The manifest of a training copy.
 
     Attributes:
-        paths: the inputs' paths, as errors name them.
+        paths: paths of the input files, for errors.
         action_names, counts, notes: as in TrainingCopy.
-        levels: {"state" or "action": {feature: {text: values that it has}}} of features whose values are texts.
-        without_value: features that have no value in any row, by side as well.
+        levels: {"state" or "action": {feature: {text: number of its values}}} of features whose values are texts.
+        without_value: {"state" or "action": features that have no value in any row}.
     """
 
-    what: ClassVar[FolderKind] = TRAINING_COPY
+    folder_kind: ClassVar[FolderKind] = TRAINING_COPY
 
     paths: tuple[str, ...]
     action_names: tuple[str, ...]
@@ -67,7 +67,7 @@ class CopyLocation:
     Attributes:
         parent: the folder.
         stem: first part of the names of the path's copies.
-        settings: what a copy's content depends on in addition to its inputs.
+        settings: settings that a copy's content depends on, in addition to its inputs.
     """
 
     parent: Path
@@ -78,10 +78,10 @@ class CopyLocation:
         """Returns the folders of all copies of the path."""
         return sorted(self.parent.glob(f"{glob.escape(self.stem)}-{_CONTENT}"))
 
-    def standing(self, files: Sequence[InputFile]) -> Path | None:
-        """Returns the copy of these files, by names, sizes and times, else by sha256."""
+    def up_to_date_copy(self, files: Sequence[InputFile]) -> Path | None:
+        """Returns the folder of the copy that was made from these files, unchanged; None if there is none."""
         return next(
-            (folder for folder in self.copies() if CopyManifest.standing(folder, KIND, self.settings, files)), None
+            (folder for folder in self.copies() if CopyManifest.up_to_date(folder, KIND, self.settings, files)), None
         )
 
     @contextmanager
@@ -121,8 +121,8 @@ class CopyLocation:
             try:
                 temporary.rename(folder)
                 break
-            except OSError:  # as where a folder has this name
-                if CopyManifest.whole(folder, KIND, self.settings) is not None:
+            except OSError:  # for example, a folder of this name exists
+                if CopyManifest.matching(folder, KIND, self.settings) is not None:
                     break
                 if not attempts_left:
                     raise
@@ -142,15 +142,15 @@ def locations_of(
     timeline: TimelineConfig | None = None,
     items: ItemTable | None = None,
 ) -> list[CopyLocation]:
-    """Returns the locations that a copy may have, best first.
+    """Returns the locations that a copy may have, the preferred one first.
 
     Args:
-        path: the input, of several logs in their order.
-        actions: names of discrete actions, None for parametric ones; other names make another copy.
+        path: the input; several logs in their order.
+        actions: names of discrete actions, None for parametric ones; a copy depends on them.
         directory: parent folder that the user chose, or None.
         columns: the log's own names for columns of the contract.
-        timeline: how events are paired; None without settings of their own.
-        items: the item table; another one makes another copy.
+        timeline: settings of the pairing of events; None for the defaults.
+        items: the item table; a copy depends on it.
     """
     paired = {"timeline": pairing_settings(timeline)} if timeline is not None else {}
     renamed = {"columns": columns} if columns else {}
@@ -164,9 +164,9 @@ def locations_of(
 
 
 def parents_of(path: DataPath | None, directory: str | None) -> list[Path]:
-    """Returns the folders for files made from data: the user's choice, else beside local data, then the user's cache.
+    """Returns the folders for files made from data, the preferred one first.
 
-    Of several logs the first decides.
+    It is the user's choice; else one beside local data (of several logs, the first), and one in the user's cache.
 
     Args:
         path: the path of the data; None for files that do not belong beside it.
@@ -174,5 +174,7 @@ def parents_of(path: DataPath | None, directory: str | None) -> list[Path]:
     """
     if directory is not None:
         return [Path(directory).expanduser().absolute()]
-    beside = "://" if path is None else local_path(logs_of(path)[0])
-    return [*([] if "://" in beside else [Path(beside).parent / FOLDER]), user_cache()]
+    log = None if path is None else local_path(logs_of(path)[0])
+    if log is None or "://" in log:
+        return [user_cache()]
+    return [Path(log).parent / FOLDER, user_cache()]

@@ -1,4 +1,4 @@
-"""The order of a copy's rows: by episode and sequence_number where the log has both, else as in the files."""
+"""The order of a copy's rows: by episode and sequence_number if the log has both, else as in the files."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _NAMES_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The copy's order: by (mdp_id, sequence_number) where the log has both, else as in the files.
+    """The copy's order: by (mdp_id, sequence_number) if the log has both, else as in the files.
 
     Attributes:
         rows: [R] int64, number of each row in the order of the files.
-        episode: [R] int32 codes; those of rows without mdp_id follow those of `mdp_ids`.
-        sequence: [R] int64.
-        mdp_ids: distinct ones, ascending.
-        alone: numbers of the rows without mdp_id, each an episode of its own.
-        duplicates: rows that share (mdp_id, sequence_number) with the row before.
+        episode: [R] int32, index in `mdp_ids`; the numbers after these are for rows without mdp_id.
+        sequence: [R] int64, sequence_number, or the row's number if the log has none.
+        mdp_ids: the distinct ids, ascending.
+        alone: numbers of the rows without mdp_id, each of which is an episode of its own.
+        duplicates: number of rows that share (mdp_id, sequence_number) with the row before.
     """
 
     rows: NDArray[np.int64]
@@ -42,19 +42,19 @@ class Order:
         return len(self.mdp_ids) + len(self.alone)
 
     def episode_hashes(self) -> NDArray[np.uint64]:
-        """Returns [episodes], stable hashes of the mdp_ids: BLAKE2b, 8 bytes, little endian."""
+        """Returns [episodes] hashes of the mdp_ids (BLAKE2b, 8 bytes, little endian), the same on every machine."""
         starts = range(0, len(self.mdp_ids), _NAMES_AT_ONCE)
         names = chain.from_iterable(self.mdp_ids.slice(start, _NAMES_AT_ONCE).to_pylist() for start in starts)
         return np.concatenate((name_hashes(names), mix(self.alone.astype(np.uint64))))
 
 
 def find_order(slots: NDArray[np.int64], mdp_ids: list[pa.Array], sequence: NDArray[np.int64] | None) -> Order:
-    """Sorts by (mdp_id, sequence_number) where the log has both; rows that are equal in both keep their order.
+    """Sorts by (mdp_id, sequence_number) if the log has both; rows that are equal in both keep their order.
 
     Args:
-        slots: [R] number of the row's mdp_id among all of `mdp_ids`, -1 without one.
-        mdp_ids: those of each block.
-        sequence: [R], or None where the log has no sequence numbers.
+        slots: [R] index of the row's mdp_id in the concatenated `mdp_ids`, -1 without one.
+        mdp_ids: the mdp_ids of each block.
+        sequence: [R] sequence numbers, or None if the log has none.
     """
     ids = pa.chunked_array(mdp_ids, pa.string())
     distinct = ids.unique().sort()

@@ -1,8 +1,8 @@
-"""A policy that a log has as a column: its probability of the logged action, or of every possible action.
+"""A policy given as a column of a log: its probability of the logged action, or of every possible action.
 
-blocks of the one column ─► numbers, objects or lists, checked ─► by file and line ─► in the order of a training copy
+blocks of this column ─► numbers, objects or lists, checked ─► matched by file and line ─► in a training copy's order
 
-It is no part of the copy, which stays the same whichever column is read.
+The copy itself does not contain the column.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from reagent_lite.data.rows.matrices import PolicyColumn, in_order
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, Problem, listed
 
-_ROUNDING = 1e-3  # of a sum of probabilities, which a log may have with three digits
-_MOST = 1 + 1e-6  # as float32 may have it
+_ROUNDING = 1e-3  # of a sum of probabilities, each of which a log may have with three digits
+_MOST = 1 + 1e-6  # 1 with a rounding error of float32
 
 
 @dataclass(frozen=True, slots=True)
 class _ProbabilitiesOfBlock:
-    """Probabilities of a block: lengths [n] of its rows, and the values in order."""
+    """Probabilities of a block: the number of values of each row, [n], and all values in order."""
 
     file: int
     lines: NDArray[np.int64]
@@ -48,11 +48,11 @@ def read_policy_column(path: DataPath, name: str, copy: TrainingCopy, columns: C
     Args:
         path: path of these files.
         name: name of the column.
-        copy: the copy.
+        copy: the training copy.
         columns: the log's own names for columns of the contract.
 
     Raises:
-        DataError: no such column, or faults of its values, with file and line.
+        DataError: there is no such column, or its values have faults; with file and line.
     """
     files = data_files(path, columns)
     parts = list(read_blocks(files, lambda block: _part(block, name, copy), readers=readers_of((name,))))
@@ -131,15 +131,16 @@ def _kind(column: Column) -> type:
     if column.text:
         first = json.loads(column.array[int(column.present.argmax())].as_py() or "null")
         return type(first) if isinstance(first, list | dict) else float
-    pairs = is_list(kind) and pa.types.is_struct(kind.value_type)
-    return list if is_list(kind) and not pairs else dict if column.nested else float
+    if is_list(kind) and not pa.types.is_struct(kind.value_type):  # a list of structs is a map
+        return list
+    return dict if column.nested else float
 
 
 def _require_possible(copy: TrainingCopy, name: str, table: NDArray[np.float32], lengths: NDArray[np.int64]) -> None:
-    """Checks that probabilities are of the row's possible actions.
+    """Checks that the probabilities belong to the row's possible actions.
 
     Raises:
-        DataError: with the first row for which they are not.
+        DataError: they do not; names the first such row.
     """
     if copy.parametric:
         counts = np.diff(copy.list_offsets)[np.asarray(copy.actions_list)]

@@ -15,24 +15,24 @@ K = TypeVar("K", int, str)
 
 
 class Spool(Generic[K]):
-    """Rows of a vector, or of a matrix whose columns are found on the way; only a chunk of it is in memory.
+    """The rows of a vector, or of a matrix that gets columns while it grows; only a chunk of it is in memory.
 
     Args:
-        file: where the rows go; `remove` removes it.
+        file: the file for the rows; `remove` removes it.
         dtype: type of the values.
-        keys: {key: column} of a matrix, shared by spools that have the same columns; None for a vector. What a row
-            lacks is NaN, or 0 in integers.
+        keys: {key: column} of a matrix, shared by spools that have the same columns; None for a vector. Missing values
+            are NaN, or 0 for integers.
 
     Attributes:
         dtype: type of the values.
-        num_rows: appended so far.
+        num_rows: number of rows appended so far.
     """
 
     def __init__(self, file: Path, dtype: DTypeLike, keys: dict[K, int] | None = None) -> None:
         self._file = file
         self.dtype = np.dtype(dtype)
         self._keys: dict[K, int] | None = keys
-        self._parts: list[tuple[int, ...]] = []  # shapes of the stretches of one width: (rows,) or (rows, width)
+        self._parts: list[tuple[int, ...]] = []  # shapes of runs of rows with the same width: (rows,) or (rows, width)
         self.num_rows = 0
         file.touch()
 
@@ -54,7 +54,7 @@ class Spool(Generic[K]):
 
     @property
     def width(self) -> int:
-        """Columns of a matrix found so far."""
+        """Number of columns of a matrix so far."""
         return len(self._keys or ())
 
     @property
@@ -89,14 +89,14 @@ class Spool(Generic[K]):
         return np.concatenate([none, *self.gathered(np.arange(self.num_rows) if rows is None else rows)])
 
     def _mapped(self, part: int, offset: int) -> NDArray[Any]:
-        """Returns a part, mapped from the file: its pages count as this process's memory while they are mapped."""
+        """Returns a part as a memory map; its pages count as this process's memory while they are mapped."""
         shape = self._parts[part]
         if not np.prod(shape):
             return np.empty(shape, self.dtype)
         return np.asarray(np.memmap(self._file, self.dtype, "r", int(offset), shape))
 
     def remove(self) -> None:
-        """Removes the file, unless it is gone."""
+        """Removes the file, if it exists."""
         self._file.unlink(missing_ok=True)
 
 
@@ -104,7 +104,7 @@ def write_npy(stream: IO[bytes], dtype: DTypeLike, shape: tuple[int, ...], chunk
     """Writes the content of a .npy file from chunks of its rows.
 
     Raises:
-        OSError: with a number, which numpy's own error of a short write lacks.
+        OSError: the file cannot be written. Unlike numpy's own error, it has an errno.
     """
     dtype = np.dtype(dtype)
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}

@@ -1,8 +1,9 @@
-"""The rows of a log in temporary files, in the order of the files, which become the arrays of a training copy.
+"""The rows of a log in temporary files, which become the arrays of a training copy.
 
 blocks ─► checked rows ─► append: a spool for each vector and matrix ─► write: each in the order of the copy
 
-Transitions and events differ in what they spool, and in how transitions come from it: transition_log.py, event_log.py.
+Logs of transitions and of events spool different values and make transitions in different ways: transition_log.py,
+event_log.py.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ MATRICES: dict[str, tuple[DTypeLike, str]] = {
     "lists": (np.int64, "record"),
     "next_lists": (np.int64, "record"),
 }
-"""Type of each matrix, and the keys of its columns; see `SpooledLog.keys`."""
-_PLACES = {"origin_file", "origin_line", "episode"}
+"""Type of each matrix, and the kind of its columns; see `SpooledLog.keys`."""
+_NOT_IN_ROWS = {"origin_file", "origin_line", "episode"}  # vectors that `spool` computes
 _RECORD = (0, 1, 2, 3)  # columns of what `list_records` returns
 
 
@@ -67,7 +68,7 @@ class Transitions:
     """The R transitions of a copy.
 
     Attributes:
-        order: the rows with which they begin, in the copy's order.
+        order: their first rows, in the copy's order.
         terminal, truncated: [R] how they end.
     """
 
@@ -83,10 +84,10 @@ class SpooledLog(ABC, Generic[T]):
     """The rows of all blocks in temporary files, until the arrays are written.
 
     Attributes:
-        folder: where they and the arrays are.
+        folder: the folder of the temporary files and of the arrays.
         actions: names of discrete actions; None for parametric ones.
-        keys: {key: column} of matrices: ids of features of states and candidates and names of metrics as found,
-            choices, and the columns of records of lists.
+        keys: {kind of columns: {key: column}}. Keys are feature ids of states and candidates, names of metrics, numbers
+            of actions ("choice"), and columns of `list_records`.
         vocabulary: texts of features.
         counts: as in TrainingCopy, once the arrays are written.
         report: rows read and left out of a log of events, as in the manifest; empty for transitions.
@@ -119,7 +120,7 @@ class SpooledLog(ABC, Generic[T]):
 
     @property
     def readers(self) -> dict[str, Reader] | None:
-        """Readers of the files; None: those of the columns that training reads."""
+        """Readers of the files; None for readers of the columns that training needs."""
         return None
 
     @property
@@ -148,11 +149,11 @@ class SpooledLog(ABC, Generic[T]):
 
     @abstractmethod
     def vectors_of(self, transitions: T) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yields the vectors [R] that are not known from the order, by name."""
+        """Yields (name, vector [R]) for the vectors that the order does not give."""
 
     @abstractmethod
     def write_states(self, transitions: T) -> None:
-        """Writes the states, and where next states are among them."""
+        """Writes the states, and the position of each next state among them."""
 
     @abstractmethod
     def metrics_of(self, transitions: T) -> Iterable[NDArray[np.float32]]:
@@ -185,8 +186,8 @@ class SpooledLog(ABC, Generic[T]):
                 self.vocabulary.require_one_kind("action", lists.features, texts["action"], rows.block, lists.rows)
 
     def spool(self, rows: Rows, **other: NDArray[Any]) -> None:
-        """Adds the rows' own values, and `other` values by name in place of those that they have."""
-        for name in self.vectors.keys() - _PLACES:
+        """Adds the values of rows; vectors in `other` replace those of the rows."""
+        for name in self.vectors.keys() - _NOT_IN_ROWS:
             self.spools[name].append(other[name] if name in other else getattr(rows, name))
         self.spools["origin_file"].append(np.full(len(rows), rows.block.file_number))
         self.spools["origin_line"].append(rows.block.lines)
@@ -216,9 +217,9 @@ class SpooledLog(ABC, Generic[T]):
         """Writes every array in the copy's order, and removes the spools.
 
         Raises:
-            DataError: sequence numbers that do not say in which order rows happened; a row that leads to one without a
+            DataError: sequence numbers do not determine the order of the rows, or a row is followed by one without a
                 possible action.
-            NoRowsError: no event leads anywhere that is known.
+            NoRowsError: no event leads to a known state.
         """
         transitions = self.transitions()
         order = transitions.order
@@ -236,7 +237,7 @@ class SpooledLog(ABC, Generic[T]):
         )
         self.write_states(transitions)
         for name in ("state", "next_state"):
-            self.spools[name].remove()  # which are most of the bytes
+            self.spools[name].remove()  # early, as they are most of the bytes
         self.write_matrix("metrics", num, self._without_gaps(self.metrics_of(transitions)))
         self.write_matrix("mask", num, self.spools["mask"].gathered(order.rows))
         self.write_matrix("next_mask", num, self.next_of("mask", transitions))
@@ -268,7 +269,7 @@ class SpooledLog(ABC, Generic[T]):
             write_npy(stream, values.dtype, values.shape, [values])
 
     def save_next(self, next_index: NDArray[np.int64], follows: Mask, total: int) -> None:
-        """Writes where next states are, of `total` states."""
+        """Writes the positions of next states among all `total` states."""
         self.save("next_index", next_index.astype(np.int32 if total < 2**31 else np.int64))
         self.save("follows", follows)
         self.counts["side_rows"] = total - len(follows)
@@ -291,7 +292,7 @@ class SpooledLog(ABC, Generic[T]):
             self.counts.update(lists=len(shared.length), candidates=total)
 
     def _without_gaps(self, chunks: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
-        """Yields metrics with 0 for those that are absent, which it counts."""
+        """Yields metrics with 0 in place of absent values, and counts these."""
         for values in chunks:
             self.counts["metrics_absent_values"] += int(np.isnan(values).sum())
             yield np.nan_to_num(values, nan=0.0)
@@ -310,7 +311,7 @@ def _notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
     sentences = [f"{number:,} of {rows} {'has' if number == 1 else 'have'} {what}" for number, what in some]
     if columns.isdisjoint(EPISODE_COLUMNS):
         sentences.append(ALONE)
-        counts = Counter({**counts, "rows_without_mdp_id": 0})  # said already
+        counts = Counter({**counts, "rows_without_mdp_id": 0})  # ALONE implies it
     sentences += [f"{counted(counts[key], *words)} {what}" for key, (*words, what) in _COUNTED.items() if counts[key]]
     if ignored := sorted(columns - COLUMNS.keys()):
         sentences.append(f"columns that training does not use: {listed(ignored)}")

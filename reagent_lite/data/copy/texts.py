@@ -1,4 +1,4 @@
-"""One-hot features of a training copy against a normalization: texts where it has texts, and values that are other."""
+"""Compares a training copy with a normalization: which features are texts, and how many one-hot values are other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def require_texts(copy: TrainingCopy, side: str, spec: NormalizationSpec, where:
         where: names the normalization.
 
     Raises:
-        DataError: with file and line of the first other value of each feature.
+        DataError: they are not; with file and line of the first such value of each feature.
     """
     ids = copy.state_ids if side == "state" else copy.action_ids
     texts = copy.levels[side]
@@ -34,12 +34,12 @@ def require_texts(copy: TrainingCopy, side: str, spec: NormalizationSpec, where:
         if feature_id not in ids or feature_id in without or bool(feature.levels) == (feature_id in texts):
             continue
         expected = f"{WORDS[bool(feature.levels)]} for feature {feature_id}, as {where} has parameters for"
-        problems.append(Problem(_first_place(copy, side, feature_id), expected, WORDS[feature_id in texts], ONE_KIND))
+        problems.append(Problem(_first_line(copy, side, feature_id), expected, WORDS[feature_id in texts], ONE_KIND))
     if problems:
         raise DataError(problems)
 
 
-def _first_place(copy: TrainingCopy, side: str, feature: int) -> str:
+def _first_line(copy: TrainingCopy, side: str, feature: int) -> str:
     """Returns the file and line of the first row of a copy that has a value of a feature."""
     if side == "state":
         rows = np.flatnonzero(~np.isnan(copy.state[: len(copy), copy.state_ids.index(feature)]))
@@ -51,9 +51,9 @@ def _first_place(copy: TrainingCopy, side: str, feature: int) -> str:
 
 
 def count_others(copy: TrainingCopy, side: str, spec: NormalizationSpec) -> dict[int, int]:
-    """Returns {id: how often its value is other} of the one-hot features of states, or of candidates as rows list them.
+    """Returns {id: number of other values} of one-hot features of states, or of candidates as often as rows list them.
 
-    A value is other if it is not among the feature's possible values: a text that is not a level, or an integer.
+    A value is other if it is not one of the feature's possible values, such as a text that is not a level.
     """
     ids = copy.state_ids if side == "state" else copy.action_ids
     one_hot = [
@@ -64,7 +64,7 @@ def count_others(copy: TrainingCopy, side: str, spec: NormalizationSpec) -> dict
     if not one_hot:
         return {}
     values = copy.state[: len(copy)] if side == "state" else copy.candidates
-    times = np.zeros(0, np.int64)
+    times = np.zeros(0, np.int64)  # of each candidate
     if side == "action":
         lists = np.bincount(copy.actions_list, minlength=len(copy.list_offsets) - 1)
         times = np.repeat(lists, np.diff(copy.list_offsets))

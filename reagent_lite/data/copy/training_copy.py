@@ -3,8 +3,8 @@
     inputs ─► 1 blocks of Arrow columns ─► 2 checked rows ─► 3 spooled in file order ─► 4 sorted, written, renamed
               formats/                     rows/               build.py                   build.py, location.py
 
-A copy is used again while its inputs are unchanged, which names, sizes and modification times show, else sha256. Next
-states are not stored where they are the following row's state, which halves the bytes.
+A copy is reused while its inputs are unchanged by names, sizes and modification times, or else by sha256. A next state
+that is the following row's state is not stored again, which halves the bytes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from reagent_lite.manifest import TRAINING_COPY
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingCopy:
-    """R transitions, sorted by (mdp_id, sequence_number) where the log has both, else in file order.
+    """R transitions, sorted by (mdp_id, sequence_number) if the log has both, else in file order.
 
     Arrays are memory-mapped for reading. S state features, A discrete actions, L lists of candidates, C candidates
     in total, F candidate features, M metrics, E side rows, I input files.
 
     Attributes:
-        folder: holds manifest.json and the arrays, never changed; a copy of other inputs has another.
-        files: the I input files' paths.
+        folder: folder of manifest.json and the arrays, which never change; a copy of other inputs has another folder.
+        files: paths of the I input files.
         action_names: names of discrete actions; empty for parametric ones.
         state_ids: S feature ids, ascending: all seen in state_features or next_state_features.
         action_ids: F feature ids of candidates, ascending; empty for discrete actions.
@@ -57,9 +57,9 @@ class TrainingCopy:
         action: [R] int32, index of the action or of the candidate in the row's list; -1 unknown.
         next_action: [R] int32, the same at the next state; -1 none.
         reward: [R] float32.
-        time_diff: [R] float32, 1 where the log has none.
-        step: [R] uint8, rows of the log that the transition spans; 1 where the log has no such column.
-        propensity: [R] float32 in (0, 1], 1 where the log has none.
+        time_diff: [R] float32, 1 if the log has none.
+        step: [R] uint8, rows of the log that the transition spans; 1 if the log has no such column.
+        propensity: [R] float32 in (0, 1], 1 if the log has none.
         bootstrap: [R] float32, 0 after a true end, else 1.
         truncated: [R] uint8, whether the log says that a limit cut the episode here.
         mask: [R, A] uint8, possible actions; A is 0 for parametric actions.
@@ -69,15 +69,15 @@ class TrainingCopy:
         candidates: [C, F] float32, NaN = absent.
         actions_list: [R] int32, the row's list; [0] for discrete.
         next_list: [R] int32, the list at the next state, an empty one on terminal rows; [0] for discrete.
-        metrics: [R, M] float32, 0 where a row lacks one.
-        episode: [R] int32, number of the episode in the order of mdp_id; rows without one are episodes of their own.
+        metrics: [R, M] float32, 0 where absent.
+        episode: [R] int32, number of the episode in the order of mdp_id; a row without mdp_id is an episode of its own.
         episode_hash: [episodes] uint64, stable hash of mdp_id (BLAKE2b, 8 bytes, little endian).
         sequence: [R] int64, sequence_number, else the row's number in the input.
         origin_file: [R] int32, number of the input file.
         origin_line: [R] int64, line (Parquet: row) in it, from 1.
         counts: figures of the log by name, rows first.
         notes: sentences about the log that a user should read.
-        levels: {"state" or "action": {id: {text: values that it has}}} of the features whose values are texts; their
+        levels: {"state" or "action": {id: {text: number of its values}}} of the features whose values are texts; their
             columns have the texts' codes (categories.py).
         without_value: ids of features without a value in any row, by "state" and "action".
     """
@@ -139,7 +139,7 @@ class TrainingCopy:
         return location(self.files[int(self.origin_file[row])], int(self.origin_line[row]))
 
     def refuse(self, rows: NDArray[np.bool_], expected: str, got: Callable[[int], str], todo: str = "") -> None:
-        """Raises DataError where a row is true in `rows` [R]; `got` returns the value of a row, for the message."""
+        """Raises DataError if a row is true in `rows` [R]; `got` returns the value of a row, for the message."""
         if rows.any():
             first = int(rows.argmax())
             more = f"{got(first)} ({int(rows.sum())} such rows)"
@@ -147,9 +147,9 @@ class TrainingCopy:
 
 
 def release(array: object) -> None:
-    """Lets the system take back the pages of an array's file; does nothing for others.
+    """Lets the system take back the pages of a memory-mapped array; does nothing for other objects.
 
-    numpy keeps the map to itself and has no public name for it.
+    The map is found through private attributes, since numpy has no public name for it.
     """
     while array is not None and not isinstance(array, mmap.mmap):
         array = getattr(array, "_mmap", None) or getattr(array, "base", None)
@@ -167,7 +167,7 @@ def open_training_copy(folder: Path) -> TrainingCopy:
         folder: see `TrainingCopy.folder`.
 
     Raises:
-        DataError: no copy there, or a damaged one.
+        DataError: the folder has no copy, or a damaged one.
     """
     manifest = CopyManifest.read(str(folder))
     if manifest is None or (wrong := manifest.files.keys() ^ ARRAYS):
@@ -196,7 +196,7 @@ def _opened(folder: Path, manifest: CopyManifest) -> TrainingCopy:
 
 
 def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
-    """Returns the copy of a machine that has no rows where others have some, in memory only.
+    """Returns a copy without rows, in memory only, for a machine without rows if other machines have some.
 
     Args:
         actions: names of discrete actions in output order; None for parametric ones.
@@ -219,28 +219,28 @@ def prepare_training_copy(
     items: ItemTable | None = None,
     progress: Show | None = None,
 ) -> TrainingCopy:
-    """Opens the training copy of a log, building it first unless one with unchanged inputs is there.
+    """Opens the training copy of a log, and builds it first if it does not exist or its inputs have changed.
 
-    The copy is in `directory`; else in `.reagent-lite` beside local data, where that can be written; else in the user's
-    cache folder. Memory: at most 1.3 times the copy's bytes and some 100 MB.
+    The copy is in `directory`; else in `.reagent-lite` beside local data, if that can be written; else in the user's
+    cache folder. Memory: at most 1.3 times the copy's bytes and about 100 MB.
 
     Args:
         log: path of a file or a folder in any format, URL, or frame; or several logs, which are read as one.
         actions: names of discrete actions in output order; None for parametric ones.
         directory: parent folder of the copy.
         columns: the log's own names for columns of the contract.
-        timeline: how events are paired; None: as they are by default.
+        timeline: settings of the pairing of events; None for the defaults.
         items: the table of the items that actions may name.
         progress: called with (bytes read, total bytes) while building.
 
     Raises:
-        DataError: faults of the data, with file and line of a few rows of each kind, and how many there are;
-            files that change while they are read; no folder that can be written.
+        DataError: faults of the data, with file and line of a few rows of each kind, and how many there are; files that
+            change while they are read; no folder that can be written.
     """
     path = paths_of(log)
     files = data_files(path, columns, items)
     locations = locations_of(path, actions, directory, columns, timeline, items)
-    folder = next((folder for location in locations if (folder := location.standing(files)) is not None), None)
+    folder = next((folder for location in locations if (folder := location.up_to_date_copy(files)) is not None), None)
     if folder is None:
         chosen = next((location for location in locations if is_writable(location.parent)), None)
         if chosen is None:
@@ -252,7 +252,7 @@ def prepare_training_copy(
             folder = chosen.publish(temporary, manifest)
         give_back_memory()
     copy = open_training_copy(folder)
-    # files that are not read may have come since the copy was built
+    # entries that are not read may have been added since the copy was built
     return dataclasses.replace(copy, notes=(*copy.notes, *left_out(path)))
 
 
@@ -267,24 +267,24 @@ def _built(
 ) -> CopyManifest:
     from reagent_lite.data.copy.build import build
     from reagent_lite.data.copy.event_log import EventLog
-    from reagent_lite.data.copy.first_look import hold_events
+    from reagent_lite.data.copy.first_look import files_hold_events
     from reagent_lite.data.copy.transition_log import TransitionLog
-    from reagent_lite.data.logs import tell_apart
+    from reagent_lite.data.logs import separate_logs
 
-    apart = tell_apart(files, path, folder)
-    if not hold_events(files):
-        return build(apart.files, TransitionLog(folder, actions), progress, settings, apart.notes)
+    logs = separate_logs(files, path, folder)
+    if not files_hold_events(files):
+        return build(logs.files, TransitionLog(folder, actions), progress, settings, logs.notes)
     timeline = timeline or TimelineConfig()
     section = {"inputTableName": path, "actionDiscrete": actions is not None}
     query = timeline.query.model_copy(update={"actions": actions or ()})
-    of_path = {"timeline": timeline.timeline.model_copy(update=section), "query": query}
-    return build(apart.files, EventLog(folder, timeline.model_copy(update=of_path)), progress, settings, apart.notes)
+    config = timeline.model_copy(update={"timeline": timeline.timeline.model_copy(update=section), "query": query})
+    return build(logs.files, EventLog(folder, config), progress, settings, logs.notes)
 
 
 def give_back_memory() -> None:
-    """Returns freed memory to the system: Arrow and glibc keep it, where it counts as this process's memory."""
-    if pa := sys.modules.get("pyarrow"):  # absent where nothing was read
+    """Returns freed memory to the system: Arrow and glibc keep it, and it counts as this process's memory."""
+    if pa := sys.modules.get("pyarrow"):  # not loaded if nothing was read
         pa.default_memory_pool().release_unused()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if trim is not None:
         trim(0)

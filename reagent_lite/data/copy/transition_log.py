@@ -17,7 +17,7 @@ from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.reading import Rows
 from reagent_lite.errors import DataError, Problem
 
-_OF_ORDER = {"sequence", "episode", "bootstrap", "truncated"}
+_WRITTEN_SEPARATELY = {"sequence", "episode", "bootstrap", "truncated"}
 
 
 class TransitionLog(SpooledLog[Transitions]):
@@ -64,19 +64,19 @@ class TransitionLog(SpooledLog[Transitions]):
         )
 
     def vectors_of(self, transitions: Transitions) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yields the vectors [R] that are not known from the order, by name."""
+        """Yields (name, vector [R]) for the vectors that the order does not give."""
         yield "bootstrap", ~transitions.terminal
         yield "truncated", transitions.truncated
-        for name in VECTORS.keys() - _OF_ORDER:
+        for name in VECTORS.keys() - _WRITTEN_SEPARATELY:
             yield name, self.read_vector(name, transitions.order.rows)
 
     def write_states(self, transitions: Transitions) -> None:
         """Writes the states of all rows, then the next states that are not the state of the following row.
 
         state          row 0, row 1, ..., row R - 1 │ side row 0, side row 1, ...
-        next_index[i]  i + 1  where row i + 1 is of the same episode and has row i's next state, bit for bit
+        next_index[i]  i + 1  if row i + 1 is of the same episode and has row i's next state, bit for bit
                        i      at a true end
-                       R + k  else, of the k-th such row
+                       R + k  else, for the k-th such row
         """
         order = transitions.order
         rows = order.rows

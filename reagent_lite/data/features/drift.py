@@ -1,14 +1,15 @@
-"""Drift: how far the features of one data set lie from those of another.
+"""Drift: how much the features of a data set differ from those of another.
 
     reference ─► bins at equal shares ─┐
     training  ─► shares of these bins ─┴─► population stability index ─┐
     both samples ─► largest distance of distribution functions ────────┼─► verdict of the worst
     both, all rows ─► difference of the shares present ────────────────┘
 
-Of a category the bins are the reference's most frequent levels and one for all others, counted in all rows; it has no
-distribution function.
+The bins of a category are the reference's most frequent levels, and one bin for all other texts, counted over all rows;
+it has no distribution function.
 
-Two samples of one distribution differ by chance: a figure that 95 % of such pairs stay below counts as stable.
+Two samples of one distribution differ by chance: a figure below the limit that 95 % of such pairs do not exceed counts
+as stable.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from reagent_lite.feature_ids import written
 Verdict = Literal["stable", "moderate", "large"]
 VERDICTS: tuple[Verdict, ...] = ("stable", "moderate", "large")
 Figure = tuple[float, float] | tuple[None, None]
-"""A figure, and the limit below which it stays by chance alone."""
+"""(figure, limit that it rarely exceeds by chance), or (share in the training data, share in the reference)."""
 _UNKNOWN: Figure = (None, None)
 CHANCE = 0.95
 MOST_TABLE_ROWS = 40
-MOST_LEVELS = 100
-"""Levels of a category that have a bin."""
+MAX_LEVEL_BINS = 100
+"""Largest number of levels of a category that get a bin of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +44,14 @@ class FeatureDrift:
 
     Attributes:
         feature_id: id of a feature of states or candidates.
-        verdict: that of the worst of the three figures.
-        psi, psi_by_chance: population stability index, and the limit below which it stays by chance alone; None where
-            one of the data sets has no value.
+        verdict: the verdict on the worst of the three figures.
+        psi, psi_by_chance: population stability index, and the limit that it rarely exceeds by chance; None if one of
+            the data sets has no value.
         ks, ks_by_chance: two-sample Kolmogorov-Smirnov statistic, and its limit.
         present, reference_present: share of rows in which the feature is present.
-        mean, reference_mean: over all rows; None where there is no value, and of categories.
-        other, reference_other: of a one-hot feature the share of values that the reference lacks: of a category
-            none of its MOST_LEVELS most frequent, of integers none of its sample; None of other features.
+        mean, reference_mean: mean over all rows; None without a value, and for categories.
+        other, reference_other: share of a one-hot feature's values that the reference does not have: texts beyond its
+            MAX_LEVEL_BINS most frequent ones, or integers that it lacks; None for other features.
     """
 
     feature_id: int
@@ -69,7 +70,7 @@ class FeatureDrift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """Features of both data sets, most drifted first, and those that only one of them has."""
+    """The drift of features that both data sets have, the largest first, and the features that only one of them has."""
 
     features: tuple[FeatureDrift, ...]
     only_in_training: tuple[int, ...]
@@ -134,14 +135,14 @@ def _feature_drift(
     old = reference.features[feature_id].moments
     present = new.count / max(training.rows, 1)
     before = old.count / max(reference.rows, 1)
-    levels = (
-        _level((abs(present - before), 0.0), settings.present_moderate, settings.present_large),
-        _level(psi, settings.psi_moderate, settings.psi_large),
-        _level(ks, settings.ks_moderate, settings.ks_large),
+    severities = (
+        _severity((abs(present - before), 0.0), settings.present_moderate, settings.present_large),
+        _severity(psi, settings.psi_moderate, settings.psi_large),
+        _severity(ks, settings.ks_moderate, settings.ks_large),
     )
     return FeatureDrift(
         feature_id=feature_id,
-        verdict=VERDICTS[max(levels)],
+        verdict=VERDICTS[max(severities)],
         psi=psi[0],
         psi_by_chance=psi[1],
         ks=ks[0],
@@ -172,7 +173,7 @@ def _of_numbers(
 
 def _of_levels(training: Mapping[str, int], reference: Mapping[str, int]) -> tuple[Figure, Figure]:
     """Returns (psi, shares of values that the reference lacks, in the training data and in the reference)."""
-    levels = [text for text, _ in most_frequent(reference, MOST_LEVELS)]
+    levels = [text for text, _ in most_frequent(reference, MAX_LEVEL_BINS)]
     counts = []
     for counts_by_text in (training, reference):
         of_levels = [counts_by_text.get(text, 0) for text in levels]
@@ -183,7 +184,8 @@ def _of_levels(training: Mapping[str, int], reference: Mapping[str, int]) -> tup
     return _index(*counts), (ours, theirs)
 
 
-def _level(figure: Figure, moderate: float, large: float) -> int:
+def _severity(figure: Figure, moderate: float, large: float) -> int:
+    """Returns the index in VERDICTS."""
     value, chance = figure
     if value is None or chance is None or value < moderate or value <= chance:
         return 0
@@ -193,9 +195,9 @@ def _level(figure: Figure, moderate: float, large: float) -> int:
 def stability_index(values: Floats, reference: Floats, num_bins: int) -> tuple[float, float]:
     """Returns (population stability index of values [n] against a reference [m], limit that chance rarely exceeds).
 
-    The index is Σ (a − e) ln(a / e) over the bins that either has values in; a and e are their shares. An empty bin
-    counts as half a value. By chance it is about (1/n + 1/m) χ² of one less than the bins (Yurdakul 2018, Statistical
-    Properties of Population Stability Index).
+    The index is Σ (a − e) ln(a / e) over the bins in which either has values; a and e are their shares. An empty bin
+    counts as half a value. By chance the index is about (1/n + 1/m) χ², with one degree of freedom less than there are
+    bins (Yurdakul 2018, Statistical Properties of Population Stability Index).
     """
     edges = _edges(reference, num_bins)
     bins = [np.searchsorted(edges, sample, side="left") for sample in (values, reference)]
@@ -203,7 +205,7 @@ def stability_index(values: Floats, reference: Floats, num_bins: int) -> tuple[f
 
 
 def _index(values: NDArray[np.int64], reference: NDArray[np.int64]) -> tuple[float, float]:
-    """Returns `stability_index` of counts by bin."""
+    """Returns `stability_index` for counts by bin."""
     from scipy import stats
 
     used = (values + reference) > 0
@@ -215,9 +217,9 @@ def _index(values: NDArray[np.int64], reference: NDArray[np.int64]) -> tuple[flo
 
 
 def _edges(reference: Floats, num_bins: int) -> Floats:
-    """Returns the inner bounds of the bins, ascending; a bin holds the values above the bound before it, up to its own.
+    """Returns the inner bounds of the bins, ascending; a bin has the values above the previous bound, up to its own.
 
-    A value that is several quantiles at once gets a bin of its own: 0 and 1 of a binary feature never share one.
+    A value that is several quantiles at once gets a bin of its own: 0 and 1 of a binary feature are never in one bin.
     """
     quantiles = np.quantile(reference, np.arange(num_bins + 1) / num_bins, method="inverted_cdf")
     distinct, times = np.unique(quantiles, return_counts=True)

@@ -1,4 +1,4 @@
-"""The feature types: the parameters of each, how they are fitted, and the check of those read from a file.
+"""The feature types: the parameters of each, how they are fitted, and how those read from a file are checked.
 
     Values of a feature ─► FEATURE_TYPES[type].fit ─► parameters ─► FeatureSpec
 
@@ -48,12 +48,12 @@ class Values:
 
     @cached_property
     def exponent(self) -> float:
-        """Box-Cox λ of greatest likelihood for the sample, shifted by the least of all values; NaN without one."""
+        """Maximum-likelihood λ of Box-Cox for the sample minus the smallest of all values; NaN if there is none."""
         return box_cox_exponent(np.maximum(self.sample - self.summary.low, IDENTIFICATION_FLOOR))
 
     @cached_property
     def box_cox_k_squared(self) -> float:
-        """K² of the transformed sample; NaN where the transform changes little (λ near 1) or overflows."""
+        """K² of the transformed sample; NaN if the transform changes little (λ near 1) or overflows."""
         if not np.isfinite(self.exponent) or 0.9 <= self.exponent <= 1.1:
             return float("nan")
         candidate = box_cox(self.sample, self.exponent, 0.0 - self.summary.low, IDENTIFICATION_FLOOR)
@@ -62,7 +62,7 @@ class Values:
 
 
 def k_squared(values: Floats) -> float:
-    """Returns D'Agostino and Pearson's K² of values [N >= 20]: about 2 for normal ones; NaN for a constant."""
+    """Returns D'Agostino and Pearson's K² of values [N >= 20]: about 2 for normal values; NaN for a constant."""
     from scipy import stats  # here: it takes half of torch's time to import, and few runs fit anything
 
     with warnings.catch_warnings():
@@ -72,11 +72,11 @@ def k_squared(values: Floats) -> float:
 
 
 def box_cox_exponent(values: Floats) -> float:
-    """Returns the Box-Cox λ of greatest likelihood for positive values [N]; NaN where there is none.
+    """Returns the maximum-likelihood λ of Box-Cox for positive values [N]; NaN if there is none.
 
-    Box and Cox (1964), equation 8. Divided by their geometric mean, values have the likelihood −N/2 log var of the
-    transform, which needs one exponential per value and step: at 100,000 values about 20 times faster than
-    `scipy.stats.boxcox_normmax`, which works on logarithms of sums, and the same λ.
+    Box and Cox (1964), equation 8. For values divided by their geometric mean the log-likelihood is −N/2 times the
+    logarithm of the transform's variance, which takes one exponential per value and step. With 100,000 values this is
+    about 20 times faster than `scipy.stats.boxcox_normmax`, which works on logarithms of sums, and gives the same λ.
     """
     from scipy import optimize, special
 
@@ -87,7 +87,7 @@ def box_cox_exponent(values: Floats) -> float:
 
     def log_variance(exponent: float) -> float:
         variance = float(np.var(special.expm1(exponent * log_values) / exponent if exponent else log_values))
-        return float(np.log(variance)) if 0 < variance < np.inf else np.inf  # NaN too is no candidate
+        return float(np.log(variance)) if 0 < variance < np.inf else np.inf  # NaN counts as inf
 
     with np.errstate(over="ignore", invalid="ignore"):
         try:
@@ -106,7 +106,7 @@ def box_cox(values: Floats, exponent: float, shift: float, floor: float) -> Floa
 
 
 def _fit_continuous(values: Values, settings: NormParams) -> dict[str, Any]:
-    """Returns mean and stddev (ddof 1) of all rows; of a constant its value and 1."""
+    """Returns mean and stddev (ddof 1) of all rows; for a constant its value and 1."""
     summary = values.summary
     return {
         "mean": summary.low if summary.low == summary.high else summary.moments.mean,
@@ -115,7 +115,7 @@ def _fit_continuous(values: Values, settings: NormParams) -> dict[str, Any]:
 
 
 def _fit_box_cox(values: Values, settings: NormParams) -> dict[str, Any]:
-    """Returns shift = −min of all rows, λ of greatest likelihood, and mean and stddev of the transformed sample."""
+    """Returns shift = −min of all rows, maximum-likelihood λ, and mean and stddev of the transformed sample."""
     _require_sample(values)
     shift = 0.0 - values.summary.low
     moments = Moments.of(box_cox(values.sample, values.exponent, shift, TRANSFORM_FLOOR))
@@ -191,7 +191,7 @@ class TypeRule:
     """One type of feature.
 
     Attributes:
-        fit: returns the parameters of a feature with at least one value; a ValueError says why there are none.
+        fit: returns the parameters of a feature with at least one value, or raises ValueError with the reason why not.
         needs: parameters that a file must give; other parameters are neither fitted nor checked.
         fault: returns the fault of the parameters that `needs` names, None if they are valid.
     """

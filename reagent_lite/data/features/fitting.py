@@ -58,8 +58,8 @@ def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, w
         where: name of the data in errors and notes, such as its path.
 
     Raises:
-        DataError: a column without feature; fewer than 20 present values, or values that an override's type cannot be
-            fitted to (20 features, and how many more).
+        DataError: a column without features, or a feature with fewer than 20 present values or with values that its
+            override's type cannot be fitted to (lists 20 problems, and the number of others).
     """
     overrides = {id_of(key): FeatureType(name) for key, name in settings.feature_overrides.items()}
     results: dict[str, list[tuple[FeatureSpec, dict[str, Any], list[str]]]] = {}
@@ -129,9 +129,9 @@ def _fit_category(
     of_code: dict[float, str] = {}
     notes = []
     for text, _ in most_frequent(counts, settings.max_unique_enum_values):
-        if other := of_code.get(code := code_of(text)):
+        other = of_code.setdefault(code_of(text), text)
+        if other != text:
             notes.append(f"{where}: {text!r} and {other!r} have one code by chance, and count as {other!r}")
-        of_code.setdefault(code, text)
     levels = tuple(sorted(of_code.values()))
     others = count - sum(counts[level] for level in levels)
     if others:
@@ -164,11 +164,11 @@ def _fit_category(
 
 
 def identify(values: Values, settings: NormParams) -> tuple[FeatureType, str]:
-    """Returns the type of a feature and why.
+    """Returns the type of a feature, and the reason.
 
-    The first that holds: BINARY all in {0, 1}; PROBABILITY all in [0, 1]; ENUM non-negative integers, few distinct;
-    BOXCOX where that transform makes the values much more normal; QUANTILE where they are far from normal; CONTINUOUS.
-    How far from normal the values are is computed from the sample; all else from all rows.
+    It is the first that applies: BINARY, all values are 0 or 1; PROBABILITY, all are in [0, 1]; ENUM, non-negative
+    integers with few distinct values; BOXCOX, the transform makes the values much more normal; QUANTILE, the values are
+    far from normal; CONTINUOUS. The distance from normal is computed from the sample, all else from all rows.
     """
     summary = values.summary
     if not summary.moments.count:
@@ -187,9 +187,9 @@ def identify(values: Values, settings: NormParams) -> tuple[FeatureType, str]:
     limit = settings.quantile_k2_threshold
     reason = f"K² is {values.k_squared:.4g}"
     if not settings.skip_box_cox:
-        bent = values.box_cox_k_squared
-        if values.k_squared > 10 * bent and bent <= limit:  # false for NaN
-            return FeatureType.BOXCOX, f"{reason}, and {bent:.4g} after Box-Cox with λ {values.exponent:.4g}"
+        transformed = values.box_cox_k_squared
+        if values.k_squared > 10 * transformed and transformed <= limit:  # false for NaN
+            return FeatureType.BOXCOX, f"{reason}, and {transformed:.4g} after Box-Cox with λ {values.exponent:.4g}"
     if values.k_squared <= limit:
         return FeatureType.CONTINUOUS, reason
     if settings.skip_quantiles:
@@ -198,11 +198,11 @@ def identify(values: Values, settings: NormParams) -> tuple[FeatureType, str]:
 
 
 def _report(column: ColumnSummary, kind: FeatureType, reason: str, values: Values) -> dict[str, Any]:
-    """Returns a feature's entry in statistics.json; numbers are of raw values, None where there is none.
+    """Returns a feature's entry in statistics.json; numbers are of raw values, None if there is no value.
 
-    From count to possible_values they are of all rows (stddev with ddof 1; distinct None above max_unique_enum_values),
-    from sampled to boxcox_k_squared of the sample, the last three None where they were not needed. parameters_from says
-    which of the two the normalization's mean, stddev and quantiles are of.
+    From count to possible_values they are of all rows (stddev has ddof 1; distinct is None above
+    max_unique_enum_values), from sampled to boxcox_k_squared of the sample; the last three are None if they were not
+    needed. parameters_from says which of the two the normalization's mean, stddev and quantiles are computed from.
     """
     summary = values.summary
     sample = values.sample
@@ -247,7 +247,7 @@ def _notes(where: str, kind: FeatureType, values: Values) -> list[str]:
 
 
 def check_overrides(settings: NormParams, ids: Iterable[int], where: str) -> None:
-    """Raises ConfigError for overrides of features that are not in `ids`, with the nearest that is."""
+    """Raises ConfigError for overrides of features that are not in `ids`; names the nearest that is."""
     names = [str(feature) for feature in sorted(ids)]
     otherwise = f"Known: {listed(names)}"
     problems = []

@@ -1,8 +1,8 @@
-"""Summaries of the features of a log of which there is no training copy, in one pass over its files.
+"""Summaries of the features of a log without a training copy, in one pass over its files.
 
 files ─► blocks ─► ColumnSummary of states and candidates, in threads ─► merged in order ─► LogSummary
 
-It reads files with Arrow; copy/features.py summarises a copy, which simulation without the extra `data` imports.
+For a training copy see copy/features.py, which does not need Arrow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from reagent_lite.data.rows.maps import candidate_features, candidate_lists, fea
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError, Problem
 
-_LINE_BITS = 40  # of a row's position: lines of a file, below the number of the file
+_LINE_BITS = 40  # a row's position has the line in the lower 40 bits, and the number of the file above
 _KINDS = ("names", "objects {id: number}")
 
 
@@ -40,10 +40,10 @@ class LogSummary:
     Attributes:
         rows: number of rows of the data.
         parametric: whether actions are candidates with features.
-        columns: summaries of "state_features" and, with candidates, "action", where the settings name them.
-        rows_by_position: rows without mdp_id or sequence_number; whether one is sampled depends on its position.
+        columns: summaries of "state_features" and, for candidates, "action", if the settings name them.
+        rows_by_position: number of rows without mdp_id or sequence_number, which are sampled by their position.
         hashes: sha256 of each file.
-        logs: rows of each of several logs, by its number.
+        logs: {number of a log: its rows}.
     """
 
     rows: int
@@ -66,14 +66,14 @@ def summarize_log(
 
     Args:
         files: events, transitions, or other rows with a column state_features.
-        settings: which columns, how large a sample, and how many distinct values.
+        settings: names of columns, size of the sample, and limit of distinct values.
         parametric: whether actions are candidates; None decides by the action column.
         seed: the seed of the sample.
         progress: called with (bytes read, total bytes).
 
     Raises:
-        DataError: with file and line: no state_features, infinite values, keys that are neither ids nor names, actions
-            of two kinds; no rows.
+        DataError: no state_features, infinite values, keys that are neither ids nor names, or actions of two kinds,
+            with file and line; or no rows.
     """
     merges: dict[str, Merge] = {
         name: Merge(settings.num_samples, settings.max_unique_enum_values) for name in settings.cols_to_norm
@@ -83,7 +83,7 @@ def summarize_log(
     logs: Counter[int] = Counter()
     by_position = 0
     hashes: list[str] = []
-    for part in read_blocks(files, partial(_part, settings, parametric, seed), progress, hashes=hashes):
+    for part in read_blocks(files, partial(_features_of, settings, parametric, seed), progress, hashes=hashes):
         block = part.faults.block
         logs[block.file.log] += block.table.num_rows
         by_position += part.rows_by_position
@@ -107,14 +107,14 @@ def summarize_log(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _BlockFeatures:
     """The features of a block.
 
     Attributes:
         faults: the faults of its rows.
         rows_by_position: as in LogSummary.
         parametric: whether actions are candidates; None if the block has no action.
-        columns: {name: (summary, [n] the block's row of each state or candidate)}; none where a row has a fault.
+        columns: {name: (summary, [n] the block's row of each state or candidate)}; {} if a row has a fault.
     """
 
     faults: Faults
@@ -123,7 +123,7 @@ class _Part:
     columns: dict[str, tuple[ColumnSummary, NDArray[np.int64]]]
 
 
-def _part(settings: NormParams, parametric: bool | None, seed: int, block: Block) -> _Part:
+def _features_of(settings: NormParams, parametric: bool | None, seed: int, block: Block) -> _BlockFeatures:
     faults = Faults(block)
     hashes, rows_by_position = _hashes(block, faults, seed)
     action = column_of(block, ACTION)
@@ -148,11 +148,11 @@ def _part(settings: NormParams, parametric: bool | None, seed: int, block: Block
     for name, (matrix, row_of) in matrices.items() if not faults.count else ():
         texts = texts_of(vocabulary.levels[SIDE_OF[name]])
         columns[name] = ColumnSummary.of(matrix, hashes[row_of], settings.max_unique_enum_values, texts), row_of
-    return _Part(faults=faults, rows_by_position=rows_by_position, parametric=parametric, columns=columns)
+    return _BlockFeatures(faults=faults, rows_by_position=rows_by_position, parametric=parametric, columns=columns)
 
 
 def _hashes(block: Block, faults: Faults, seed: int) -> tuple[Hashes, int]:
-    """Returns ([n] hash of each row, rows without a name, which are known by the number of file and line)."""
+    """Returns ([n] hash of each row, number of rows without mdp_id or sequence_number, hashed by file and line)."""
     codes, ids = strings(column_of(block, "mdp_id"), faults)
     sequence, present = sequence_numbers(column_of(block, "sequence_number"), faults)
     named = (codes >= 0) & present

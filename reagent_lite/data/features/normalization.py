@@ -21,7 +21,7 @@ from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 
 class _Parameters(Section):
-    """One feature of a file, besides its type, in the order in which keys are written."""
+    """Parameters of one feature of a file, in the order in which keys are written; the type comes before them."""
 
     boxcox_lambda: float = 1.0
     boxcox_shift: float = 0.0
@@ -44,7 +44,7 @@ def read_normalization(path: str) -> NormalizationSpec:
         The features in column order.
 
     Raises:
-        DataError: the file is missing, empty or no JSON object, or features are wrong (the first 20 problems).
+        DataError: the file is missing, empty or not a JSON object, or features are wrong (the first 20 problems).
     """
     return parse_normalization(_document(path), where=path)
 
@@ -92,7 +92,7 @@ def _parse(text: str, where: str) -> object:
 
 
 def _feature(key: str, entry: object, where: str) -> FeatureSpec:
-    """Returns one entry of the file as a feature; DataError has all that is wrong with it."""
+    """Returns one entry of the file as a feature; raises DataError with all problems of the entry."""
     try:
         identity = id_of(key)
     except ValueError as error:
@@ -151,7 +151,7 @@ def _written(feature: FeatureSpec) -> dict[str, object]:
     written: dict[str, object] = {"feature_type": feature.feature_type}
     for key, default in _Parameters().model_dump().items():
         value = getattr(feature, key)
-        if key == "levels" and not value:  # files of numbers are those of 2019
+        if key == "levels" and not value:  # a file without categories stays as it was in 2019
             continue
         used = key in (*FEATURE_TYPES[feature.feature_type].needs, "mean", "stddev", "min_value", "max_value")
         written[key] = value if used or value != default else None
@@ -171,10 +171,10 @@ def write_normalization(file: Path, spec: NormalizationSpec) -> None:
 def check_covers(spec: NormalizationSpec, ids: Sequence[int], *, where: str) -> None:
     """Checks that the data's features `ids` are all in the normalization file `where`.
 
-    Features of the file that the data lacks are no error: they are missing in every row.
+    Features that only the file has are no error: they are missing in every row.
 
     Raises:
-        DataError: naming the data features that have no parameters.
+        DataError: features of the data have no parameters; names them.
     """
     lacking = sorted(set(ids) - set(spec.feature_ids))
     if lacking:

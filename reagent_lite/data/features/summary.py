@@ -4,8 +4,8 @@
     values [n, F] and a hash of each row ─► ColumnSummary ─┴► Merge ─► ColumnSummary of all rows ─► bytes ─► Merge …
 
 Parts are blocks of a file, blocks of a training copy, or summaries of other machines. Counts, extremes and distinct
-values do not depend on how rows are divided; float64 means and squares do in their last digits only. The sample depends
-on the rows alone: it is those of least hash.
+values do not depend on how rows are divided; float64 means and squares depend on it in their last digits only. The
+sample depends on the rows alone: it consists of those with the smallest hashes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ACTION = "action"
 """Columns that are summarised."""
 
 MISSING = np.float32(MISSING_VALUE)
-"""The preprocessor reads it as missing, so statistics do too."""
+"""A value that the preprocessor treats as missing, and statistics as well."""
 
 SMALLEST_STDDEV = float(np.finfo(np.float32).tiny)
 """Below it a standard deviation is 0 to a float32 network."""
@@ -39,7 +39,7 @@ SMALLEST_STDDEV = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Count, mean and sum of squared deviations of values; parts seen apart merge into the whole."""
+    """Count, mean and sum of squared deviations of values; the moments of parts can be merged."""
 
     count: int
     mean: float
@@ -77,9 +77,9 @@ class FeatureSummary:
 
     Attributes:
         moments: count, mean, squares.
-        low, high: least and largest; inf and -inf where there are none.
-        whole: whether all are integers.
-        distinct: the distinct values ascending, None where there are more than the limit.
+        low, high: smallest and largest value; inf and -inf without values.
+        whole: whether all values are integers.
+        distinct: the distinct values, ascending; None if there are more than the limit.
     """
 
     moments: Moments
@@ -92,7 +92,7 @@ class FeatureSummary:
     def of(cls, values: NDArray[np.float32] | Floats, most_distinct: int) -> Self:
         """Returns the summary of raw values [n]; NaN and the missing value are left out."""
         present = _present(values)
-        # the first values show that most features have more distinct ones; the rest is then not sorted
+        # most features have too many distinct values among their first ones already: the others need not be sorted then
         distinct = np.unique(present[: 4 * most_distinct])
         if len(distinct) <= most_distinct:
             distinct = np.unique(present)
@@ -119,7 +119,7 @@ class FeatureSummary:
 
     @property
     def is_constant(self) -> bool:
-        """Whether all are one value, or too close together for a float32 standard deviation."""
+        """Whether all values are equal, or too close together for a float32 standard deviation."""
         return self.low == self.high or self.moments.stddev < SMALLEST_STDDEV
 
 
@@ -134,11 +134,11 @@ class ColumnSummary:
     """The features of states, or of candidates as often as rows list them.
 
     Attributes:
-        rows: rows or candidates.
-        features: by id, ascending.
-        levels: {id: {text: how often}} of the features whose values are texts.
-        hashes: [n] of the rows in the sample.
-        sample: [n, F] rows or candidates; of a part all of them.
+        rows: number of rows or candidates.
+        features: {id: summary}, ids ascending.
+        levels: {id: {text: number of its values}} of the features whose values are texts.
+        hashes: [n] hashes of the rows in the sample.
+        sample: [n, F] sampled rows or candidates; in the summary of a part, all of them.
     """
 
     rows: int
@@ -159,7 +159,7 @@ class ColumnSummary:
 
         Args:
             matrix: values [n, F].
-            hashes: [n] of the rows.
+            hashes: [n] hashes of the rows.
             most_distinct: limit of the distinct values that are listed.
             texts: {id: {code: text}} of features whose values are texts.
         """
@@ -207,16 +207,17 @@ _TREE: TypeAdapter[Any] = TypeAdapter(
 
 
 def _counted(codes: NDArray[np.float32], texts: Mapping[float, str]) -> dict[str, int]:
-    """Returns how often each text occurs; a code whose text was forgotten is left out."""
+    """Returns {text: number of its values}; a code whose text was dropped is left out."""
     distinct, counts = np.unique(_present(codes), return_counts=True)
     pairs = zip(distinct.tolist(), counts.tolist(), strict=True)
     return {texts[code]: count for code, count in pairs if code in texts}
 
 
 class Merge:
-    """The parts of a column so far; the order of parts decides between rows of one hash, and last digits of moments.
+    """Merges the summaries of a column's parts.
 
-    Holds the sample and at most a quarter as many rows that came since.
+    The order of the parts only matters for rows with equal hashes and for the last digits of moments. In memory are the
+    sample and at most a quarter as many newer rows.
     """
 
     def __init__(self, num_samples: int, most_distinct: int) -> None:
@@ -252,7 +253,7 @@ class Merge:
         )
 
     def _choose(self) -> tuple[Hashes, FeatureMatrix]:
-        """Returns the rows of least hash of all parts, in the order in which they came, and keeps nothing else."""
+        """Returns the rows with the smallest hashes, in the order of the parts, and drops all others."""
         hashes = np.concatenate([np.empty(0, np.uint64), *(part for part, _ in self._parts)])
         kept = np.sort(np.argsort(hashes, kind="stable")[: self._num_samples])
         if len(kept) == self._num_samples:

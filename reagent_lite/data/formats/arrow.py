@@ -1,8 +1,8 @@
 """Parquet and Arrow IPC as blocks; the "line" of a row is its number in the file, from 1.
 
-IPC is read as a file (Feather version 2 is one) or a stream. Memory is that of a record batch as stored, and blocks are
-parts of it. Every block is validated before anything looks into it, since offsets of a damaged file may lead outside
-its memory.
+IPC is read as a file (Feather version 2 is one) or a stream. One record batch at a time is in memory, as stored, and
+blocks are parts of it. Every block is validated before its values are read, since the offsets of a damaged file may
+point outside its memory.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, damage_reported, digest_of
 from reagent_lite.data.formats.schema import filled, is_text, item_values, valid_rows
 from reagent_lite.errors import DataError, Problem, first_line
-from reagent_lite.strict_json import MOST_LEVELS, is_deep, unique_keys
+from reagent_lite.strict_json import MAX_DEPTH, is_deep, unique_keys
 
 BLOCK_VALUES = 1 << 19
-"""Leaf values of a block, keys of maps among them: some 4 MB per array made on the way."""
+"""Leaf values of a block, keys of maps included: a temporary array of them takes about 4 MB."""
 _BYTES_OF_VALUE = 4
-"""Bytes of a value in Parquet, before compression, if few are equal."""
+"""Bytes of a value in Parquet, before compression, if few values are equal."""
 PARQUET = "Parquet"
 IPC = "Arrow IPC"
 _FILE_MAGIC = b"ARROW1"
@@ -42,7 +42,8 @@ def read_parquet(
     """Reads a Parquet file; see `blocks.Reader`.
 
     Raises:
-        DataError: no Parquet file, one that is packed or ends early, a column twice, or text that is not UTF-8.
+        DataError: the file is not Parquet, is compressed as a whole, ends early, has a column twice, or has text that
+            is not UTF-8.
     """
     with _opened(file, PARQUET) as stream:
         parquet = _parquet(stream, file)
@@ -63,7 +64,7 @@ def opened_parquet(file: InputFile) -> Iterator[pa.parquet.ParquetFile]:
     """Opens a Parquet file.
 
     Raises:
-        DataError: no Parquet file, a damaged one (also while it is read), or a column twice.
+        DataError: the file is not Parquet, is damaged (this may show only while it is read), or has a column twice.
     """
     with _opened(file, PARQUET) as stream:
         yield _parquet(stream, file)
@@ -76,8 +77,8 @@ def _parquet(stream: IO[bytes], file: InputFile) -> pa.parquet.ParquetFile:
 
 
 def _rows_of_batch(metadata: pa.parquet.FileMetaData) -> int:
-    # By the bytes of row groups, which are fewer where many values are equal: Arrow ends a process that asks for the
-    # metadata of a column where these are damaged.
+    # The number of values is estimated from the bytes of row groups, which are few if many values are equal. Columns
+    # have exact numbers in their metadata, but Arrow ends the process if it reads metadata that is damaged.
     num_bytes = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     values = max(max(1, metadata.num_columns) * metadata.num_rows, num_bytes // _BYTES_OF_VALUE)
     return int(max(1, BLOCK_VALUES * metadata.num_rows // max(1, values)))
@@ -86,10 +87,10 @@ def _rows_of_batch(metadata: pa.parquet.FileMetaData) -> int:
 def read_ipc(
     file: InputFile, number: int, position: Position, columns: Collection[str] | None = TRAINING_COLUMNS
 ) -> Iterator[Callable[[], Block]]:
-    """Reads an Arrow IPC file or stream, whose buffers may be packed (LZ4, Zstandard); see `blocks.Reader`.
+    """Reads an Arrow IPC file or stream, whose buffers may be compressed (LZ4, Zstandard); see `blocks.Reader`.
 
     Raises:
-        DataError: neither format, one that is packed as a whole, damaged, or ends early.
+        DataError: the file is neither, is compressed as a whole, is damaged, or ends early.
     """
     row = 0
     with _opened(file, IPC) as stream:
@@ -108,8 +109,8 @@ def read_ipc(
 
 
 def _parts(batch: pa.RecordBatch, file: InputFile) -> Iterator[pa.RecordBatch]:
-    """Yields a batch in parts of at most BLOCK_VALUES values, those that ids of items stand for among them."""
-    # of whole buffers: nbytes would follow offsets, which are validated in `_block`
+    """Yields a batch in parts of at most BLOCK_VALUES values, which include the features that item ids stand for."""
+    # the size of the buffers, and not nbytes, which would follow offsets before `_block` has validated them
     values = batch.get_total_buffer_size() // 8 + batch.num_rows + item_values(batch, file.items)
     rows = max(1, BLOCK_VALUES * batch.num_rows // max(1, values))
     for start in range(0, batch.num_rows, rows):
@@ -129,7 +130,7 @@ def _ipc_batches(stream: IO[bytes], file: InputFile) -> Iterator[pa.RecordBatch]
         for index in range(reader.num_record_batches):
             yield reader.get_batch(index)
         return
-    # The format lets a stream end between any two batches, so that one that was cut there looks whole.
+    # The format lets a stream end between any two batches, so that a stream that was cut there looks complete.
     stream.seek(-min(len(_END_OF_STREAM), file.size), 2)
     if stream.read() != _END_OF_STREAM:
         raise EOFError("it does not end with the mark that closes a stream")
@@ -157,7 +158,7 @@ def _require_names(schema: pa.Schema, file: InputFile) -> None:
 
 
 def _require_text(field: pa.Field) -> None:
-    """Looks at all names inside: those that are not text raise UnicodeDecodeError, a ValueError."""
+    """Reads the names of all fields inside; a name that is not UTF-8 raises UnicodeDecodeError, a ValueError."""
     if field.name and pa.types.is_nested(field.type):
         for index in range(field.type.num_fields):
             _require_text(field.type.field(index))
@@ -177,18 +178,18 @@ def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str]
         try:
             batch.validate(full=True)
         except pa.ArrowInvalid:
-            # Offsets of Parquet come from its decoder, so that values can be looked at; those of IPC may be anything,
-            # and numbers, flags and times alone can be looked at whatever their bytes are.
-            names_of_values = [field.name for field in batch.schema if pa.types.is_primitive(field.type)]
-            readable = batch if kind == PARQUET else batch.select(names_of_values)
+            # Looks for the first invalid value. Offsets of Parquet come from its decoder and are safe to follow;
+            # those of IPC may be anything, so that only values without offsets are read: numbers, flags and times.
+            without_offsets = [field.name for field in batch.schema if pa.types.is_primitive(field.type)]
+            readable = batch if kind == PARQUET else batch.select(without_offsets)
             problem = _unreadable(Block(file=file, file_number=number, table=pa.table(readable), lines=lines))
             if problem is not None:
                 raise DataError(problem) from None
             raise
-        read = dict(zip(batch.schema.names, batch.columns, strict=True))
-        columns = [_in_one_piece(read[name]) if name in read else pa.nulls(batch.num_rows) for name in names]
+        arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+        columns = [_decoded(arrays[name]) if name in arrays else pa.nulls(batch.num_rows) for name in names]
     fields = [
-        batch.schema.field(name).with_type(array.type) if name in read else pa.field(name, array.type)
+        batch.schema.field(name).with_type(array.type) if name in arrays else pa.field(name, array.type)
         for name, array in zip(names, columns, strict=True)
     ]
     block = Block(file=file, file_number=number, table=pa.table(columns, pa.schema(fields)), lines=lines)
@@ -199,11 +200,11 @@ def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str]
 
 
 def _require_json(block: Block, name: str, array: pa.Array) -> None:
-    """Checks texts that the metadata of their column call JSON, as those of our own files are."""
+    """Checks the texts of a column whose metadata says that they are JSON, as our own files have it."""
     for text in array.unique().drop_null().to_pylist():
         try:
             if is_deep(text.encode()):
-                raise ValueError(f"more than {MOST_LEVELS} levels")
+                raise ValueError(f"more than {MAX_DEPTH} levels")
             value = json.loads(text, object_pairs_hook=unique_keys)
             json.dumps(value, ensure_ascii=False).encode()
         except ValueError as error:
@@ -213,7 +214,7 @@ def _require_json(block: Block, name: str, array: pa.Array) -> None:
 
 
 def _unreadable(block: Block) -> Problem | None:
-    """Returns the first value of a block that is no UTF-8 text, or that its type does not allow, as a time of 25 h."""
+    """Returns the problem of the first value that is not UTF-8 or not allowed by its type, such as a time of 25 h."""
     for row in range(block.table.num_rows):
         for name in block.table.column_names:
             cell = block.table.column(name).take([row])
@@ -229,18 +230,18 @@ def _unreadable(block: Block) -> Problem | None:
     return None
 
 
-def _in_one_piece(array: pa.Array) -> pa.Array:
-    """Returns an array with its strings and lists in one piece: dictionaries of pandas, views of Polars, runs."""
+def _decoded(array: pa.Array) -> pa.Array:
+    """Returns the values without dictionaries (of pandas), views (of Polars), runs and UUIDs; see `_plain`."""
     types = pa.types
     if types.is_dictionary(array.type):
-        return _in_one_piece(array.dictionary).take(array.indices)
+        return _decoded(array.dictionary).take(array.indices)
     if types.is_run_end_encoded(array.type):
         return pc.run_end_decode(array)
     if types.is_list_view(array.type) or types.is_large_list_view(array.type):
         # Arrow's own cast leaves the last offset unset
         lengths = filled(pc.list_value_length(array), 0).astype(np.int64)
         ends = pa.array(np.concatenate(([0], lengths.cumsum())), mask=np.append(~valid_rows(array), False))
-        return pa.LargeListArray.from_arrays(ends, _in_one_piece(array.flatten()))
+        return pa.LargeListArray.from_arrays(ends, _decoded(array.flatten()))
     if getattr(array.type, "extension_name", "") == "arrow.uuid":
         return pa.array([None if value is None else str(value) for value in array.to_pylist()], pa.string())
     kind = _plain(array.type)

@@ -1,4 +1,4 @@
-"""Blocks of rows, as readers return them, and how far a file has been read."""
+"""Blocks of rows, as readers return them, and the progress of reading a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_THREADS = 8
 
 
 def num_threads() -> int:
-    """Returns how many threads parse blocks: the cores this process may use, at most MOST_THREADS."""
+    """Returns the number of threads that parse blocks: the cores this process may use, at most MOST_THREADS."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, MOST_THREADS)
 
@@ -30,10 +30,10 @@ class Block:
     """Some rows of one file.
 
     Attributes:
-        file: where they are from.
-        file_number: its place in the input.
+        file: the file that the rows are from.
+        file_number: number of the file in the input, from 0.
         table: n rows as Arrow columns.
-        lines: [n] line in the file (Parquet, Arrow IPC: row), from 1.
+        lines: [n] line of each row in the file (Parquet, Arrow IPC: its number), from 1.
     """
 
     file: InputFile
@@ -48,17 +48,17 @@ class Block:
 
 @dataclass(slots=True)
 class Position:
-    """How far one file has been read: stored bytes, and their sha256 once all are."""
+    """Progress of reading one file: the stored bytes read, and the sha256 of all of them at the end."""
 
     bytes_read: int = 0
     sha256: str = ""
 
 
 Show = Callable[[int, int], None]
-"""Shows progress; called with (units done, units in all)."""
+"""Shows progress; called with (units done, total units)."""
 Reader = Callable[[InputFile, int, Position], Iterator[Callable[[], Block]]]
-"""Yields a function for each block of a file, which parses it; each is called once, in any thread and order.
+"""Yields a function for each block of a file, which parses the block; it is called once, in any thread and order.
 
-Arguments are the file, its place in the input, and the position, which the reader keeps up to date. Some readers take
-`columns` as well: the columns that are read, all for None; of others they keep the names.
+Arguments are the file, its number in the input, and the position, which the reader keeps up to date. Some readers also
+take `columns`, the columns to read, or None for all; the other columns of their blocks are null.
 """

@@ -1,15 +1,15 @@
-"""CSV files as blocks: a header, then a record a row, feature maps as JSON cells or as columns of their own.
+"""CSV files as blocks: a header, then a record for each row; a feature map is a JSON cell or a column per feature.
 
     block of whole records ─► cells as strings, by Arrow's parser ─► values of each column's kind
 
     mdp_id,sequence_number,state_features,action,reward              JSON cells: "{""0"": 0.5}"
-    mdp_id,sequence_number,state_features.0,action.0,reward          a column a feature; an empty cell is absent
+    mdp_id,sequence_number,state_features.0,action.0,reward          a column per feature; an empty cell is absent
 
-The kind of a column never depends on what a block holds: mdp_id and discrete actions are strings, so an action 1 is the
-name "1" if there is one, and else the index. A cell that is no value of its column's kind stays the string that it is,
-which is a fault of its row for whoever reads the column, as in JSON lines. Records are those of RFC 4180: a quotation
-mark opens a cell only at the cell's start and closes it only at its end; inside it is doubled. A newline ends a record
-where an even number of marks stands before it, so the line of every record is known.
+The kind of a column does not depend on the values in a block: mdp_id and discrete actions are strings, so the action 1
+is the action named "1" if there is one, else the action with index 1. A cell that is not a value of its column's kind
+stays a string, which is a fault of the row when the column is read, as in JSON lines. Records are those of RFC 4180: a
+quotation mark opens a cell only at its start and closes it only at its end; inside a cell it is doubled. A newline ends
+a record if an even number of quotation marks precedes it, so the line of every record is known.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _JSON_KINDS = ("features", "metrics", "actions")
 _WORDS = {"true": 1.0, "True": 1.0, "TRUE": 1.0, "false": 0.0, "False": 0.0, "FALSE": 0.0}
 """Words that count as 1 and 0 in columns of numbers, as in other formats."""
 _FLAGS = {"1.0": True, "t": True, "0.0": False, "f": False, "true": True, "false": False, "1": True, "0": False}
-"""Flags: pandas writes 1.0 where a column has gaps, PostgreSQL writes t."""
+"""Flags: pandas writes 1.0 if a column has gaps, PostgreSQL writes t."""
 _WHOLE = re.compile(r"\s*([-+]?[0-9]+)(?:\.0*)?\s*")
-"""An integer; pandas writes 3.0 where a column has gaps."""
+"""An integer; pandas writes 3.0 if a column has gaps."""
 _DIGIT = re.compile("[0-9]")
 _RECORDS = r'\A(?:(?:"(?:[^"]|"")*"|[^",\r\n]*)(?:,|\r?(?:\n|\z)))*\z'
 _WHOLE_CELLS = re.compile(rb'(?:(?:"(?:[^"]|"")*+"|[^",\r\n]*+)(?:,|\r?\n))*+')
@@ -62,7 +62,7 @@ def read_csv(
 ) -> Iterator[Callable[[], Block]]:
     """Reads plain or compressed CSV in UTF-8, separated by commas, with a header; see `blocks.Reader`.
 
-    Columns that no log has are strings.
+    Columns that are not in the contract are strings.
 
     Raises:
         DataError: damaged compression, no header, a name twice, or malformed records, with file and line.
@@ -75,11 +75,11 @@ class _HeaderCell:
     """A column of the file.
 
     Attributes:
-        name: in the header.
-        field: the contract's name of it.
-        feature: the feature of the map `field`, where the column holds one number of a map; "" else.
+        name: name in the header.
+        field: name of the column in the contract.
+        feature: the feature of the map `field` that the column holds; "" if the column is not a part of a map.
         kind: the kind of its cells.
-        read: whether it is read; else only its name is kept.
+        read: whether it is read; if not, the block has it without values.
     """
 
     name: str
@@ -126,7 +126,7 @@ class _CsvParser:
 
 
 def _end_of_records(text: bytes) -> int:
-    """Returns the offset after the last newline that ends a record, 0 without one."""
+    """Returns the offset after the last newline that ends a record; 0 if there is none."""
     marks = text.count(b'"')
     end = len(text)
     while (at := text.rfind(b"\n", 0, end)) >= 0:
@@ -138,7 +138,7 @@ def _end_of_records(text: bytes) -> int:
 
 
 def _records(text: bytes, line: int) -> tuple[Offsets, Offsets, Offsets]:
-    """Returns the line of each record but blank lines, its offset and that of the newline that ends it."""
+    """Returns (line, offset, offset of the final newline) of each record; blank lines are left out."""
     data = np.frombuffer(text, np.uint8)
     marks = np.flatnonzero(data == ord('"'))
     newlines = np.flatnonzero(data == ord("\n"))
@@ -151,10 +151,10 @@ def _records(text: bytes, line: int) -> tuple[Offsets, Offsets, Offsets]:
 
 
 def _require_records(text: bytes, line: int, path: str) -> None:
-    """Checks that quotation marks open and close cells, and that no carriage return stands alone outside of them.
+    """Checks that quotation marks enclose whole cells, and that outside of them no carriage return stands alone.
 
     Raises:
-        DataError: naming the line in which the first other cell begins.
+        DataError: with the line in which the first other cell begins.
     """
     if contains(text, _RECORDS):
         return
@@ -183,14 +183,18 @@ def _header(
         if is_part and not feature:
             problems.append(Problem(where, f"a feature's id or name after {name!r}", "none"))
         field = column if is_part else meaning
-        # a user's own column of one feature is put into its map with the others, see rows/column_mapping.py
-        of_map = column if is_part else meaning.partition(".")[0] if meaning != name and "." in meaning else ""
+        # a user's own column of one feature is joined to its map later, see rows/column_mapping.py
+        is_own_feature = meaning != name and "." in meaning
+        of_map = (name if is_part else meaning).partition(".")[0] if is_part or is_own_feature else ""
+        kind = kind_of(field)
+        if of_map:
+            kind = "number" if of_map == "metrics" else "value"
         header.append(
             _HeaderCell(
                 name=name,
                 field=field,
                 feature=feature if is_part else "",
-                kind=("number" if of_map == "metrics" else "value") if of_map else kind_of(field),
+                kind=kind,
                 read=columns is None or (field if is_part else name) in columns,
             )
         )
@@ -208,7 +212,7 @@ def _header(
         cell.field.partition(".")[0] for cell in header if cell.field != cell.name or cell.field in TRAINING_COLUMNS
     }
     separated = any(sign in cells[0] for sign in ";\t|")
-    # a log with names of its own is told which of them are missing
+    # for a log whose columns a config names, a later check lists those that are missing
     if not of_contract & set(TRAINING_COLUMNS) and (separated or own_names is None):
         todo = "Separate cells by commas" if separated else "Write it as the first line"
         expected = "a header with names of columns like state_features"
@@ -221,15 +225,15 @@ def _header(
 def _cells(
     text: bytes, header: tuple[_HeaderCell, ...], invalid: Callable[[pa.csv.InvalidRow], str] | None = None
 ) -> dict[str, pa.Array]:
-    """Returns the cells of the columns that are read as strings, null where empty.
+    """Returns the cells of the columns to read, as strings; null if empty.
 
     Args:
-        text: whole records, but the header.
+        text: whole records, without the header.
         header: the columns.
-        invalid: called with records that have another number of cells than the header.
+        invalid: called with each record that has another number of cells than the header.
 
     Raises:
-        ArrowInvalid: such a record without `invalid`; text that is not UTF-8.
+        ArrowInvalid: there is such a record and no `invalid`, or text that is not UTF-8.
     """
     if not header:
         return {}
@@ -243,7 +247,7 @@ def _cells(
         strings_can_be_null=True,
         quoted_strings_can_be_null=True,
     )
-    # behind a newline a byte order mark is part of its cell; Arrow leaves out one at the start
+    # Arrow drops a byte order mark at the start of its input; after a newline it is part of the first cell
     cells = pa.csv.read_csv(pa.BufferReader(b"\n" + text), read, parse, convert)
     return {name: in_one_piece(cells.column(name)) for name in cells.column_names}
 
@@ -269,14 +273,14 @@ def _require_utf_8(text: bytes, line: int, path: str) -> None:
 
 
 def _line_of(text: bytes, offset: int, line: int) -> int:
-    """Returns the line of an offset in text that begins in `line`."""
+    """Returns the line of an offset in a text that begins in `line`."""
     return line + text.count(b"\n", 0, offset)
 
 
 def typed_cells(name: str, cells: pa.Array, kind: ColumnKind) -> NamedArray:
     """Returns cells of text as values of a kind; a cell of another kind stays a string.
 
-    Actions are JSON where one of them begins with a brace.
+    Actions that begin with a brace are JSON.
     """
     if kind in _JSON_KINDS:
         return _json_cells(name, cells, json_cell)
@@ -292,13 +296,13 @@ def typed_cells(name: str, cells: pa.Array, kind: ColumnKind) -> NamedArray:
 
 
 def _by_distinct(name: str, cells: pa.Array, value_of: Callable[[str], Any], *, words: bool = False) -> NamedArray:
-    """Returns cells as values, each distinct one read once.
+    """Returns cells as values; each distinct cell is read once.
 
     Args:
-        name: of the column.
-        cells: its texts.
-        value_of: reads a cell.
-        words: whether, among texts, those without a digit are texts too: true, nan.
+        name: name of the column.
+        cells: the cells, as strings.
+        value_of: returns the value of a cell.
+        words: whether words such as true and nan stay texts if other cells are texts.
     """
     encoded = cells.dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
@@ -312,14 +316,14 @@ def _by_distinct(name: str, cells: pa.Array, value_of: Callable[[str], Any], *, 
 def _json_cells(name: str, cells: pa.Array, value_of: Callable[[str], Any]) -> NamedArray:
     documents = pc.binary_join_element_wise("{" + json.dumps(name) + ":", pc.fill_null(cells, "null"), "}\n", "")
     table = parse_with_arrow("".join(documents.to_pylist()).encode())
-    # a cell that closes the document's brace and opens another is not JSON by itself
+    # a cell that closes the object around it and opens another one would add a name or a row
     if table is not None and table.column_names == [name] and table.num_rows == len(cells):
         return table.schema.field(0), in_one_piece(table.column(0))
     return _by_distinct(name, cells, value_of)
 
 
 def json_cell(cell: str) -> Any:
-    """Returns the value of a cell of JSON, and the cell itself where it is none."""
+    """Returns the value of a cell that is JSON, or the cell itself if it is not."""
     try:
         return parse_json(cell.encode())
     except ValueError:
@@ -351,15 +355,15 @@ _NUMBERS: dict[str, tuple[pa.DataType, Callable[[str], Any]]] = {
     "order": (pa.int64(), _integer),
     "flag": (pa.bool_(), _flag),
 }
-"""Type of each kind of numbers, and the value of a cell of it; cells of other kinds are strings or JSON."""
+"""Arrow type of each kind of numbers, and the function that reads a cell which Arrow does not cast to it."""
 
 
 def _map_column(field: str, header: tuple[_HeaderCell, ...], cells: dict[str, pa.Array]) -> NamedArray:
-    """Returns the maps that are spread over columns.
+    """Returns the maps of a field that is spread over columns.
 
-    A row without any cell has no map, but for state_features: a state of which nothing is known is a state.
+    A row with empty cells only has no map, except in state_features: a state without any known feature is a state.
     """
     parts = [cell for cell in header if cell.feature and cell.field == field]
     of_feature = {cell.feature: typed_cells(cell.feature, cells[cell.name], cell.kind) for cell in parts}
-    some = np.logical_or.reduce([valid_rows(cells[cell.name]) for cell in parts])
-    return in_one_column(field, of_feature, some | (field == "state_features"))
+    present = np.logical_or.reduce([valid_rows(cells[cell.name]) for cell in parts])
+    return in_one_column(field, of_feature, present | (field == "state_features"))

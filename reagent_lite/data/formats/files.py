@@ -1,4 +1,4 @@
-"""Which files a data path means, and how they are opened."""
+"""The files that a data path stands for, and how they are opened."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from reagent_lite.data.formats.frames import location
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted, first_line, listed
 from reagent_lite.item_table import ItemTable
 from reagent_lite.strict_json import parse_json
 
+if TYPE_CHECKING:
+    from reagent_lite.data.formats.blocks import Block
+
 ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
-# A data folder may hold its own description with the shards.
-NOT_DATA = ("manifest.json", ".truth.json")  # hashes, and the true return of the policy that wrote the data
-_OF_A_RUN = ("config.json", "metrics.jsonl", "not_published.json", "state_features_norm.json", "action_norm.json")
+NOT_DATA = ("manifest.json", ".truth.json")
+"""Ends of names beside data files: their hashes, and the true return of the policy that wrote them."""
+_RUN_FILES = ("config.json", "metrics.jsonl", "not_published.json", "state_features_norm.json", "action_norm.json")
 POINTER = "shards.json"
 """File that names the current shards, in the same folder."""
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-"""Extensions of packed files, and what Arrow calls them."""
+"""Extensions of compressed files, and Arrow's names of the compressions."""
 MINARI = ".minari"
-"""Extension used for the files of a Minari dataset, which is a folder with a description of its own."""
+"""Extension under which the files of a Minari dataset, a folder, are listed."""
 MINARI_DESCRIPTION = "metadata.json"
 _NO_FILES = {stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
 
@@ -35,10 +38,10 @@ class ColumnNames(Protocol):
     """A user's own names of the contract's columns; see rows/column_mapping.py."""
 
     def meaning(self, name: str) -> str:
-        """Returns the field that a column holds; `field.name` where it holds one of the field's features."""
+        """Returns the field that a column holds; `field.name` if it holds one of the field's features."""
         ...
 
-    def read(self, block: Any) -> Any:
+    def read(self, block: Block) -> Block:
         """Returns a block with the contract's columns."""
         ...
 
@@ -53,12 +56,12 @@ class InputFile:
         extension: the data format's extension, lower case, without the compression's: ".json" for "a.json.gz".
         compression: ".gz", ".bz2", ".zst" or "" for none.
         size: bytes as stored.
-        modified_ns: local modification time; 0 where the storage has none.
-        sha256: of the stored bytes by a manifest, which readers compare; "" without one.
-        columns: the user's own names of columns; None where they are the contract's.
-        features: ids that have a name, where rows hold the ids alone.
-        log: number of the log that it is of, from 1, where several are read as one; else 0.
-        items: the table of the items that actions may name; files are equal whatever it is.
+        modified_ns: local modification time; 0 if the storage has none.
+        sha256: sha256 of the stored bytes according to a manifest, which readers check; "" without a manifest.
+        columns: the user's own names of columns; None if they are the contract's.
+        features: feature ids with their names, if the rows have ids only.
+        log: number of the file's log, from 1, if several logs are read as one; else 0.
+        items: the table of the items that actions may name; not compared by `==`.
     """
 
     path: str
@@ -104,7 +107,7 @@ def read_bytes(path: str) -> bytes:
     """Returns the bytes of a local file or a URL.
 
     Raises:
-        FileNotFoundError: nothing there, or no regular file; others might never end.
+        FileNotFoundError: there is nothing, or no regular file: reading anything else might never end.
         OSError, ImportError, ValueError: it cannot be read.
     """
     if "://" in path:
@@ -125,14 +128,14 @@ def sha256_of(file: InputFile) -> str:
 
 
 def digest_of(stream: IO[bytes]) -> str:
-    """Returns the sha256 of all bytes of an open file, also where another file has taken its name since."""
+    """Returns the sha256 of all bytes of an open file, even if another file has its name by now."""
     stream.seek(0)
     return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 @contextmanager
 def damage_reported(file: InputFile, kind: str) -> Iterator[None]:
-    """Raises the errors that libraries raise for damaged files as DataError.
+    """Turns the errors that libraries raise for damaged files into DataError.
 
     Args:
         file: the file that is read.
@@ -143,7 +146,7 @@ def damage_reported(file: InputFile, kind: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, EOFError, MemoryError) as error:
-        # Damaged lengths ask for any amount of memory.
+        # MemoryError: a damaged length may ask for any amount of memory.
         got = f"one that ends early or is damaged: {first_line(error)}"
         raise DataError(Problem(file.path, f"a complete {kind} file", got, "Copy the file again")) from error
 
@@ -152,7 +155,7 @@ def local_path(path: str) -> str:
     """Returns `path` as an absolute local path with `~` expanded, or an allow-listed URL unchanged.
 
     Raises:
-        DataError: for chained URLs and protocols that are not allowed.
+        DataError: a chained URL, or a protocol that is not allowed.
     """
     protocol, mark, rest = path.partition("://")
     if not mark:
@@ -167,15 +170,15 @@ def local_path(path: str) -> str:
 
 
 def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
-    """Lists the data files that `path` means: itself, or those of a folder in order of their names.
+    """Lists the data files that `path` stands for: the file itself, or those of a folder in the order of their names.
 
-    A Minari dataset (a folder with data/metadata.json) is one input, its files those of the dataset. In any other
-    folder, names that start with "." or "_", `manifest.json` and `shards.json` are left out; files of other formats and
-    folders inside it are not read either, see `not_read`.
+    Of a Minari dataset (a folder with data/metadata.json) all files are listed. In any other folder, names that start
+    with "." or "_", `manifest.json` and `shards.json` are left out; so are files of other formats and subfolders, which
+    `not_read` names.
 
     Args:
         path: local file or folder (`~` is expanded) or URL of an allowed protocol.
-        extensions: data formats there are readers for, like ".json".
+        extensions: extensions of the formats that can be read, such as ".json".
 
     Raises:
         DataError: nothing there (the nearest name is given), an unknown format, a folder without data files, or
@@ -195,16 +198,16 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
         return tuple(listed_files)
     files = [file for file in listed_files if _is_data(file.name) and file.extension in extensions]
     if not files:
-        there = [*(file.name for file in listed_files), *filter(_is_data, folders)]
-        got = f"none among {_counted_names(there)}" if there else "an empty folder"
-        kind = DataError if there else NoRowsError
+        entries = [*(file.name for file in listed_files), *filter(_is_data, folders)]
+        got = f"none among {_counted_names(entries)}" if entries else "an empty folder"
+        error = DataError if entries else NoRowsError
         todo = "Give one of the folders inside: they are not read" if any(map(_is_data, folders)) else ""
-        raise kind(Problem(resolved, f"a folder with data files ({formats}), or of a Minari dataset", got, todo))
+        raise error(Problem(resolved, f"a folder with data files ({formats}), or of a Minari dataset", got, todo))
     return tuple(sorted(files, key=lambda file: file.name))
 
 
 def not_read(path: str, extensions: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns a sentence that names the unread entries of an input folder; none if there are none.
+    """Returns a sentence that names the entries of an input folder that are not read; none if all are.
 
     Raises:
         DataError: see `list_input`.
@@ -213,9 +216,9 @@ def not_read(path: str, extensions: tuple[str, ...]) -> tuple[str, ...]:
     listed_files, folders = _listing(resolved)
     if folders is None or MINARI in {file.extension for file in list_input(path, extensions)}:
         return ()
-    left = [file.name for file in listed_files if file.extension not in extensions]
-    left = [name for name in (*left, *folders) if _is_data(name)]
-    return (f"{resolved}: not read: {_counted_names(left)}",) if left else ()
+    other_files = [file.name for file in listed_files if file.extension not in extensions]
+    names = [name for name in (*other_files, *folders) if _is_data(name)]
+    return (f"{resolved}: not read: {_counted_names(names)}",) if names else ()
 
 
 def _counted_names(names: list[str]) -> str:
@@ -223,7 +226,7 @@ def _counted_names(names: list[str]) -> str:
 
 
 def _minari_files(folder: str) -> tuple[InputFile, ...]:
-    """Returns the files of a Minari dataset, its description first; none for another folder."""
+    """Returns the files of a Minari dataset, its description first; none if the folder is not one."""
     try:
         folders = (Path(folder, "data"), Path(folder))
         data = next((described for described in folders if (described / MINARI_DESCRIPTION).is_file()), None)
@@ -256,7 +259,7 @@ def _input_file(path: str, size: int, modified_ns: int) -> InputFile:
 
 
 def _listing(path: str) -> tuple[list[InputFile], list[str] | None]:
-    """Returns the file, or the files of a folder and the names of the folders in it."""
+    """Returns ([the file], None), or (the files of a folder, the names of its subfolders)."""
     if "://" in path:
         return _list_remote(path)
     try:
@@ -274,7 +277,7 @@ def _listing(path: str) -> tuple[list[InputFile], list[str] | None]:
         ]
     except FileNotFoundError:
         raise DataError(_missing(path)) from None
-    except (OSError, ValueError) as error:  # the latter of names with a null character
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
         got = getattr(error, "strerror", None) or str(error)
         raise DataError(Problem(path, "a readable file or folder", got)) from error
     return files, [f"{name}/" for name, is_dir in names.items() if is_dir]
@@ -290,7 +293,7 @@ def _require_utf_8(path: str) -> None:
 
 
 def _regular(path: str) -> InputFile:
-    """Returns a regular file; reading anything else might wait for ever, or never end."""
+    """Returns the description of a regular file, or raises: reading anything else might wait forever or never end."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -310,7 +313,7 @@ def _missing(path: str) -> Problem:
         folder = folder.parent
     wanted = Path(path).relative_to(folder).parts[0]
     names = sorted(entry.name for entry in folder.iterdir()) if os.access(folder, os.R_OK) else []
-    names = [name for name in names if name not in _OF_A_RUN]
+    names = [name for name in names if name not in _RUN_FILES]
     near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
     advice = f"Nearest there: {folder / near[0]}" if near else f"Nearest folder that exists: {folder}"
     return Problem(path, "a data file or a folder of shards", "nothing at this path", advice)

@@ -1,4 +1,4 @@
-"""Frames of pandas and polars, and Arrow tables, where a function takes the path of a log."""
+"""Logs that are given as frames: pandas, polars or Arrow in place of a path."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def location(path: str, row: int | None = None) -> str:
 
     Args:
         path: local path or URL.
-        row: line or row of the file, from 1. Those of frames are named from 0, as their users count them.
+        row: line or row of the file, from 1. Rows of frames are named from 0, as their users count them.
     """
     if Path(path).parent.parent == _cache():
         return f"the frame {Path(path).stem}" + ("" if row is None else f", row {row - 1}")
@@ -62,14 +62,14 @@ def paths_of(logs: Logs, name: str = "data") -> DataPath:
 def path_of(log: Log, name: str = "data") -> str:
     """Returns the path of a log; a frame becomes an Arrow file in the user's cache, named by its content.
 
-    Files that no call has used for a month are removed from there.
+    Files that no call has used for a month are removed from the cache.
 
     Args:
         log: path, URL or frame.
-        name: the argument that it is, by which errors name a frame.
+        name: name of the argument, which errors and the file have.
 
     Raises:
-        DataError: neither a path nor a frame, or columns that Arrow has no type for.
+        DataError: `log` is neither a path nor a frame, or has columns that Arrow has no type for.
     """
     if isinstance(log, str | os.PathLike):
         return os.fspath(log)
@@ -92,10 +92,10 @@ def path_of(log: Log, name: str = "data") -> str:
         with written.open("rb") as source:
             digest = hashlib.file_digest(source, "sha256").hexdigest()
         sync(written)
-        folder = cache / digest[:32]  # training copies are made beside the file, and go with it
+        folder = cache / digest[:32]  # training copies are made beside the file, and removed with it
         folder.mkdir(exist_ok=True)
         os.utime(folder)
         file = folder / f"{name}.arrow"
-        if not file.exists():  # its time of modification stays, by which copies made of it are found
+        if not file.exists():  # an older file stays: training copies know it by its modification time
             written.rename(file)
         return str(file)

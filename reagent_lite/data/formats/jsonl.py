@@ -1,10 +1,10 @@
-"""JSON lines as Arrow tables: by Arrow's parser, and by Python's json where that may be wrong.
+"""JSON lines as Arrow tables: parsed by Arrow, or by Python's json if Arrow may be wrong.
 
     block of whole lines ─► in doubt? ─► Arrow's parser ─► rows, types and numbers as expected? ─► table
                               └────────────────────────────── otherwise ─► json, line by line ─┘
 
-A block is in doubt where its bytes show something that Arrow may misread. Columns whose values have no common Arrow
-type (an action as 3 in one row and "left" in another) become text: strings of JSON, marked as such.
+A block is in doubt if it has bytes that Arrow may misread. A column whose values have no common Arrow type (an action
+that is 3 in one row and "left" in another) becomes text: strings of JSON, marked as such.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import TEXT_METADATA, filled, is_text
 from reagent_lite.data.formats.text_files import contains, read_text
 from reagent_lite.errors import MAX_PROBLEMS, Problem
-from reagent_lite.strict_json import MOST_LEVELS, is_deep, parse_json
+from reagent_lite.strict_json import MAX_DEPTH, is_deep, parse_json
 
 _OBJECT = re.compile(rb"\s*\{.*\}\s*")
 _ONE_A_LINE = "Write a row a line, as pandas does with to_json(path, orient='records', lines=True)"
@@ -39,7 +39,7 @@ def read_json_lines(file: InputFile, number: int, position: Position) -> Iterato
     """Reads plain or compressed JSON lines; see `blocks.Reader`.
 
     Raises:
-        DataError: damaged compression, a line that is no JSON object, NaN or Infinity, with file and line.
+        DataError: damaged compression, a line that is not a JSON object, NaN or Infinity, with file and line.
     """
     return read_text(file, position, lambda text: text.rfind(b"\n") + 1, partial(_block, file, number))
 
@@ -54,7 +54,7 @@ def _block(file: InputFile, number: int, text: bytes, line: int) -> Block:
 
 
 def parse_with_arrow(text: bytes) -> pa.Table | None:
-    """Returns the rows of whole lines by Arrow's parser, or None where it may be wrong."""
+    """Parses whole lines with Arrow; returns None if the result may be wrong."""
     if not text:
         return None
     ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")) + 1
@@ -63,7 +63,7 @@ def parse_with_arrow(text: bytes) -> pa.Table | None:
         return None
     table = _arrow_table(text, None)
     if table is not None and (dated := [field for field in table.schema if _as_string(field.type) != field.type]):
-        # Arrow reads strings that look like dates as timestamps; a log means the string.
+        # Arrow reads strings that look like dates as timestamps; logs mean the strings.
         table = _arrow_table(text, pa.schema([pa.field(field.name, _as_string(field.type)) for field in dated]))
     if table is None or table.num_rows != len(bounds) - 1 or len(set(table.column_names)) != table.num_columns:
         return None
@@ -74,8 +74,8 @@ def parse_with_arrow(text: bytes) -> pa.Table | None:
 def _in_doubt(text: bytes, bounds: NDArray[np.int64]) -> bool:
     """Whether Arrow's parser may misread the lines, or end the process.
 
-    It may where a line is not one object, bytes are not UTF-8, a comma stands before the end of an object or list, or
-    there are many levels. Two objects in one line show in the number of rows.
+    It may if a line is not one object, bytes are not UTF-8, a comma stands before the end of an object or list, or
+    there are many levels. Two objects in one line are noticed later, by the number of rows.
 
     Args:
         text: whole lines.
@@ -88,8 +88,8 @@ def _in_doubt(text: bytes, bounds: NDArray[np.int64]) -> bool:
     if (signs[bounds[:-1]] != ord("{")).any() or (signs[lasts] != ord("}")).any():
         return True
     opening = np.flatnonzero((signs | 0x20) == ord("{"))  # [ and { differ by this bit
-    many = np.flatnonzero(np.diff(np.searchsorted(opening, bounds)) > MOST_LEVELS)
-    if any(is_deep(text[bounds[line] : bounds[line + 1]]) for line in many):
+    may_be_deep = np.flatnonzero(np.diff(np.searchsorted(opening, bounds)) > MAX_DEPTH)
+    if any(is_deep(text[bounds[line] : bounds[line + 1]]) for line in may_be_deep):
         return True
     if not text.isascii():
         try:
@@ -111,7 +111,7 @@ def _arrow_table(text: bytes, schema: pa.Schema | None) -> pa.Table | None:
 
 
 def _as_string(kind: pa.DataType) -> pa.DataType:
-    """Returns a type with strings where it has times."""
+    """Returns a type with strings in place of times."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(child.name, _as_string(child.type)) for child in kind])
     if pa.types.is_list(kind):
@@ -120,7 +120,7 @@ def _as_string(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_exact(array: pa.Array) -> bool:
-    """Whether numbers are finite, and none may be an integer that float64 has rounded."""
+    """Whether all numbers are finite, and none can be an integer that float64 has rounded."""
     if pa.types.is_struct(array.type):
         return all(_is_exact(child) for child in array.flatten())
     if pa.types.is_list(array.type):
@@ -129,10 +129,10 @@ def _is_exact(array: pa.Array) -> bool:
 
 
 def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table, NDArray[np.int64]]:
-    """Returns the rows of whole lines and their line numbers by the json module; blank lines are left out.
+    """Parses whole lines with the json module; returns the rows and their lines, without blank lines.
 
     Raises:
-        DataError: naming lines that are no JSON objects.
+        DataError: lines that are not JSON objects.
     """
     rows: list[dict[str, Any]] = []
     lines: list[int] = []
@@ -156,7 +156,7 @@ def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table
     raise_unread(problems)
     names = dict.fromkeys(name for row in rows for name in row)
     columns = [column_of(name, [row.get(name) for row in rows]) for name in names]
-    # A table without columns forgets its rows; no log has such rows, but errors should count them.
+    # An Arrow table without columns has no rows. Rows that are all {} are no log, but errors should count them.
     table = table_of_columns(columns) if columns else pa.table({"": pa.nulls(len(rows))})
     return table, np.array(lines, np.int64)
 
@@ -167,9 +167,9 @@ def table_of_columns(columns: Sequence[NamedArray]) -> pa.Table:
 
 
 def column_of(name: str, values: list[Any]) -> NamedArray:
-    """Returns JSON values as a column of their common Arrow type, or as text where there is none."""
+    """Returns JSON values as a column of their common Arrow type, or as text if they have none."""
     kinds = {type(value) for value in values} - {type(None)}
-    # Arrow would take true beside 0.5 for 1.0
+    # Arrow would read true as 1.0 if there is also a 0.5
     if bool not in kinds or len(kinds) == 1:
         try:
             array = pa.array(values)
@@ -181,12 +181,12 @@ def column_of(name: str, values: list[Any]) -> NamedArray:
 
 
 def in_one_column(name: str, parts: Mapping[str, NamedArray], present: NDArray[np.bool_]) -> NamedArray:
-    """Returns columns of single features as one of maps, null where `present` [n] is false."""
+    """Returns the columns of single features as one column of maps, null where `present` [n] is false."""
     arrays = [array for _, array in parts.values()]
     if texts := [feature for feature, (field, _) in parts.items() if is_text(field)]:
         rows = pa.table(arrays, list(parts)).to_pylist()
         for row in rows:
             row |= {feature: json.loads(row[feature]) for feature in texts if row[feature] is not None}
-        return column_of(name, [row if there else None for row, there in zip(rows, present.tolist(), strict=True)])
+        return column_of(name, [row if has_map else None for row, has_map in zip(rows, present.tolist(), strict=True)])
     struct = pa.StructArray.from_arrays(arrays, list(parts), mask=pa.array(~present))
     return pa.field(name, struct.type), struct

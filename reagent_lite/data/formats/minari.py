@@ -4,11 +4,11 @@
                    main_data.hdf5   episodes, T + 1 observations and T actions each (format hdf5)
                    <episode>/...    the same (formats arrow and parquet)
 
-A row is a step: mdp_id is the episode's number, sequence_number the step, and features 0, 1, ... the observation. Where
-a limit cut an episode, its last row has the observation behind it as next_state_features, so that training bootstraps
-from it. Minari has no propensities and no choices.
+A row is a step: mdp_id is the episode's number, sequence_number the step, and features 0, 1, ... the observation. If a
+limit cut an episode, its last row has the final observation as next_state_features, so that training bootstraps from
+it. Minari has no propensities and no possible actions.
 
-The package minari is needed; environments are not, since the description has their spaces.
+The package minari is needed; the environments are not, since the description has their spaces.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ if TYPE_CHECKING:
     from minari import MinariDataset
 
 _BLOCK_BYTES = 1 << 23
-# What h5py, pyarrow and minari raise for files that are damaged or not as the description says.
+# Errors of h5py, pyarrow and minari for files that are damaged or differ from the description.
 _DAMAGED = (OSError, KeyError, ValueError, TypeError, IndexError, RuntimeError, AssertionError, pa.ArrowException)
 
 
 def read_minari(file: InputFile, number: int, position: Position) -> Iterator[Callable[[], Block]]:
     """Reads one of a Minari dataset's files in blocks of whole episodes; see `blocks.Reader`.
 
-    All steps come with the first file that holds any, and the others are only hashed. "Lines" are steps, from 1.
+    All steps are read with one of the files, main_data.hdf5 or the description; the others are only hashed. The "line"
+    of a row is the number of its step in the dataset, from 1.
 
     Raises:
-        DataError: no package, damaged files, or spaces that are no feature maps and no actions of ours.
+        DataError: a package is missing, files are damaged, or the observations or actions have other spaces.
     """
     data = Path(file.path.removesuffix(file.name))
     description = _description(data)
-    holds_steps = "main_data.hdf5" if description["data_format"] == "hdf5" else MINARI_DESCRIPTION
-    if file.name == holds_steps:
+    read_with = "main_data.hdf5" if description["data_format"] == "hdf5" else MINARI_DESCRIPTION
+    if file.name == read_with:
         first = 1
         pending = list[pa.Table]()
         size = 0
@@ -110,8 +111,8 @@ def _episode(dataset: MinariDataset, index: int, data: Path) -> pa.Table:
     """Returns the steps of an episode.
 
     Args:
-        dataset: the dataset that it is part of.
-        index: its number.
+        dataset: the dataset.
+        index: number of the episode.
         data: the dataset's folder.
     """
     where = f"{data}, episode {index}"
@@ -158,11 +159,11 @@ def _is_vector(space: Space[Any]) -> bool:
 
 
 def flattened(space: Space[Any], values: Any, *, inside: bool = False) -> NDArray[Any]:
-    """Returns [n, width] of n observations in the order of gymnasium.spaces.flatten; a Discrete alone is one number.
+    """Returns n observations as [n, width], in the order of gymnasium.spaces.flatten; a Discrete alone is one number.
 
     Args:
         space: the space of one observation.
-        values: n of them as Minari has them: an array, or a dict or tuple of such.
+        values: n observations as Minari returns them: an array, or a dict or tuple of arrays.
         inside: whether the space is part of a Dict or Tuple, where a Discrete is one column per value.
     """
     from gymnasium import spaces

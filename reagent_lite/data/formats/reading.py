@@ -2,7 +2,7 @@
 
     path ─► files ─► READERS[extension] ─► blocks, parsed and transformed in threads ─► results in order
 
-A reader is a function of a file that yields the parsing of each of its blocks; adding a format is one entry of READERS.
+A reader yields a function for each block of a file, which parses the block. To add a format, add it to READERS.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 T = TypeVar("T")
 
 
-def parses_of(
+def parsers_of(
     file: InputFile, number: int, position: Position, readers: Mapping[str, Reader] | None = None
 ) -> Generator[Callable[[], Block]]:
-    """Yields the parsing of each block of a file, with the contract's names for the user's own columns; see Reader."""
+    """Yields the functions that parse the blocks of a file, see Reader; columns get the contract's names."""
     own_names = file.columns
     reader = (ALL_COLUMNS if own_names is not None else readers or READERS)[file.extension]
     for parse in reader(file, number, position):
@@ -39,8 +39,7 @@ def parses_of(
 
 
 def _renamed(own_names: ColumnNames, parse: Callable[[], Block]) -> Block:
-    block: Block = own_names.read(parse())
-    return block
+    return own_names.read(parse())
 
 
 def read_blocks(
@@ -50,14 +49,14 @@ def read_blocks(
     readers: Mapping[str, Reader] | None = None,
     hashes: list[str] | None = None,
 ) -> Generator[T]:
-    """Yields `transform` of every block with rows in order; parsing and transforming run in threads.
+    """Yields the result of `transform` for every block that has rows, in order; works in threads.
 
     Args:
         files: the input, as `list_input` gives it.
         transform: called in a thread, once per block.
-        progress: called with (stored bytes read, stored bytes in all) after each block.
-        readers: by extension; None takes READERS, whose columns are those that training reads.
-        hashes: gets the sha256 of each file's stored bytes.
+        progress: called with (stored bytes read, total stored bytes) after each block.
+        readers: readers by extension; None: READERS, which read the columns that training needs.
+        hashes: a list to which the sha256 of each file's stored bytes is appended.
 
     Raises:
         DataError: a file that cannot be read, with file and line; no rows in any file.
@@ -65,24 +64,24 @@ def read_blocks(
     total = sum(file.size for file in files)
     before = 0
     pending: deque[Future[list[T]]] = deque()
-    rows = False
+    has_rows = False
 
     def work(parse: Callable[[], Block]) -> list[T]:
         block = parse()
         return [transform(block)] if block.table.num_rows else []
 
-    def results(waiting: int) -> Iterator[T]:
-        nonlocal rows
-        while len(pending) > waiting:
+    def results(most_pending: int) -> Iterator[T]:
+        nonlocal has_rows
+        while len(pending) > most_pending:
             for result in pending.popleft().result():
-                rows = True
+                has_rows = True
                 yield result
 
     pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="read")
     try:
         for number, file in enumerate(files):
             position = Position()
-            for parse in parses_of(file, number, position, readers):
+            for parse in parsers_of(file, number, position, readers):
                 pending.append(pool.submit(work, parse))
                 if progress is not None:
                     progress(before + position.bytes_read, total)
@@ -93,35 +92,35 @@ def read_blocks(
                 hashes.append(position.sha256)
         yield from results(0)
     finally:
-        # Work that has not begun is dropped. No waiting: a generator that is left behind may be collected in one of
+        # Work that has not begun is dropped. There is no waiting, as an abandoned generator may be collected in one of
         # the pool's own threads.
         pool.shutdown(wait=False, cancel_futures=True)
         pa.default_memory_pool().release_unused()
     if progress is not None:
         progress(total, total)
-    if not rows:
+    if not has_rows:
         raise no_rows(files)
 
 
 def first_block(files: Sequence[InputFile], readers: Mapping[str, Reader] | None = None) -> Block | None:
     """Returns the first block with rows; None if no file has rows."""
     for number, file in enumerate(files):
-        with closing(parses_of(file, number, Position(), readers)) as blocks:
-            for parse in blocks:
+        with closing(parsers_of(file, number, Position(), readers)) as parsers:
+            for parse in parsers:
                 if (block := parse()).table.num_rows:
                     return block
     return None
 
 
 def no_rows(files: Sequence[InputFile]) -> NoRowsError:
-    """Returns the error of files that can be read and have no rows."""
+    """Returns the error for files that can be read but have no rows."""
     where = files[0].location() if len(files) == 1 else os.path.dirname(files[0].path)
     got = f"none in {counted(len(files), 'file')}, {counted(sum(file.size for file in files), 'byte')}"
     return NoRowsError(Problem(where, "rows of data", got))
 
 
 def require_hash(file: InputFile, sha256: str) -> None:
-    """Raises DataError where a file's sha256 is not what the manifest of its folder says."""
+    """Raises DataError if a file's sha256 is not that in the manifest of its folder."""
     if file.sha256 and sha256 != file.sha256:
         todo = "Copy the folder again, or let the stage that made it make it again"
         expected = f"bytes with sha256 {file.sha256}, as its manifest says"
@@ -142,12 +141,12 @@ READERS: dict[str, Reader] = {
 
 
 def readers_of(columns: Collection[str] | None) -> dict[str, Reader]:
-    """Returns readers of these columns, of all for None; those of JSON lines and Minari read all columns anyway."""
-    narrowed = (read_parquet, read_ipc, read_csv)
+    """Returns readers of these columns, or of all for None; JSON lines and Minari are always read with all columns."""
+    by_column = (read_parquet, read_ipc, read_csv)
     return {
-        name: partial(reader, columns=columns) if reader in narrowed else reader for name, reader in READERS.items()
+        name: partial(reader, columns=columns) if reader in by_column else reader for name, reader in READERS.items()
     }
 
 
 ALL_COLUMNS = readers_of(None)
-"""Readers that leave no column out, for copies of logs."""
+"""Readers of all columns, for copies of logs."""

@@ -1,4 +1,4 @@
-"""Arrow types of logs: how types of different blocks become one, and arrays as numpy."""
+"""Arrow types of logs: merging the types of several blocks, and arrays as numpy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_text(field: pa.Field) -> bool:
 
 
 def merge_fields(before: dict[str, pa.Field], more: dict[str, pa.Field]) -> dict[str, pa.Field]:
-    """Returns columns that hold the values of both; those without a common type become text."""
+    """Returns the columns of both with types that hold all values; columns without a common type become text."""
     return before | {
         name: _merge_field(before[name], field) if name in before else field for name, field in more.items()
     }
@@ -43,7 +43,7 @@ def _merge_field(first: pa.Field, other: pa.Field) -> pa.Field:
 
 
 def conformed(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
-    """Returns a table with the columns of `merge_fields`, null where it lacks one, JSON texts where types are mixed."""
+    """Returns a table with the columns of `merge_fields`: null if it lacks one, JSON texts if types are mixed."""
     for number, column in enumerate(table.schema):
         if is_text(fields[column.name]) and not is_text(column):
             values = table.column(number).to_pylist(maps_as_pydicts="lossy")
@@ -89,7 +89,7 @@ def to_numpy(array: pa.Array) -> NDArray[Any]:
 
 
 def microseconds_of(text: str) -> int | None:
-    """Returns microseconds since 1970 of an ISO 8601 date or time, in UTC where it has no zone; None of other text."""
+    """Returns the microseconds since 1970 of an ISO 8601 date or time, UTC if it has no zone; None for other text."""
     if "-" not in text:
         return None
     try:
@@ -104,14 +104,14 @@ def _since_1970(time: datetime) -> int:
 
 FIRST_TIME = _since_1970(datetime.min)
 LAST_TIME = _since_1970(datetime.max)
-"""Microseconds since 1970 of the first and the last time that text may have, of the years 1 and 9999."""
+"""Microseconds since 1970 of the first and the last time that a text can have, in the years 1 and 9999."""
 
 
 def item_values(rows: pa.Table | pa.RecordBatch, items: ItemTable | None) -> int:
-    """Returns how many features the ids in lists of rows stand for; 0 without an item table."""
+    """Returns the number of features that the item ids in the lists of rows stand for; 0 without an item table."""
     if items is None:
         return 0
     chunks = [chunk for column in rows.columns for chunk in getattr(column, "chunks", [column])]
     lists = [chunk.values for chunk in chunks if pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)]
-    # of whole lists: their offsets may be damaged
+    # counts all values of the lists' arrays: their offsets may be damaged
     return len(items.feature_ids) * sum(len(values) for values in lists if not pa.types.is_nested(values.type))

@@ -1,7 +1,7 @@
 """Files of text as blocks of whole rows: decompressed, hashed on the way, and cut at line ends.
 
-stored bytes ─► sha256 ─► decompressed ─► cut behind the last row that is whole ─► parsed in threads
-what is left begins the next block
+stored bytes ─► sha256 ─► decompressed ─► cut after the last whole row ─► parsed in threads
+                                          the rest begins the next block
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from reagent_lite.errors import DataError, Problem
 FIRST_BLOCK_BYTES = 1 << 18
 BLOCK_BYTES = 1 << 22
 TABLE_BYTES = 1 << 24
-"""Memory of a block's table; absent values of rows with many columns take some too, and so do features of items."""
+"""Memory of a block's table, including absent values, which dominate in wide tables, and features of items."""
 LONGEST_ROW_BYTES = 1 << 28
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ENCODE = "Write the file as UTF-8"
@@ -41,19 +41,18 @@ _NO_TEXT = {
 def read_text(
     file: InputFile, position: Position, end_of_rows: Callable[[bytes], int], parse: Callable[[bytes, int], Block]
 ) -> Iterator[Callable[[], Block]]:
-    """Yields the parsing of each block of a file of text. The first block is small and parsed at once.
+    """Yields a function for each block of a text file, which parses it; the first block is small and parsed at once.
 
     Args:
-        file: plain or compressed.
-        position: kept up to date with what has been read.
-        end_of_rows: returns the offset after the last whole row, 0 without one.
-        parse: returns the block of some rows' text, given with the line in which it begins; called in any thread and
-            order.
+        file: a plain or compressed file.
+        position: kept up to date while the file is read.
+        end_of_rows: returns the offset after the last whole row of a text; 0 if there is none.
+        parse: given the text of some rows and its first line, returns their block; called in any thread and order.
 
     Raises:
         DataError: damaged compression, a row that is too long.
     """
-    sizes: list[int] = []  # by each block: bytes of text whose table takes TABLE_BYTES
+    sizes: list[int] = []  # for each block: bytes of text whose table would take TABLE_BYTES
 
     def parsed(number: int, text: bytes, line: int) -> Block:
         block = parse(text, line)
@@ -75,7 +74,7 @@ def read_text(
         hashed = _Hashed(stored, position)
         plain = pa.CompressedInputStream(hashed, COMPRESSIONS[file.compression]) if file.compression else hashed
         while True:
-            # Only blocks that have been parsed for any number of threads count: all machines cut the same blocks.
+            # Only blocks that are parsed by now with any number of threads count, so all machines cut the same blocks.
             size = min(sizes[: max(1, len(sizes) - MOST_THREADS - 1)], default=0)
             with damage_reported(file, file.compression or file.extension):
                 piece = plain.read(max(size, FIRST_BLOCK_BYTES, len(rest)))
@@ -122,11 +121,11 @@ class _Hashed:
         return piece
 
     def close(self) -> None:
-        """The file belongs to who opened it."""
+        """Does nothing: `read_text` closes the file."""
 
 
 def contains(text: bytes, pattern: str) -> bool:
-    """Whether a pattern of RE2 is found in bytes; other threads run meanwhile, and memory is bounded."""
+    """Whether bytes contain a pattern of RE2, which is searched without the GIL and in bounded memory."""
     offsets = np.array([0, len(text)], np.int32)
     without_copy = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
     return bool(pc.match_substring_regex(without_copy, pattern)[0].as_py())

@@ -1,4 +1,4 @@
-"""The first rows of a log, column by column, under the names that the log has."""
+"""The columns of a log in its first rows, under the log's own names."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from reagent_lite.data.rows.column_mapping import OriginalNames
 
 ValueKind = Literal["flag", "integer", "number", "time", "text", "map", "list", "mixed", "empty", "other"]
 Values = list[Any]
-MOST_LEVELS = 100
-"""Largest number of columns of a category, as norm_params.max_unique_enum_values by default."""
+MAX_ONE_HOT = 100
+"""Largest number of one-hot columns of a feature, the default of norm_params.max_unique_enum_values."""
 LARGEST = float(np.finfo(np.float32).max)
 _SHARE_OF_LEVELS = 0.9
-"""Share of a category's values that have a column of their own."""
+"""Smallest share of a category's values that get a column of their own."""
 _FLAGS = {"true": True, "false": False}
 _KINDS: dict[type, ValueKind] = {
     bool: "flag", int: "integer", float: "number", Decimal: "number", date: "time", str: "text", dict: "map",
@@ -40,10 +40,10 @@ class LogColumn:
     """A column of a log.
 
     Attributes:
-        name: in the log.
+        name: name in the log.
         kind: the kind of its values; "mixed" if they are of several kinds.
         values: [n] values of the rows read, None where absent.
-        distinct: number of different values, with the rows of each by its text, the most frequent first.
+        counts: {value as text: number of rows}, the most frequent first.
     """
 
     name: str
@@ -76,16 +76,16 @@ class LogColumn:
         """Whether values are texts, each in several rows, and nearly all of them are among a few."""
         if self.kind != "text" or max(map(len, self.counts)) > MOST_CHARACTERS:
             return False
-        of_levels = sum(list(self.counts.values())[:MOST_LEVELS])
+        of_levels = sum(list(self.counts.values())[:MAX_ONE_HOT])
         return of_levels >= _SHARE_OF_LEVELS * len(self.present) and 2 * self.distinct <= len(self.present)
 
     @property
     def note(self) -> str:
         """Advice on a column of categories; "" for others."""
         if self.is_category:
-            some = f", the {MOST_LEVELS} most frequent" if self.distinct > MOST_LEVELS else ""
-            return f"probably a category of {self.distinct} values: as a feature one-hot{some}"
-        if self.kind == "integer" and 2 < self.distinct <= MOST_LEVELS and min(self.present) >= 0:
+            levels = f", the {MAX_ONE_HOT} most frequent" if self.distinct > MAX_ONE_HOT else ""
+            return f"probably a category of {self.distinct} values: as a feature one-hot{levels}"
+        if self.kind == "integer" and 2 < self.distinct <= MAX_ONE_HOT and min(self.present) >= 0:
             return "few integers: as a feature one-hot, unless norm_params.feature_overrides says CONTINUOUS"
         return ""
 
@@ -136,24 +136,26 @@ def _kind(value: Any) -> ValueKind:
 
 
 def text_of(value: Any) -> str:
-    """Returns a value as text: that of an action's name, or JSON."""
+    """Returns a value as text: the name if it is a named action, else JSON."""
     return str(value) if isinstance(value, str | date) else json.dumps(value, default=str)
 
 
-def _values(chunks: pa.ChunkedArray, of: pa.Field, *, cells: bool) -> Values:
-    """Returns the values of a column as Python has them; NaN is absent, as in training."""
-    read: Callable[[Any], Any] = json.loads if is_text(of) else _cell if cells else lambda value: value
+def _values(chunks: pa.ChunkedArray, column: pa.Field, *, cells: bool) -> Values:
+    """Returns the values of a column as Python objects, None for NaN; `cells` says whether they are cells of CSV."""
+    read: Callable[[Any], Any] = _cell if cells else lambda value: value
+    if is_text(column):
+        read = json.loads
     try:
         values = chunks.to_pylist()
     except (ArithmeticError, ValueError, pa.ArrowException):  # Python has no such value: a time after the year 9999
         return [None] * len(chunks)
-    if pa.types.is_map(of.type):
+    if pa.types.is_map(column.type):
         values = [None if mapping is None else {text_of(key): value for key, value in mapping} for mapping in values]
     return [None if value is None or value != value else _plain(read(value)) for value in values]
 
 
 def _plain(value: Any) -> Any:
-    """Returns the map or list of a text of JSON, and of a map the keys that the row itself has."""
+    """Parses a text that is a JSON map or list, and removes null members, which Arrow adds to a row's map."""
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
         value = json_cell(value)
     return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
@@ -165,9 +167,9 @@ def _cell(value: Any) -> Any:
         return value
     if value.lower() in _FLAGS:
         return _FLAGS[value.lower()]
-    for read in () if "_" in value else (int, float):
+    for read in (int, float):
         with suppress(ValueError):
-            return read(value)
+            return value if "_" in value else read(value)  # Python groups digits by underscores
     return value
 
 

@@ -45,14 +45,14 @@ _LAST_WORD = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Guess:
     """A field that a column may be.
 
     Attributes:
-        field: of the contract.
-        column: of the log.
+        field: field of the contract.
+        column: column of the log.
         why: the reason.
-        strength: how strong it is.
+        strength: strength of the reason; larger is stronger.
     """
 
     field: str
@@ -61,38 +61,38 @@ class Candidate:
     strength: tuple[int, int]
 
 
-def candidates_of(columns: Sequence[LogColumn], given: Columns) -> list[Candidate]:
+def guesses_of(columns: Sequence[LogColumn], given: Columns) -> list[Guess]:
     """Returns the fields that each column may be, the strongest reasons first.
 
     Args:
-        columns: those of the log.
-        given: fields whose columns are known.
+        columns: columns of the log.
+        given: {field: column} that the user gave.
     """
-    candidates = []
+    guesses = []
     for column in columns:
         for field in NAMES:
             if given.get(field) == column.name:
-                candidates.append(Candidate(field, column.name, "columns says so", (_GIVEN, 0)))
+                guesses.append(Guess(field, column.name, "columns says so", (_GIVEN, 0)))
             elif field in given or any(column.name in names_of(source) for source in given.values()):
                 continue
             elif field in (column.name, COLUMNS[column.name].alias_of if column.name in COLUMNS else ""):
-                candidates.append(Candidate(field, column.name, "its name is that of the contract", (_SAME, 0)))
+                guesses.append(Guess(field, column.name, "its name is that of the contract", (_SAME, 0)))
             elif (column.name not in COLUMNS or column.name == "step") and fits(field, column):
-                candidates += _by_name(field, column)
-    return sorted(candidates, key=lambda candidate: candidate.strength, reverse=True)
+                guesses += _by_name(field, column)
+    return sorted(guesses, key=lambda guess: guess.strength, reverse=True)
 
 
-def _by_name(field: str, column: LogColumn) -> list[Candidate]:
+def _by_name(field: str, column: LogColumn) -> list[Guess]:
     words = re.sub(r"(?<=[a-z])(?=[A-Z])|[^0-9A-Za-z]+", "_", column.name).lower().strip("_")
     names = (field, *NAMES[field])
     values = f"its values are {_VALUES.get(column.kind, column.kind)}"
     if words in names:
         why = f"its name is {column.name!r} and {values}"
-        return [Candidate(field, column.name, why, (_NAMED, -names.index(words)))]
+        return [Guess(field, column.name, why, (_NAMED, -names.index(words)))]
     last = words.rpartition("_")[2]
     if last in names and len(last) > 1 and not words.startswith("next_"):
         why = f"its name ends in {last!r} and {values}"
-        return [Candidate(field, column.name, why, (_LAST_WORD, -names.index(last)))]
+        return [Guess(field, column.name, why, (_LAST_WORD, -names.index(last)))]
     return []
 
 
@@ -101,17 +101,17 @@ _VALUES = {"flag": "true and false", "integer": "integers", "number": "numbers",
 
 
 def fits(field: str, column: LogColumn) -> bool:
-    """Whether the values of a column are of a field's kind; flags may be 1 and 0."""
+    """Whether the values of a column are of a field's kind; flags may also be 1 and 0."""
     kind = COLUMNS[field].kind
     if kind == "flag":
         return column.is_number and set(column.present) <= {0, 1}
     return column.kind in _KINDS.get(kind, ())
 
 
-def chosen(candidates: Sequence[Candidate]) -> dict[str, str]:
-    """Returns {field: column} by the strongest reasons; each column is one field at most."""
+def chosen(guesses: Sequence[Guess]) -> dict[str, str]:
+    """Returns {field: column} by the strongest reasons; a column is used for at most one field."""
     fields: dict[str, str] = {}
-    for candidate in candidates:
-        if candidate.field not in fields and candidate.column not in fields.values():
-            fields[candidate.field] = candidate.column
+    for guess in guesses:
+        if guess.field not in fields and guess.column not in fields.values():
+            fields[guess.field] = guess.column
     return fields

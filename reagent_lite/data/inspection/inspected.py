@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from reagent_lite.data.formats.frames import location
 from reagent_lite.data.inspection.columns import LogColumn
-from reagent_lite.data.inspection.fields import Candidate
+from reagent_lite.data.inspection.fields import Guess
 from reagent_lite.data.result_frames import frame_of
 from reagent_lite.errors import counted, listed
 
@@ -24,12 +24,12 @@ class Inspected:
 
     Attributes:
         path: the log.
-        whole: whether the rows read are all.
+        whole: whether all rows were read.
         columns: columns of the log.
-        candidates: fields that columns may be and why, the strongest reasons first.
+        guesses: fields that columns may be and why, the strongest reasons first.
         fields: {field of the contract: the column that the config reads as it}; features are in the config.
-        propensities: whether the probabilities of actions are plausible, in sentences.
-        episodes: how long episodes are; "" without.
+        propensities: sentences about the plausibility of action probabilities.
+        episodes: a sentence about the lengths of episodes; "" if they are unknown.
         config: a training config for the log; None if there is none, and `problems` say why.
         problems: reasons why there is no config.
         decide: choices left to the user.
@@ -38,7 +38,7 @@ class Inspected:
     path: str
     whole: bool
     columns: tuple[LogColumn, ...]
-    candidates: tuple[Candidate, ...]
+    guesses: tuple[Guess, ...]
     fields: dict[str, str]
     propensities: tuple[str, ...]
     episodes: str
@@ -81,7 +81,9 @@ class Inspected:
     def table(self) -> DataFrame:
         """The columns of the log, a row for each, as a frame of pandas."""
         may_be = {
-            column.name: "; ".join(f"{c.field}: {c.why}" for c in self.candidates if c.column == column.name)
+            column.name: "; ".join(
+                f"{guess.field}: {guess.why}" for guess in self.guesses if guess.column == column.name
+            )
             for column in self.columns
         }
         notes = {column.name: column.note for column in self.columns}
@@ -100,10 +102,10 @@ class Inspected:
             facts = f"{column.kind}, present in {column.share_present:.1%}, {column.distinct:,} distinct"
             shown = [value if len(value) <= 40 else f"{value[:37]}..." for value in list(column.counts)[:_SHOWN]]
             yield f"{column.name}: {facts}" + (f": {listed(shown)}" if shown else "")
-            for candidate in self.candidates:
-                if candidate.column == column.name:
-                    used = ", and read as it" if self.fields.get(candidate.field) == column.name else ""
-                    yield f"  may be {candidate.field}: {candidate.why}{used}"
+            for guess in self.guesses:
+                if guess.column == column.name:
+                    used = ", and read as it" if self.fields.get(guess.field) == column.name else ""
+                    yield f"  may be {guess.field}: {guess.why}{used}"
             if column.note and column.name not in self.fields.values():
                 yield f"  {column.note}"
         yield from self.propensities

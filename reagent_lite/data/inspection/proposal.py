@@ -26,7 +26,7 @@ from reagent_lite.data.features.fitting import fit_columns
 from reagent_lite.data.features.summary import ACTION, STATE
 from reagent_lite.data.formats.frames import location
 from reagent_lite.data.inspection.columns import LARGEST, LogColumn, finite, first_columns, text_of
-from reagent_lite.data.inspection.fields import Candidate, candidates_of, chosen
+from reagent_lite.data.inspection.fields import Guess, chosen, guesses_of
 from reagent_lite.data.inspection.inspected import Inspected
 from reagent_lite.data.rows.items import given_items
 from reagent_lite.data.stage import data_files
@@ -50,8 +50,8 @@ def inspect_log(settings: InspectConfig) -> Inspected:
         NoRowsError: no file has rows.
     """
     columns, whole = first_columns(data_files(settings.data_path), settings.rows)
-    candidates = tuple(candidates_of(columns, settings.columns))
-    proposal = _Proposal(settings, columns, candidates)
+    guesses = tuple(guesses_of(columns, settings.columns))
+    proposal = _Proposal(settings, columns, guesses)
     episodes = proposal.describe_episodes()
     actions = proposal.names_of_actions()
     proposal.check_reward()
@@ -62,7 +62,7 @@ def inspect_log(settings: InspectConfig) -> Inspected:
         path=settings.data_path,
         whole=whole,
         columns=columns,
-        candidates=candidates,
+        guesses=guesses,
         fields=proposal.fields,
         propensities=propensities,
         episodes=episodes,
@@ -81,21 +81,21 @@ class _Proposal:
         decide: choices left to the user.
     """
 
-    def __init__(self, settings: InspectConfig, columns: Sequence[LogColumn], candidates: Sequence[Candidate]) -> None:
-        self.fields = chosen(candidates)
+    def __init__(self, settings: InspectConfig, columns: Sequence[LogColumn], guesses: Sequence[Guess]) -> None:
+        self.fields = chosen(guesses)
         self.problems: list[str] = []
         self.decide: list[str] = []
         self._settings = settings
         self._columns = columns
         self._rows = len(columns[0].values) if columns else 0
-        self._candidates = candidates
+        self._guesses = guesses
         self._items = given_items(settings.items, settings.item_id)
 
     def _column(self, name: str) -> LogColumn | None:
         return next((column for column in self._columns if column.name == self.fields.get(name)), None)
 
     def _drop(self, fields: Sequence[str], why: str) -> None:
-        """Leaves fields out whose columns have names of their own; those with the contract's names are read anyway."""
+        """Leaves out fields by the names of their columns; columns with a contract name are read in any case."""
         dropped = [name for name in fields if name in self.fields and self.fields[name] not in COLUMNS]
         dropped = [name for name in dropped if name not in self._settings.columns]
         if dropped:
@@ -104,7 +104,7 @@ class _Proposal:
             del self.fields[name]
 
     def describe_episodes(self) -> str:
-        """Returns how long episodes are; leaves out columns of episodes where there are none."""
+        """Returns a sentence about the lengths of episodes; leaves out columns of episodes if there are none."""
         follows = {"next_state_features", "next_action", "possible_next_actions"}.intersection(self.fields)
         ids = self._column("mdp_id")
         order = self._column("sequence_number")
@@ -162,8 +162,9 @@ class _Proposal:
             return None
         possible = self._column("possible_actions")
         names = set(column.counts)
-        for some in [] if possible is None else possible.present:
-            names |= {name for name in some if isinstance(name, str)} if isinstance(some, list) else set()
+        for choices in [] if possible is None else possible.present:
+            if isinstance(choices, list):
+                names |= {name for name in choices if isinstance(name, str)}
         numbers = column.kind == "integer"
         ordered = sorted(
             names, key=lambda name: (int(name), "") if numbers and name.lstrip("-").isdigit() else (0, name)
@@ -195,15 +196,15 @@ class _Proposal:
         if not column.is_number or len(column.present) < self._rows or not finite(column.present):
             self.problems.append(f"{column.name}, read as reward, is not a finite number in every row")
         others = [
-            candidate.column
-            for candidate in self._candidates
-            if candidate.field == "reward" and candidate.column not in self.fields.values()
+            guess.column
+            for guess in self._guesses
+            if guess.field == "reward" and guess.column not in self.fields.values()
         ]
         if others:
             self.decide.append(f"reward: {column.name}; {listed(others)} may be a reward too and is left out")
 
     def plausibility(self, actions: Sequence[str]) -> Iterator[str]:
-        """Yields whether probabilities are plausible; one that is not is left out."""
+        """Yields sentences about the plausibility of probabilities; leaves out propensities that are not plausible."""
         column = self._column("action_probability")
         if column is None:
             self.decide.append(
@@ -238,7 +239,7 @@ class _Proposal:
             self.decide.append(f"action_probability: {name} may not be the probability of the logged action")
 
     def _by_action(self, actions: Sequence[str]) -> Iterator[tuple[str, list[list[float]]]]:
-        """Yields columns that hold a number for every action: maps, and columns whose names end in the action's."""
+        """Yields (title, rows) of columns that have a number for every action: maps, or a column for each action."""
         for column in self._columns:
             maps = column.present if column.kind == "map" else []
             if maps and actions and all(set(mapping) == set(actions) for mapping in maps):
@@ -250,7 +251,7 @@ class _Proposal:
             yield listed(column.name for column in columns), some
 
     def _per_action(self, actions: Sequence[str]) -> Iterator[list[LogColumn]]:
-        """Yields one column for each action, such as p_mail and p_call, with numbers of [0, 1]."""
+        """Yields groups of a column for each action, such as p_mail and p_call, with numbers from 0 to 1."""
         if not actions:
             return
         shares = [
@@ -273,7 +274,7 @@ class _Proposal:
         used = {
             *self.fields.values(),
             *(column.name for some in self._per_action(actions) for column in some),
-            *(candidate.column for candidate in self._candidates if candidate.field in _NOT_FEATURES),
+            *(guess.column for guess in self._guesses if guess.field in _NOT_FEATURES),
         }
         features = []
         left = dict[str, list[str]]()
@@ -293,7 +294,7 @@ class _Proposal:
         return features
 
     def _no_feature(self, column: LogColumn) -> str:
-        """Returns why a column is no feature; "" if it may be one."""
+        """Returns the reason why a column is not a feature; "" if it may be one."""
         words = re.split(r"[^0-9a-z]+", column.name.lower())
         if not column.is_number and not column.is_category:
             return f"a column of {column.kind} values"
@@ -334,7 +335,7 @@ class _Proposal:
         return tree
 
     def faults(self, tree: Json, *, whole: bool) -> tuple[str, ...]:
-        """Returns why training would refuse the config or the rows; `whole`: whether all rows were read."""
+        """Returns the reasons why training would refuse the config or the rows; `whole`: whether all rows were read."""
         path = self._settings.data_path
         try:
             config = check(ParametricDqnConfig if "actions" not in tree else DqnConfig, tree)

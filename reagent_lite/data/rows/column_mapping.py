@@ -2,8 +2,8 @@
 
     session, time, age, income, clicked ─► mdp_id, sequence_number, state_features {age, income}, reward
 
-The names are given where files are listed and travel with each file, so that whoever reads its rows sees the
-contract's columns, in this process and in an executor. Folders that a stage made have the contract's names already.
+The names are attached to the files when these are listed, so that every reader of rows sees the contract's columns, in
+this process and in executors of Spark. Folders that a stage made have the contract's names already.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ColumnMapping:
     """Which of a log's columns hold the fields of the contract.
 
     Attributes:
-        fields: (field, name of its column; of features and metrics the names of one column each).
-        beside_others: whether it is one of several logs, of which some may have the contract's names.
+        fields: (field, its column) each; for features and metrics (field, a column for each of them).
+        beside_others: whether the log is one of several, some of which may have the contract's names.
     """
 
     fields: tuple[tuple[str, str | tuple[str, ...]], ...]
@@ -38,12 +38,12 @@ class ColumnMapping:
 
     @classmethod
     def of(cls, columns: Mapping[str, str | Sequence[str]], *, beside_others: bool = False) -> ColumnMapping | None:
-        """Returns the names that a config gives, None where it gives none."""
+        """Returns the names that a config gives; None if it gives none."""
         fields = [(name, source if isinstance(source, str) else tuple(source)) for name, source in columns.items()]
         return cls(tuple(fields), beside_others) if fields else None
 
     def meaning(self, name: str) -> str:
-        """Returns the field that a column holds; `field.name` where it holds one of the field's features."""
+        """Returns the field that a column holds; `field.name` if it holds one of the field's features."""
         for field, source in self.fields:
             if name == source:
                 return field
@@ -55,25 +55,25 @@ class ColumnMapping:
         """Returns a block with the contract's columns.
 
         Raises:
-            DataError: for columns that are not there, with the nearest that are.
+            DataError: columns are missing; names the nearest ones.
         """
         table = block.table
-        at_once = block.file.extension not in _JSON_LINES
-        first = at_once or (len(block.lines) > 0 and block.lines[0] == 1)
+        has_all_columns = block.file.extension not in _JSON_LINES
+        is_checked = has_all_columns or (len(block.lines) > 0 and block.lines[0] == 1)
         has_contract_names = contract_names(dict(self.fields), table.column_names)
         if has_contract_names and self.beside_others:
             return block
-        if first and has_contract_names:
+        if is_checked and has_contract_names:
             expected = f"the columns that data.columns names: {listed(self._sources)}"
             todo = "Drop data.columns, in other workflows columns: the log has the contract's names already"
             raise DataError(
                 Problem(block.file.location(), expected, f"columns {listed(sorted(table.column_names))}", todo)
             )
-        if at_once:
+        if has_all_columns:
             require_columns(table.column_names, self._sources, block.file.location(), self._sources)
-        elif first:
-            soon = {name: field for name, field in self._sources.items() if field not in LATE_COLUMNS}
-            require_columns(table.column_names, soon, block.where(0), soon)
+        elif is_checked:
+            required = {name: field for name, field in self._sources.items() if field not in LATE_COLUMNS}
+            require_columns(table.column_names, required, block.where(0), required)
         replaced = {*dict(self.fields), *self._sources}
         columns = [
             (field, table.column(number)) for number, field in enumerate(table.schema) if field.name not in replaced
@@ -99,16 +99,16 @@ def names_of(source: str | Sequence[str]) -> Sequence[str]:
 
 
 def contract_names(columns: Mapping[str, str | Sequence[str]], names: Collection[str]) -> bool:
-    """Whether a log has the contract's names, and none of those that `columns` gives, for what events have."""
+    """Whether a log has the contract's names, and none of the names in `columns`, for the renamed fields of events."""
     renamed = {field: source for field, source in columns.items() if field in EVENT_COLUMNS and source != field}
-    lacking = all(set(names_of(source)).isdisjoint(names) for source in renamed.values())
-    return bool(renamed) and lacking and renamed.keys() <= {name.partition(".")[0] for name in names}
+    has_no_own_name = all(set(names_of(source)).isdisjoint(names) for source in renamed.values())
+    return bool(renamed) and has_no_own_name and renamed.keys() <= {name.partition(".")[0] for name in names}
 
 
 def remembered(columns: Columns, names: Collection[str]) -> Columns:
-    """Returns the columns of a model's training log for another log: none if it has the contract's names instead.
+    """Returns the column names of a model's training log that apply to another log.
 
-    A log that lacks a field altogether, such as a reward, is named without it.
+    There are none if the other log has the contract's names. Fields that it lacks, such as a reward, are left out.
     """
     if contract_names(columns, names):
         return {}
@@ -120,7 +120,7 @@ class OriginalNames:
     """Reads every column of a log under its own name."""
 
     def meaning(self, name: str) -> str:
-        """Returns "", which no field is called."""
+        """Returns "", which is the name of no field."""
         return ""
 
     def read(self, block: Block) -> Block:
@@ -129,7 +129,7 @@ class OriginalNames:
 
 
 def _part(name: str, table: pa.Table) -> NamedArray:
-    """Returns the column of a feature; one that the table lacks has no values."""
+    """Returns the column of a feature; if the table lacks it, a column of nulls."""
     if name in table.column_names:
         return table.schema.field(name), in_one_piece(table.column(name))
     return pa.field(name, pa.float64()), pa.nulls(table.num_rows, pa.float64())

@@ -1,8 +1,8 @@
-"""Columns of a block as numpy arrays: numbers, flags, texts, codes and lists, with the faults found on the way.
+"""Columns of a block as numpy arrays: numbers, flags, texts, codes and lists; records their faults.
 
-Writers of logs choose among several Arrow types for one thing, and a column whose values have no common type comes as
-JSON texts. `typed` returns one kind of array for both. Distinct texts are decoded in Python, each once; everything per
-row is vectorised.
+Writers of logs choose among several Arrow types for the same values, and a column whose values have no common type is
+read as JSON texts. `typed` returns one kind of array for both. Distinct texts are decoded in Python, each once; the
+work on rows is vectorised.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from reagent_lite.errors import DataError, Problem, counted
 
 NONE = -1
 WRONG = -2
-"""Codes of an absent or unknown value, and of an invalid one."""
+"""Codes of an absent or unknown value, and of an invalid value."""
 INTEGERS = "integers"
 TIMES = "times"
 CUT = "parts of a microsecond"
-"""Kinds of sequence numbers."""
+"""Kinds of sequence numbers; CUT: times that were finer than a microsecond."""
 _BELOW_MICROSECONDS = re.compile(r"[.,]\d{6}0*[1-9]")
 
 
@@ -55,7 +55,7 @@ class Column:
         name: the name of the column.
         array: [n] values.
         text: whether the values are JSON texts.
-        rows: [n] the block's row of each value, None where it is the value's own number.
+        rows: [n] the block's row of each value; None if value i belongs to row i.
     """
 
     name: str
@@ -73,14 +73,14 @@ class Column:
         """Whether the values are lists or objects."""
         return bool(pa.types.is_nested(self.array.type))
 
-    def value(self, at: int) -> str:
-        """Returns a value as JSON, for errors; ids that a struct has for other rows are left out."""
+    def value(self, index: int) -> str:
+        """Returns a value as JSON, for errors; keys that a struct has only for other rows are left out."""
         try:
-            value = self.array[at].as_py()
+            value = self.array[index].as_py()
             text = value if self.text and value is not None else _as_json(value)
         except (ArithmeticError, ValueError, pa.ArrowException):
             # Python has no such value: a time after the year 9999, an object with a key twice
-            text = " ".join(self.array[at : at + 1].to_string(skip_new_lines=True)[1:-1].split())
+            text = " ".join(self.array[index : index + 1].to_string(skip_new_lines=True)[1:-1].split())
         return text if len(text) <= 60 else text[:57] + "..."
 
     def fault(
@@ -92,31 +92,31 @@ class Column:
         todo: str = "",
         rule: str = "unreadable",
     ) -> None:
-        """Records a fault of the block's rows for every value that is true in `values` [n]; see Faults.add."""
+        """Records a fault of the row of every value that is true in `values` [n]; see Faults.add."""
         got = got or self.value
         if self.rows is None:
             faults.add(values, expected, got, todo, rule)
         elif values.any():
-            at = np.flatnonzero(values)[::-1]
-            first: dict[int, int] = dict(zip(self.rows[at].tolist(), at.tolist(), strict=True))
+            backwards = np.flatnonzero(values)[::-1]  # so that the first value of a row stays
+            first: dict[int, int] = dict(zip(self.rows[backwards].tolist(), backwards.tolist(), strict=True))
             rows = np.zeros(len(faults.kind), bool)
-            rows[self.rows[at]] = True
+            rows[self.rows[backwards]] = True
             faults.add(rows, expected, lambda row: got(first[row]), todo, rule)
 
 
 def _as_json(value: Any) -> str:
     if isinstance(value, list) and not any(isinstance(element, tuple) for element in value):
         return f"[{', '.join(_as_json(element) for element in value)}]"
-    if isinstance(value, list | dict):  # of a map the pairs, of a struct a dict
+    if isinstance(value, list | dict):  # a map is a list of pairs, a struct a dict
         pairs = value if isinstance(value, list) else [pair for pair in value.items() if pair[1] is not None]
         return f"{{{', '.join(f'{json.dumps(str(name))}: {_as_json(inner)}' for name, inner in pairs)}}}"
     return json.dumps(value, default=str)
 
 
 def column_of(block: Block, name: str) -> Column:
-    """Returns a column of the block; one that the block lacks has only nulls.
+    """Returns a column of the block; if the block lacks it, a column of nulls.
 
-    Strings are JSON in a column of maps or lists, as databases export those.
+    In a column of maps or lists, strings are parsed as JSON, which is how databases export maps and lists.
     """
     index = block.table.schema.get_field_index(name)
     if index < 0:
@@ -128,21 +128,21 @@ def column_of(block: Block, name: str) -> Column:
 
 
 def _first(column: Column) -> str:
-    """Returns the first value of a column of strings that has one, "" of any other column."""
+    """Returns the first value of a column of strings; "" for any other column, and for one without a value."""
     if not is_string(column.array.type) or column.array.null_count == len(column.array):
         return ""
     return str(column.array[int(column.present.argmax())])
 
 
 def holds_maps(column: Column) -> bool | None:
-    """Returns whether the values of a column are maps, as the features of actions; None if there is no value."""
+    """Returns whether the values of a column are maps, such as features of actions; None if there is no value."""
     if not column.present.any():
         return None
     return column.nested or (column.text and _first(column).startswith("{"))
 
 
 def of_cells(column: Column, kind: ColumnKind) -> Column:
-    """Returns a column of text as values of a kind, see `typed_cells`; a column of another type stays as it is."""
+    """Returns a column of strings as values of a kind, see `typed_cells`; a column of another type stays as it is."""
     if column.text or not is_string(column.array.type):
         return column
     field, array = typed_cells(column.name, column.array.cast(pa.string()), kind)
@@ -173,14 +173,14 @@ def typed(
     parsed: tuple[pa.DataType, Callable[[Any], Any]],
     todo: str = "",
 ) -> pa.Array:
-    """Returns the values of a column as an array of a type that fits; other values are faults, and null.
+    """Returns the values of a column as an array whose type fits; other values are faults, and null.
 
     Args:
         column: a column of any type.
         faults: the faults of the block.
-        expected: in words, without the column's name.
-        fits: whether an Arrow type is one that the caller reads.
-        parsed: (type, function that converts a value parsed from JSON, None for an invalid one).
+        expected: the expected values in words, without the column's name.
+        fits: returns whether the caller reads an Arrow type.
+        parsed: (type for JSON texts, function that converts a parsed value and returns None for an invalid one).
         todo: advice.
     """
     kind, convert = parsed
@@ -197,7 +197,10 @@ def typed(
 
 
 def float_of(value: object) -> float | None:
-    """Returns a number parsed from JSON, true and false as 1 and 0, beyond float64 infinite; None of anything else."""
+    """Returns a value parsed from JSON as a float; None if it is not a number.
+
+    True and false are 1 and 0, and integers beyond float64 are infinite.
+    """
     if not isinstance(value, int | float):
         return None
     try:
@@ -207,7 +210,7 @@ def float_of(value: object) -> float | None:
 
 
 def float64(array: pa.Array) -> NDArray[np.float64]:
-    """Returns [n] float64 of a number array, NaN where it is null."""
+    """Returns an array of numbers as [n] float64, NaN where null."""
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     return filled(pc.cast(array, pa.float64(), safe=False), np.nan)
@@ -219,17 +222,17 @@ def numbers(
     expected: str = "a number",
     todo: str = "Write numbers as 1234.5, and absent ones as null or nothing",
 ) -> NDArray[np.float64]:
-    """Returns [n] float64 of a column of numbers, NaN where null; other values are faults."""
+    """Returns a column of numbers as [n] float64, NaN where null; other values are faults."""
     return float64(typed(column, faults, expected, is_number, (pa.float64(), float_of), todo))
 
 
 def integers(
     column: Column, faults: Faults, expected: str = "an integer", array: pa.Array | None = None
 ) -> tuple[NDArray[np.int64], Mask]:
-    """Returns ([n] int64, [n] whether there is one) of a column of integers; NaN counts as null.
+    """Returns a column of integers as ([n] int64, [n] whether there is one); NaN counts as null.
 
-    Other values are faults, also floats that are not exact and values beyond ±2^62, where differences have no
-    int64. `array` has the integers of a column that has something else.
+    Other values are faults, including floats that may be rounded and values beyond ±2^62, whose differences may not fit
+    into int64. `array` has the integers if the column itself has values of another type.
     """
     array = column.array if array is None else array
     if pa.types.is_integer(array.type):
@@ -248,9 +251,9 @@ def integers(
 
 
 def sequence_numbers(column: Column, faults: Faults) -> tuple[NDArray[np.int64], Mask]:
-    """Returns `integers` of a column that may hold times, or texts of them by ISO 8601, as microseconds since 1970.
+    """Returns `integers` of a column of integers or times; times, also as ISO 8601 texts, are microseconds since 1970.
 
-    `faults.orders` says which of them it holds, see `require_one_order`.
+    Records in `faults.orders` which kinds of sequence numbers the column has, see `require_one_order`.
     """
     array = column.array
     times = np.zeros(len(array), bool)
@@ -279,7 +282,7 @@ def _order_of(value: object) -> int | None:
     if isinstance(value, str):
         return microseconds_of(value)
     if isinstance(value, int):
-        return max(-(2**62), min(int(value), 2**62))  # those beyond are faults, as the bounds are
+        return max(-(2**62), min(int(value), 2**62))  # the bounds themselves are faults
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else None
 
 
@@ -298,14 +301,14 @@ def _microseconds(array: pa.Array) -> tuple[pa.Array, Mask]:
 
 
 def require_one_order(orders: Mapping[str, str], duplicates: int) -> None:
-    """Checks that the sequence numbers of a log mean one thing and that no two times have become one.
+    """Checks that the sequence numbers of a log are of one kind, and that rounding has not made two times equal.
 
     Args:
         orders: Faults.orders of all blocks.
-        duplicates: rows with mdp_id and sequence_number of another.
+        duplicates: number of rows with the mdp_id and sequence_number of another row.
 
     Raises:
-        DataError: integers beside times, or duplicates where parts of a microsecond were cut off.
+        DataError: there are integers and times, or duplicates in a log whose times were cut to microseconds.
     """
     if INTEGERS in orders and TIMES in orders:
         expected = f"{INTEGERS} in sequence_number, as in {orders[INTEGERS]}"
@@ -331,16 +334,16 @@ def strings(
     *,
     integers_too: bool = True,
 ) -> tuple[NDArray[np.int32], pa.Array]:
-    """Returns ([n] number of the distinct value, -1 where null; the distinct values).
+    """Returns ([n] indices of the distinct values, -1 where null; the distinct values).
 
-    Integers count by their digits.
+    Integers are the texts of their digits, or faults without `integers_too`.
     """
 
     def text(value: object) -> str | None:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        good = isinstance(value, str) or (integers_too and isinstance(value, int) and not isinstance(value, bool))
-        return str(value) if good else None
+        valid = isinstance(value, str) or (integers_too and isinstance(value, int) and not isinstance(value, bool))
+        return str(value) if valid else None
 
     def fits(kind: pa.DataType) -> bool:
         return is_string(kind) or (integers_too and is_number(kind) and not pa.types.is_boolean(kind))
@@ -364,7 +367,7 @@ def texts(
 
 
 def dates(column: Column, faults: Faults) -> pa.Array:
-    """Returns ds as text: strings as they are, dates and times at midnight as 2026-01-31, as Hive and Spark type them.
+    """Returns ds as text: strings as they are; dates, and times at midnight, as 2026-01-31, like Hive and Spark.
 
     A time with a zone is taken in its zone.
     """
@@ -388,10 +391,10 @@ def dates(column: Column, faults: Faults) -> pa.Array:
 def per_distinct(
     column: Column, decode: Callable[[object], int], absent: int, dtype: type[np.integer[Any]] = np.int64
 ) -> NDArray[Any]:
-    """Returns [n] codes: `decode` of each distinct value (texts parsed), `absent` where null."""
+    """Returns [n] codes: `decode` of each value, called once per distinct value (texts parsed); `absent` where null."""
     array = column.array
     if not (is_number(array.type) or is_string(array.type)):
-        # Nothing here reads other values, so that an empty object stands for all maps, an empty list for the rest.
+        # `decode` only looks at the type of other values: {} stands for all maps, [] for the rest
         inner = array.type.value_type if is_list(array.type) else array.type
         is_object = pa.types.is_struct(inner) or pa.types.is_map(array.type)
         return np.where(column.present, decode({} if is_object else []), absent).astype(dtype)
@@ -404,9 +407,9 @@ def per_distinct(
 
 
 def pieces(column: Column, faults: Faults, expected: str) -> tuple[NDArray[np.int64], Column]:
-    """Returns ([n] lengths, 0 where null; all elements in order) of a column of lists.
+    """Returns a column of lists as ([n] lengths, 0 where null; all elements in order).
 
-    Other values than lists are faults, and count as empty.
+    Values that are not lists are faults, and count as empty lists.
     """
 
     def dumped(value: object) -> list[str | None] | None:

@@ -1,14 +1,13 @@
 """The rules for the values of a row, and the words of their errors; config/columns.py lists the columns.
 
-Events are logged decisions; transitions also have what followed them. Rules of their values:
+Events are logged decisions; transitions also have what followed. Rules for their values:
 
-    action               null = unknown
+    action               null if unknown
     features             null and NaN count as absent
-    possible_actions     are names, or 0 or 1 for each named action; of parametric rows a list of candidates, equal ones
-                         being one
-    reward, metrics      are finite
-    propensity           is above 0 and at most 1
-    next_state_features, possible_next_actions   of events count where `truncated` is true: what was seen at the limit
+    possible_actions     names, or 0 or 1 for each named action; in parametric rows candidates, equal ones count once
+    reward, metrics      finite
+    propensity           above 0 and at most 1
+    next_state_features, possible_next_actions   in events only used if `truncated` is true: as seen at the limit
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from reagent_lite.data.rows.maps import candidate_features, candidate_lists, mat
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import Problem, listed, nearest, raise_any
 
-_OTHER_NAME = "Where the log has other names, or a column per feature, give them as `columns`: configs/DATA.md"
+_OTHER_NAME = "If the log has other names, or a column per feature, give them as `columns`: configs/DATA.md"
 PROPENSITIES = tuple(name for name, column in COLUMNS.items() if "action_probability" in (name, column.alias_of))
-"""Two names of one column; a log that has both must have the same in both."""
+"""The two names of the column of propensities; if a log has both, their values must be equal."""
 TODO_NAMES = (
     "Names and indices are actions of workflows.dqn, in Python of a config with `actions`, "
     "and of timelines with actionDiscrete true; ids of items need the item table, data.items"
 )
 TODO_MAPS = "Maps are actions of workflows.parametric_dqn, and of timelines with actionDiscrete false"
 ALONE = "each row is a decision of its own, as no column says what follows one; a discount (gamma) has no effect"
-"""Note on a log that has none of EPISODE_COLUMNS."""
+"""Note about a log that has none of EPISODE_COLUMNS."""
 COMPARED = "They are compared by their features"
 _NUMERAL = re.compile("0|[1-9][0-9]{0,17}")
 _NUMERAL_BESIDE_GAPS = re.compile(r"(0|-?[1-9][0-9]{0,17})\.0")
-"""An integer as pandas writes it to CSV if its column has gaps, as next_action has at every end."""
+"""An integer as pandas writes it to CSV if its column has gaps, which next_action has at the end of episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +48,13 @@ class Contract:
     """The kind of the rows of one log.
 
     Attributes:
-        actions: names of discrete actions, () where any name is one; None: actions are maps, chosen from candidates.
-        events: rows are events; else transitions.
-        extra: further columns that are carried along.
-        rewards: those of them that hold finite numbers, or nothing.
-        dated: every event must have a date.
-        choices: possible_actions count; else they are checked and left out.
-        texts: a table of events has features some of whose values are texts.
+        actions: names of discrete actions, () if any name is allowed; None: actions are maps, chosen from candidates.
+        events: whether rows are events; else transitions.
+        extra: further columns that a timeline copies or sums.
+        rewards: the extra columns that are rewards: finite numbers, or null.
+        dated: whether every event must have a date.
+        choices: whether possible_actions are used; else they are only checked.
+        texts: whether features in a table of events may have texts as values.
     """
 
     actions: tuple[str, ...] | None
@@ -67,30 +66,36 @@ class Contract:
     texts: bool = False
 
     def require_columns(self, names: list[str], where: str) -> None:
-        """Checks that a file has the columns that no log lacks and those of the config; see require_columns."""
+        """Checks that a file has the columns that every log has, and the extra ones; see `require_columns` below."""
         require_columns(names, (*(EVENT_COLUMNS if self.events else TRANSITION_COLUMNS), *self.extra), where)
 
 
 def require_columns(
     names: Sequence[str], wanted: Iterable[str], where: str, field_of: Mapping[str, str] | None = None
 ) -> None:
-    """Checks that a file has columns; `own` is {column: the field it stands for} of a log with names of its own.
+    """Checks that a file has columns.
+
+    Args:
+        names: columns of the file.
+        wanted: columns that it must have.
+        where: name of the file, for errors.
+        field_of: {column: the field it stands for} if a config names the columns; else None.
 
     Raises:
-        DataError: naming those that are missing and the nearest that are there.
+        DataError: columns are missing; gives the nearest name for each.
     """
     got = f"columns {listed(sorted(names))}"
     problems = []
     for name in dict.fromkeys(wanted):
         if name not in names:
-            says = f", as columns.{field_of[name]} says" if field_of else ""
+            reason = f", as columns.{field_of[name]} says" if field_of else ""
             todo = nearest(name, names, "Nearest column: {!r}", "" if field_of else _OTHER_NAME)
-            problems.append(Problem(where, f"a column {name!r}{says}", got, todo))
+            problems.append(Problem(where, f"a column {name!r}{reason}", got, todo))
     raise_any(problems)
 
 
 def require_present(name: str, present: Mask, faults: Faults, todo: str = "") -> None:
-    """Records a fault where a row lacks a required value."""
+    """Records a fault of each row that lacks a required value."""
     words = {"mdp_id": "an mdp_id", "sequence_number": "a sequence_number", "action": "an action"}
     faults.add(~present, words.get(name, name), lambda _: "null", todo, f"{name}_absent")
 
@@ -98,14 +103,14 @@ def require_present(name: str, present: Mask, faults: Faults, todo: str = "") ->
 def require_event(
     faults: Faults, *, named: Mask, ordered: Mask, with_state: Mask, empty: Mask, both: Mask, dated: Mask
 ) -> None:
-    """Records a fault of events that cannot be paired.
+    """Records the faults of events that cannot be paired.
 
     Args:
         faults: the faults of the block.
         named: [n] whether the row has an mdp_id.
         ordered: [n] whether it has a sequence_number.
         with_state: [n] whether it has state_features.
-        empty: [n] whether these have no feature.
+        empty: [n] whether its state_features have no feature.
         both: [n] whether the row is terminal and truncated.
         dated: [n] whether it has a date, or needs none.
     """
@@ -136,7 +141,6 @@ def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray
     values = numbers(column, faults)
     with np.errstate(over="ignore"):
         wrong = column.present & ~np.isfinite(values.astype(np.float32))
-
     expected = f"a finite number in {column.name}"
     rule = f"{column.name}_not_finite"
     faults.add(wrong, expected, lambda row: values[row], rule=rule)
@@ -146,13 +150,13 @@ def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray
 
 
 def further_reward(block: Block, name: str, faults: Faults) -> NDArray[np.float64]:
-    """Returns `finite` of a further column, whose kind a reader of CSV does not know."""
+    """Returns `finite` of an extra reward column, which readers of CSV leave as text since the contract lacks it."""
     column = column_of(block, name)
     return finite(of_cells(column, "number") if block.file.extension == ".csv" else column, faults)
 
 
 def propensity(block: Block, faults: Faults) -> tuple[NDArray[np.float64], Mask]:
-    """Returns ([n] float64 probability with which the action was taken, NaN without one; [n] whether there is one)."""
+    """Returns ([n] float64 probability with which the action was taken, NaN if absent; [n] whether there is one)."""
     first_column, second_column = (column_of(block, name) for name in PROPENSITIES)
     first = numbers(first_column, faults)
     second = numbers(second_column, faults)
@@ -163,18 +167,17 @@ def propensity(block: Block, faults: Faults) -> tuple[NDArray[np.float64], Mask]
     values = np.where(first_column.present, first, second)
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
-    wrong = (first_column.present | second_column.present) & ~(
-        (single > 0) & (single <= 1)
-    )  # NaN is outside too: it compares false
+    present = first_column.present | second_column.present
+    wrong = present & ~((single > 0) & (single <= 1))  # NaN, which compares false, is wrong too
     faults.add(wrong, "a propensity above 0 and at most 1", lambda row: values[row], rule="propensity_outside")
-    return np.where(wrong, np.nan, values), first_column.present | second_column.present
+    return np.where(wrong, np.nan, values), present
 
 
 def candidates(column: Callable[[str], Column], faults: Faults) -> tuple[FeatureMatrix, Mask, Lists, NDArray[np.int32]]:
-    """Returns (actions that are feature maps, [n] whether there is one, candidates, [n] place of the action in them).
+    """Returns (features of actions, [n] whether the row has an action, lists of candidates, [n] index of the action).
 
-    A list that is empty although an action was taken says that the candidates are unknown: the action is the only one
-    then, see Faults.unlisted. A row without a list has none here.
+    If a list is empty although an action was taken, the candidates are unknown and the action becomes the only one; see
+    Faults.unlisted. A row without a list has an empty one.
     """
     action, present = candidate_features(column("action"), faults, rule="action_infinite", todo=TODO_NAMES)
     lists = candidate_lists(column("possible_actions"), faults).distinct()
@@ -187,22 +190,25 @@ def candidates(column: Callable[[str], Column], faults: Faults) -> tuple[Feature
 
 
 class ActionRule:
-    """The meaning of a logged discrete action: an integer is an index and a string a name, or else the other way round.
+    """Interprets logged discrete actions.
+
+    An integer is an index, or else a name; a string is a name, or else an index.
 
     Attributes:
-        expected: in words.
+        expected: the allowed values in words, for errors.
     """
 
     def __init__(self, actions: tuple[str, ...]) -> None:
         self._index = {name: index for index, name in enumerate(actions)}
         self._num = len(actions)
-        # where a name is the index of another action, an integer may mean either: such logs write strings
-        self._indices = all(self._index.get(str(number), number) == number for number in range(self._num))
-        which = f"an index below {self._num}" if self._indices else "written as strings: integers may mean either"
-        self.expected = f"one of the actions {listed(actions)}, {'or ' if self._indices else ''}{which}"
+        # if a name is the number of another action's index, an integer may mean either action: strings are required
+        self._allows_integers = all(self._index.get(str(number), number) == number for number in range(self._num))
+        index = f"or an index below {self._num}"
+        strings = "written as strings: integers may mean either"
+        self.expected = f"one of the actions {listed(actions)}, {index if self._allows_integers else strings}"
 
     def codes(self, column: Column, faults: Faults) -> NDArray[np.int32]:
-        """Returns [n] the index of each action of a column, below 0 without one; unknown actions are faults."""
+        """Returns [n] the index of each action of a column, negative without one; unknown actions are faults."""
         codes = per_distinct(column, self.action, NONE, np.int32)
         todo = TODO_MAPS if column.nested else ""
         faults.add(codes == WRONG, self.expected, column.value, todo, "action_unknown")
@@ -217,12 +223,15 @@ class ActionRule:
             index = self._index.get(value, _numeral(value))
             return WRONG if index is None or index >= self._num else index
         number = _integer(value)
-        if number is None or not self._indices:
+        if number is None or not self._allows_integers:
             return WRONG
         return number if 0 <= number < self._num else self._index.get(str(number), WRONG)
 
     def next_action(self, value: object) -> int:
-        """As `action`, but "" and integers from the number of actions on are NONE, unless the larger ones are names."""
+        """Returns the index as `action` does, but NONE for "" and for integers from the number of actions on.
+
+        If such an integer is a name, it means the action; the number of actions itself may mean either, and is WRONG.
+        """
         value = self._without_point(value)
         index = self.action(value)
         if index != WRONG and _integer(value) != self._num:
@@ -230,13 +239,13 @@ class ActionRule:
         number = _numeral(value) if isinstance(value, str) else _integer(value)
         if value == "":
             return NONE
-        if number is None or number < self._num or (not isinstance(value, str) and not self._indices):
+        if number is None or number < self._num or (not isinstance(value, str) and not self._allows_integers):
             return WRONG
-        # an integer that may be a name as well as "none"
+        # an integer that is a name may mean the action or no action
         return WRONG if not isinstance(value, str) and str(number) in self._index else NONE
 
     def _without_point(self, value: object) -> object:
-        """Returns "3" of "3.0", unless that is a name."""
+        """Returns "3" for "3.0", unless "3.0" is a name."""
         match = _NUMERAL_BESIDE_GAPS.fullmatch(value) if isinstance(value, str) and value not in self._index else None
         return match[1] if match else value
 

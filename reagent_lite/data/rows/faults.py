@@ -1,4 +1,4 @@
-"""The faults of the rows of a block, as fields: the rule, expected, got, and advice."""
+"""The faults of the rows of a block, each with the rule, the expected and the actual value, and advice."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.errors import MAX_PROBLEMS
 
 UNREADABLE = "unreadable"
-"""The rule that a value breaks which is not of its column's type."""
+"""The rule that is broken by a value of another type than its column's."""
 NO_RULE = -1
 
 
 @dataclass(slots=True)
 class Faults:
-    """The faulty rows of a block, one fault each: the first that was found, as others often follow from it.
+    """The faulty rows of a block, and other facts that are collected in the same pass over it.
+
+    A row has one fault, the first that was found, since others often follow from it.
 
     Attributes:
-        block: the block whose rows they are.
+        block: the block.
         kinds: (rule, expected, todo) of each kind of fault.
-        kind: [n] number of the row's kind, NO_RULE without a fault.
-        got: the value of the row; of the first MAX_PROBLEMS rows of each kind, as some may not be asked for.
-        features: ids in the block that have a name; no fault, but collected on the same pass.
-        levels: {column: {id: {text: values that it has}}} of the features whose values are texts; no fault either.
-        unlisted: [n] whether the row lists no candidates though an action was taken; no fault either.
-        orders: {kind of sequence numbers: place of the first}; no fault either, see columns.require_one_order.
+        kind: [n] index of the row's fault in `kinds`; NO_RULE without a fault.
+        got: {row: its actual value as text}, for the first MAX_PROBLEMS rows of each kind.
+        features: ids of features that have a name.
+        levels: {column: {id: {text: number of its values}}} of the features whose values are texts.
+        unlisted: [n] whether the row has an action and an empty list of candidates.
+        orders: {kind of sequence numbers: location of the first one}; see columns.require_one_order.
     """
 
     block: Block
@@ -54,13 +56,13 @@ class Faults:
 
     @property
     def count(self) -> int:
-        """Rows with a fault."""
+        """Number of rows with a fault."""
         return int(self.rows.sum())
 
     def add(
         self, rows: Mask, expected: str, got: Callable[[int], object], todo: str = "", rule: str = UNREADABLE
     ) -> None:
-        """Records a fault for every row that is true in `rows` [n] and has none; `got` returns the value of a row."""
+        """Records a fault of each row that is true in `rows` [n] and has none yet; `got` returns a row's value."""
         if not rows.any():
             return
         new = np.flatnonzero(rows & ~self.rows)
@@ -69,7 +71,7 @@ class Faults:
         self.got |= {row: str(got(row)) for row in new[:MAX_PROBLEMS].tolist()}
 
     def by_kind(self) -> FaultsByKind:
-        """Returns the faults with the first rows of each kind, in the order in which rows have them."""
+        """Returns the faults by kind, in the order of the first row of each kind, with some rows as examples."""
         faults = FaultsByKind()
         rows = self.rows
         kinds, first, counts = np.unique(self.kind[rows], return_index=True, return_counts=True)
@@ -87,7 +89,7 @@ class Faults:
         return names.take(pa.array(self.kind, mask=~self.rows))
 
     def by_rule(self, names: pa.Array) -> dict[str, set[str]]:
-        """Returns {rule: names of the rows that break it}; `names` [n] are those of all rows, null without one."""
+        """Returns {rule: names of the rows that break it}, given the names [n] of all rows, null if a row has none."""
         names_by_rule: dict[str, set[str]] = {}
         for number, (rule, _, _) in enumerate(self.kinds):
             broken = names.filter(pa.array(self.kind == number)).drop_null()
@@ -95,6 +97,6 @@ class Faults:
         return names_by_rule
 
     def require_none(self) -> None:
-        """Raises DataError where a row has a fault."""
+        """Raises DataError if a row has a fault."""
         if self.kinds:
             self.by_kind().require_none()

@@ -16,7 +16,10 @@ Hashes = NDArray[np.uint64]
 
 
 def mix(values: Hashes) -> Hashes:
-    """Returns the finalizer of SplitMix64, a bijection (Steele, Lea and Flood 2014, Fast splittable PRNGs)."""
+    """Returns values mixed by the finalizer of SplitMix64, a bijection.
+
+    Source: Steele, Lea and Flood (2014), Fast splittable pseudorandom number generators.
+    """
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -30,13 +33,13 @@ def name_hashes(names: Iterable[str]) -> Hashes:
 
 
 def hashes_of_codes(codes: NDArray[np.integer], names: Sequence[str]) -> Hashes:
-    """Returns [n] hashes of the names that codes [n] are indices of, 0 where a code is -1."""
+    """Returns [n] hashes of the names with the indices `codes` [n]; 0 for the code -1."""
     hashes: Hashes = np.append(name_hashes(names), np.uint64(0))[codes]
     return hashes
 
 
 def row_hashes(episode: Hashes, sequence: NDArray[np.int64], seed: int) -> Hashes:
-    """Returns [n] hashes of rows, by the hash of their mdp_id and their sequence_number; another seed gives others."""
+    """Returns [n] hashes of rows, from the hash of their mdp_id, their sequence_number and a seed."""
     offset = np.uint64(seed * 0xD1342543DE82EF95 % 2**64)
     return mix(episode + sequence.astype(np.uint64) + offset)
 

@@ -26,13 +26,13 @@ from reagent_lite.item_table import ItemTable
 
 _TABLE = "the item table"
 ACTION = "action"
-"""The column whose features the table has."""
+"""The column of a log whose features the table has."""
 ROW_LABELS = ("Unnamed: ", "__index_level_")
-"""First letters of columns with a frame's row labels, which are not features."""
+"""Prefixes of columns that hold a frame's row labels, which are not features."""
 
 
 def given_items(path: str | None, id_column: str) -> ItemTable | None:
-    """Returns the item table that a config names, None where it names none; see `read_items`."""
+    """Returns the item table that a config names; None if it names none. See `read_items`."""
     return None if path is None else read_items(path, id_column)
 
 
@@ -99,7 +99,7 @@ def _read(id_column: str, block: Block) -> _ItemsOfBlock:
     faults = Faults(block)
     codes, distinct = strings(column_of(block, id_column), faults)
     faults.add(codes < 0, f"an id in {id_column}", lambda _: "null")
-    texts = [*distinct.to_pylist(), ""]  # the last of rows without an id, which are faults
+    texts = [*distinct.to_pylist(), ""]  # the last, for code -1: rows without an id, which are faults
     matrix = _features(block, [name for name in names if name != id_column and not name.startswith(ROW_LABELS)], faults)
     return _ItemsOfBlock(faults=faults, ids=[texts[code] for code in codes.tolist()], features=matrix)
 
@@ -116,24 +116,31 @@ def _features(block: Block, names: list[str], faults: Faults) -> FeatureMatrix:
 
 
 def _require_whole(table: ItemTable, rows: Sequence[tuple[Block, int]]) -> None:
-    """Checks that each id is there once and has a value for every feature; `rows` are those of the file.
+    """Checks that each id occurs once and has a value for every feature.
+
+    Args:
+        table: the table.
+        rows: (block, row of the block) of each item.
 
     Raises:
-        DataError: with file and line of the first items that have not.
+        DataError: with file and line of the first items for which this is not so.
     """
 
+    def where(number: int) -> str:
+        block, row = rows[number]
+        return block.where(row)
+
     def require_none(faulty: dict[int, str], expected: str, todo: str) -> None:
-        examples = [(block.where(row), got) for number, got in faulty.items() for block, row in [rows[number]]]
         if faulty:
-            kind = FaultKind(expected=expected, todo=todo, count=len(faulty), examples=examples[:MAX_EXAMPLES])
+            examples = [(where(number), got) for number, got in list(faulty.items())[:MAX_EXAMPLES]]
+            kind = FaultKind(expected=expected, todo=todo, count=len(faulty), examples=examples)
             raise DataError(kind.problem())
 
     repeated = {}
     first: dict[str, int] = {}
     for number, item in enumerate(table.ids):
-        block, row = rows[first.setdefault(item, number)]
-        if first[item] != number:
-            repeated[number] = f"{item!r} again, first at {block.where(row)}"
+        if first.setdefault(item, number) != number:
+            repeated[number] = f"{item!r} again, first at {where(first[item])}"
     require_none(repeated, "each id once", "Keep one row for each item")
     absent = np.isnan(table.values)
     lacking = {

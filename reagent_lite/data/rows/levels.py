@@ -1,8 +1,8 @@
-"""Texts of features, which are categories: those of each in a log, and the check that all its values are of one kind.
+"""Texts of features, which are categories: collects those of each feature, and checks that its values are of one kind.
 
-    block ─► Faults.levels ─► Vocabulary, block after block ─► {side: {id: {text: values}}}
+    block ─► Faults.levels ─► Vocabulary, block after block ─► {side: {id: {text: number of its values}}}
 
-Features belong to a side: "state", or "action" for candidates.
+The side of a feature is "state", or "action" for candidates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError, Problem
 
 Levels = dict[int, dict[str, int]]
-"""{id of a feature: {text: values that it has}}."""
+"""{id of a feature: {text: number of its values}}."""
 SIDE_OF = {
     "state_features": "state",
     "next_state_features": "state",
@@ -29,13 +29,13 @@ SIDE_OF = {
     "possible_next_actions": "action",
 }
 MOST_LEVELS = 1 << 16
-"""Texts of a feature that are kept; of more, the least frequent so far are forgotten."""
+"""Largest number of texts of a feature that are kept; beyond it, the least frequent so far are dropped."""
 ONE_KIND = "All values of a feature are numbers, or all are texts, which are categories"
 WORDS = ("a number", "a text")
 
 
 def add_levels(levels: Levels, more: Mapping[int, Mapping[str, int]], most: int | None = None) -> None:
-    """Adds counts of texts; with `most`, no more than twice as many of a feature are held."""
+    """Adds counts of texts to `levels`; a feature with more than 2 * `most` texts keeps only the `most` frequent."""
     for feature, counts in more.items():
         counts_so_far = levels.setdefault(feature, {})
         for text, count in counts.items():
@@ -45,12 +45,12 @@ def add_levels(levels: Levels, more: Mapping[int, Mapping[str, int]], most: int 
 
 
 def most_frequent(counts: Mapping[str, int], most: int) -> list[tuple[str, int]]:
-    """Returns the most frequent texts with their counts, of equally frequent ones the first by text."""
+    """Returns the most frequent texts with their counts; of equally frequent texts, the first in text order."""
     return heapq.nsmallest(most, counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 def texts_of(levels: Levels) -> dict[int, dict[float, str]]:
-    """Returns {id: {code: text}}, of texts with one code the most frequent."""
+    """Returns {id: {code: text}}; of texts with the same code, the most frequent."""
     return {
         feature: {code_of(text): text for text, _ in reversed(most_frequent(counts, len(counts)))}
         for feature, counts in levels.items()
@@ -61,12 +61,12 @@ class Vocabulary:
     """The texts of all blocks so far.
 
     Attributes:
-        levels: {side: {id: {text: values}}} of the features whose values are texts.
+        levels: {side: {id: {text: number of its values}}} of the features whose values are texts.
     """
 
     def __init__(self) -> None:
         self.levels: dict[str, Levels] = {"state": {}, "action": {}}
-        self._first: dict[tuple[str, int], tuple[bool, str]] = {}
+        self._first: dict[tuple[str, int], tuple[bool, str]] = {}  # whether the first value is a text, and its location
 
     def add(self, levels: Mapping[str, Mapping[int, Mapping[str, int]]]) -> None:
         """Adds the texts of a block, by column."""
@@ -81,17 +81,17 @@ class Vocabulary:
         block: Block,
         row_of: NDArray[np.int64] | None = None,
     ) -> None:
-        """Checks that features have numbers, or texts, as in the blocks before.
+        """Checks that features have numbers, or texts, as in the previous blocks.
 
         Args:
             side: "state" or "action".
-            matrix: those of a block.
-            texts: ids of those whose values are texts.
+            matrix: features of a block.
+            texts: ids of the features whose values are texts.
             block: the block.
-            row_of: [n] the block's row of each row of the matrix; None: its number.
+            row_of: [n] the block's row of each row of the matrix; None if they are the same.
 
         Raises:
-            DataError: with file and line of the first other value.
+            DataError: with file and line of the first value of the other kind.
         """
         for index, feature in enumerate(matrix.ids):
             is_text = feature in texts
@@ -110,5 +110,5 @@ class Vocabulary:
             raise DataError(Problem(where, expected, WORDS[is_text], ONE_KIND))
 
     def without_value(self, side: str, ids: Collection[int]) -> tuple[int, ...]:
-        """Returns which features of a side have no value in any block."""
+        """Returns the features of a side that have no value in any block."""
         return tuple(sorted(feature for feature in ids if (side, feature) not in self._first))

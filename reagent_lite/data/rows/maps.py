@@ -1,7 +1,7 @@
-"""Maps {name: number} of a block as dense numpy arrays: features of states and candidates, and metrics; with faults.
+"""Maps {name: number} of a block as dense numpy arrays: features of states and candidates, and metrics.
 
 A feature may have texts in place of numbers, which are categories: its column holds their codes (categories.py), and
-`Faults.levels` has the texts. Texts and numbers may come in one struct, in a map of texts, or in a map of VALUES.
+`Faults.levels` has the texts. Texts and numbers may be in one struct, in a map of texts, or in a map of VALUES.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from reagent_lite.feature_ids import FeatureId, id_of
 from reagent_lite.item_table import UNKNOWN, ItemTable
 
 VALUES = pa.struct({"number": pa.float32(), "text": pa.string()})
-"""Values of maps in which some features are numbers and some are texts; one of both is null."""
+"""Values of maps in which some features are numbers and others texts; the unused member is null."""
 _PAIR = ["key", "value"]
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Numbers by name, dense: a feature map or metrics.
+    """Numbers by name, as a dense matrix: feature maps or metrics.
 
     Attributes:
         names: the names of the columns, each once.
@@ -56,23 +56,21 @@ class Named:
     values: NDArray[np.float32]
     present: Mask
 
-    def some(self) -> Named:
-        """Returns the names that some row has."""
-        some: Mask = ~np.all(np.isnan(self.values), axis=0)
-        return (
-            self
-            if some.all()
-            else Named(tuple(itertools.compress(self.names, some)), self.values[:, some], self.present)
-        )
+    def nonempty(self) -> Named:
+        """Returns the columns that have a value in some row."""
+        kept: Mask = ~np.all(np.isnan(self.values), axis=0)
+        if kept.all():
+            return self
+        return Named(tuple(itertools.compress(self.names, kept)), self.values[:, kept], self.present)
 
 
 def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: str = "") -> tuple[FeatureMatrix, Mask]:
-    """Returns (the features, [n] whether there is a map) of maps {id or name: value}; null and NaN count as absent.
+    """Returns maps {id or name: value} as (features, [n] whether the row has a map); null and NaN count as absent.
 
     Texts become their codes. Infinite values break `rule`.
 
     Raises:
-        DataError: for a key that is neither an id nor a name, with the first line that has it.
+        DataError: a key is neither an id nor a name; names the first line that has it.
     """
     named, levels = _named_values(column, faults, todo=todo, categories=True)
     ids = tuple(_id_of(name, column, named.values[:, index], faults) for index, name in enumerate(named.names))
@@ -88,9 +86,9 @@ def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: st
 def candidate_features(
     column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: str = ""
 ) -> tuple[FeatureMatrix, Mask]:
-    """Returns `features` of actions or candidates; with an item table also of ids, which stand for the items' features.
+    """Returns `features` of actions or candidates, which may be ids of items if there is an item table.
 
-    An id that the table lacks is a fault.
+    An id stands for the features of its item; an id that the table lacks is a fault.
     """
     items = faults.block.file.items
     if items is None or not are_item_ids(column):
@@ -108,18 +106,18 @@ def candidate_features(
 
 
 def are_item_ids(column: Column) -> bool:
-    """Whether the values of a column are ids of items and not objects with features."""
+    """Whether the values of a column are ids of items rather than objects with features."""
     if column.text:
         return not any(text.startswith("{") for text in column.array.unique().drop_null().to_pylist())
     return not column.nested
 
 
 def item_rows(column: Column, faults: Faults, items: ItemTable) -> NDArray[np.int64]:
-    """Returns [n] row of each id in the item table, UNKNOWN where null; ids that it lacks are faults."""
+    """Returns [n] the row of each id in the item table, UNKNOWN where null; ids that the table lacks are faults."""
     codes, distinct = strings(column, faults, "the id of an item, a string or an integer,")
-    # pandas writes an integer as 7.0 in a CSV column that has gaps, as next_action has at every end
+    # pandas writes an integer as 7.0 in a CSV column that has gaps, which next_action has at the end of episodes
     rows = [items.rows((text, text.removesuffix(".0"))) for text in distinct.to_pylist()]
-    row = np.array([*(first if first >= 0 else second for first, second in rows), UNKNOWN])[codes]
+    row = np.array([*(exact if exact >= 0 else without_point for exact, without_point in rows), UNKNOWN])[codes]
     expected = f"an id of the {counted(len(items), 'item')} in the item table, in {column.name}"
     column.fault(faults, (codes >= 0) & (row < 0), expected, todo="Add the item to the table", rule="item_unknown")
     return row
@@ -139,7 +137,7 @@ def _id_of(name: str, column: Column, values: NDArray[np.float32], faults: Fault
 
 
 def metrics(column: Column, faults: Faults) -> Named:
-    """Returns the maps {name: number} of a column; null counts as absent, NaN and infinite values are faults."""
+    """Returns a column of maps {name: number}; null counts as absent, NaN and infinite values are faults."""
     rule = f"{column.name}_not_finite"
     named = named_numbers(column, faults, nan_rule=rule)
     _require_finite(column, named, faults, rule)
@@ -157,38 +155,33 @@ def _require_finite(column: Column, named: Named, faults: Faults, rule: str) -> 
         column.fault(faults, np.any(infinite, axis=1), f"finite numbers in {column.name}", got, rule=rule)
 
 
-def named_numbers(column: Column, faults: Faults, *, nan_rule: str = "", todo: str = "") -> Named:
-    """Returns the maps {name: number} of a column; other things than numbers are faults.
+def named_numbers(column: Column, faults: Faults, *, nan_rule: str = "") -> Named:
+    """Returns a column of maps {name: number}; values that are not numbers are faults.
 
     Args:
         column: [m] struct, map, list of key-value structs, or JSON text.
         faults: the faults of the block.
-        nan_rule: which rule a NaN breaks; "" where it counts as absent. Null is absent either way.
-        todo: advice to those who have other things than maps.
+        nan_rule: the rule that a NaN breaks; "" if NaN counts as absent, as null always does.
     """
-    return _named_values(column, faults, nan_rule=nan_rule, todo=todo)[0]
+    return _named_values(column, faults, nan_rule=nan_rule)[0]
 
 
 def _named_values(
     column: Column, faults: Faults, *, nan_rule: str = "", todo: str = "", categories: bool = False
 ) -> tuple[Named, dict[str, dict[str, int]]]:
-    """Returns (values by name, with codes of texts; {name: {text: values that it has}}).
+    """Returns (values by name, with codes of texts; {name: {text: number of its values}}).
 
-    Args:
-        column: and faults, nan_rule, todo: see `named_numbers`.
-        faults: see column.
-        nan_rule: see column.
-        todo: see column.
-        categories: whether values may be texts.
+    `todo` is advice if the values of the column are not maps, and `categories` says whether they may have texts; for
+    the other arguments see `named_numbers`.
     """
-    parsed = pa.map_(pa.string(), VALUES if categories else pa.float64()), _values_of if categories else _items_of
+    parsed = pa.map_(pa.string(), VALUES if categories else pa.float64()), _values_of if categories else _numbers_of
     if is_list(column.array.type) or pa.types.is_map(column.array.type):
         todo = todo or 'Write pairs as [{"key": "age", "value": 0.5}], with strings or integers as keys'
     if is_string(column.array.type):
         todo = todo or """Write {"0": 0.5} as json.dumps does; Python's own text of a dict is not JSON"""
     if is_number(column.array.type):
         todo = todo or f'A column of one feature is given in a list: "{column.name}": ["age"] of columns'
-    array = typed(column, faults, "an object {id: number}", _has_names, parsed, todo)
+    array = typed(column, faults, "an object {id: number}", _is_map_type, parsed, todo)
     if pa.types.is_null(array.type):
         return Named((), np.empty((len(array), 0), np.float32), np.zeros(len(array), bool)), {}
     reading = _MapReading(Column(column.name, array, rows=column.rows), faults, nan_rule, categories)
@@ -196,7 +189,7 @@ def _named_values(
     return named, reading.levels
 
 
-def _items_of(value: object) -> list[tuple[str, float | None]] | None:
+def _numbers_of(value: object) -> list[tuple[str, float | None]] | None:
     if not isinstance(value, dict) or not all(inner is None or float_of(inner) is not None for inner in value.values()):
         return None
     return [(name, float_of(inner)) for name, inner in value.items()]
@@ -213,9 +206,9 @@ def _values_of(value: object) -> list[tuple[str, dict[str, object]]] | None:
     ]
 
 
-def _has_names(kind: pa.DataType) -> bool:
+def _is_map_type(kind: pa.DataType) -> bool:
     types = pa.types
-    if is_list(kind):  # as Arrow, Parquet, Spark, DuckDB and Polars name the pairs of a map
+    if is_list(kind):  # a list of pairs, named as Arrow, Parquet, Spark, DuckDB and Polars name the pairs of a map
         pair = kind.value_type
         return (
             types.is_struct(pair)
@@ -239,6 +232,8 @@ def _name_of(key: str | int | bytes) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _MapReading:
+    """Converts one column of maps to a dense matrix, and collects its faults and texts."""
+
     column: Column
     faults: Faults
     nan_rule: str
@@ -282,18 +277,18 @@ class _MapReading:
             self.faults, unnamed & kept, f"keys in UTF-8, none of them null, in {self.column.name}"
         )
         kept &= ~unnamed
-        places = row[kept], to_numpy(encoded.indices)[kept]
-        values[places] = values_of_pairs[kept]
-        once = np.zeros(values.shape, bool)
-        once[places] = True
-        self._refuse_twice(once.sum(axis=1) < np.bincount(places[0], minlength=len(array)))
+        cells = row[kept], to_numpy(encoded.indices)[kept]
+        values[cells] = values_of_pairs[kept]
+        is_set = np.zeros(values.shape, bool)
+        is_set[cells] = True
+        self._refuse_twice(is_set.sum(axis=1) < np.bincount(cells[0], minlength=len(array)))
         return Named(names, values, present)
 
     def _refuse_twice(self, twice: Mask, got: Callable[[int], object] | None = None) -> None:
         self.column.fault(self.faults, twice, f"each id once in {self.column.name}", got)
 
     def _of_items(self, items: Column, names: tuple[str, ...], key: NDArray[Any]) -> NDArray[np.float32]:
-        """Returns [n] the values of pairs, whose keys are numbers of names; see `_named_values`."""
+        """Returns [n] the values of key-value pairs, with codes of texts; `key` [n] are indices of `names`."""
         if self.categories and is_string(items.array.type):
             return self._codes(items, names, key)
         if not self.categories or not _are_values(items.array.type):
@@ -304,7 +299,7 @@ class _MapReading:
         is_text = texts.present
         both = is_text & numbers.present
         numbers.fault(self.faults, both, f"a number or a text in {items.name}, not both")
-        # most values of a feature in the block say what it is
+        # a feature is of texts if most of its values in the block are
         num_texts = np.bincount(key[is_text], minlength=len(names))
         num_numbers = np.bincount(key[numbers.present], minlength=len(names))
         of_texts = num_texts > num_numbers
@@ -319,7 +314,7 @@ class _MapReading:
         return np.where(is_text, codes, self._floats(numbers, ""))
 
     def _codes(self, items: Column, names: tuple[str, ...], key: NDArray[Any]) -> NDArray[np.float32]:
-        """Returns [n] the codes of texts, NaN where null; `key` [n] says of which feature each is."""
+        """Returns [n] the codes of texts, NaN where null; `key` [n] are indices of `names`, the features' names."""
         encoded = items.array.dictionary_encode()
         texts = encoded.dictionary.to_pylist()
         number = filled(encoded.indices, -1).astype(np.int64)
@@ -355,7 +350,7 @@ def _are_values(kind: pa.DataType) -> bool:
 
 
 def candidate_lists(column: Column, faults: Faults) -> Lists:
-    """Returns the lists of maps {id: number} of a column; rows without one have an empty list."""
+    """Returns a column of lists of maps {id: number}; rows without a list have an empty one."""
     lengths, elements = pieces(column, faults, "a list of objects {id: number}")
     candidates, present = candidate_features(elements, faults)
     elements.fault(faults, ~present, f"an object for every candidate in {column.name}", lambda _: "null")
@@ -376,6 +371,6 @@ def match(action: FeatureMatrix, present: Mask, lists: Lists) -> NDArray[np.int3
     indices = np.full(len(present), NONE, np.int32)
     starts = np.cumsum(lists.lengths) - lists.lengths
     at = np.flatnonzero(equal)[::-1]
-    # Written from the last to the first: the first equal candidate stays.
+    # written from the last to the first, so that the first equal candidate stays
     indices[rows[at]] = (at - starts[rows[at]]).astype(np.int32)
     return indices

@@ -16,7 +16,7 @@ from reagent_lite.feature_ids import read, written
 
 Mask = NDArray[np.bool_]
 FeatureIds = Annotated[tuple[int, ...], PlainValidator(read), PlainSerializer(written)]
-"""Ids that JSON has by their names."""
+"""Feature ids; in JSON, an id that has a name is the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +27,25 @@ class FeatureMatrix:
     values: NDArray[np.float32]
 
     def aligned(self, ids: tuple[int, ...]) -> NDArray[np.float32]:
-        """Returns [n, ids], the values in the columns of `ids`; NaN where they lack one."""
+        """Returns the values [n, ids] for the given ids; NaN for ids that the matrix lacks."""
         return in_order(self.values, self.ids, ids, absent=np.nan)
 
-    def some(self) -> FeatureMatrix:
-        """Returns the features that some row has."""
-        some: Mask = ~np.all(np.isnan(self.values), axis=0)
-        return self if some.all() else FeatureMatrix(tuple(itertools.compress(self.ids, some)), self.values[:, some])
+    def nonempty(self) -> FeatureMatrix:
+        """Returns the features that have a value in some row."""
+        kept: Mask = ~np.all(np.isnan(self.values), axis=0)
+        return self if kept.all() else FeatureMatrix(tuple(itertools.compress(self.ids, kept)), self.values[:, kept])
 
 
 def in_order(
     values: NDArray[np.float32], names: Sequence[object], order: Sequence[object], *, absent: float
 ) -> NDArray[np.float32]:
-    """Returns columns [n, names] in another order, [n, order]; those that are not there are `absent`."""
+    """Returns the columns of `values` [n, names] in another order, [n, order]; missing columns are `absent`."""
     if tuple(names) == tuple(order):
         return values
     result = np.full((len(values), len(order)), absent, np.float32)
     column_of = {name: column for column, name in enumerate(names)}
-    to = [column for column, name in enumerate(order) if name in column_of]
-    result[:, to] = values[:, [column_of[order[column]] for column in to]]
+    present = [column for column, name in enumerate(order) if name in column_of]
+    result[:, present] = values[:, [column_of[order[column]] for column in present]]
     return result
 
 
@@ -74,23 +74,29 @@ class Lists:
         return np.where((bits == bits[earlier]).all(axis=1), earlier, np.arange(len(bits)))
 
     def distinct(self) -> Lists:
-        """Returns the lists with one of equal candidates, the first: an action is known by its features."""
+        """Returns the lists without repeated candidates: candidates with equal features are the same action."""
         kept = self.first_equal == np.arange(len(self.rows))
         lengths = np.bincount(self.rows[kept], minlength=len(self.lengths))
         return Lists(lengths, FeatureMatrix(self.features.ids, self.features.values[kept]))
 
     def without(self, rows: Mask) -> Lists:
-        """Returns the lists with those of some rows emptied."""
+        """Returns the lists, empty in the given rows."""
         kept = np.repeat(~rows, self.lengths)
         return Lists(np.where(rows, 0, self.lengths), FeatureMatrix(self.features.ids, self.features.values[kept]))
 
     def part(self, rows: slice) -> Lists:
-        """Returns the lists of some successive rows."""
+        """Returns the lists of consecutive rows."""
         span = slice(self.lengths[: rows.start].sum(), self.lengths[: rows.stop].sum())
         return Lists(self.lengths[rows], FeatureMatrix(self.features.ids, self.features.values[span]))
 
     def or_alone(self, action: FeatureMatrix, present: Mask, rows: Mask) -> Lists:
-        """Returns the lists, in some rows with the action taken as the only candidate; with none where none is."""
+        """Returns the lists, which in the given rows have the action as the only candidate, or are empty without one.
+
+        Args:
+            action: features of the actions.
+            present: [n] whether the row has an action.
+            rows: [n] whether the row's list is replaced.
+        """
         if not rows.any():
             return self
         ids = tuple(dict.fromkeys(self.features.ids + action.ids))
@@ -107,8 +113,8 @@ class PolicyColumn:
     """A policy's probabilities on R rows.
 
     Attributes:
-        values: [R, 1] of the logged action, or [R, K] of every named action or candidate, 0 where there is none.
-        complete: whether they are of every action.
+        values: [R, 1], of the logged action, or [R, K], of every named action or candidate; 0 as padding.
+        complete: whether the probabilities are of every action.
     """
 
     values: NDArray[np.float32]

@@ -1,11 +1,15 @@
 """Logged transitions, or events, as checked numpy rows, block by block.
 
-    block ─► states, ends ─► actions: codes and masks, or candidate lists and places in them ─► Rows and faults
+    block ─► states, ends ─► actions: codes and masks, or candidate lists and indices in them ─► Rows and faults
 
-A row is terminal when its `terminal` says so; where that is absent, when possible_next_actions is there and empty or
-all zero; where that is absent too, when next_action is null, "", {} or not below the number of actions. `truncated`
-outranks the last two: a row cut by a limit has a next state whose value counts. An event is terminal when its
-`terminal` says so, and has next states and choices only where it is truncated.
+Whether a transition is terminal is decided by the first line that applies:
+
+    `terminal` has a value                 terminal if it is true
+    `truncated` is true                    not terminal: the value of the next state counts
+    `possible_next_actions` has a value    terminal if the list is empty or all zero
+    otherwise                              terminal if next_action is null, "", {} or not below the number of actions
+
+An event is terminal if its `terminal` is true, and its next state and choices are only used if it is truncated.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import counted
 
 MOST_STEPS = 255
-"""Rows that a transition may span: it is a byte in the training copy."""
+"""Largest number of rows that a transition may span; it is stored as a byte."""
 NEXT_ACTION = "a possible next action in a row that is not terminal"
 _ZERO = -3
 _ONE = -4
@@ -65,27 +69,27 @@ _ONE = -4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Checked rows of one block; shapes and meaning as in TrainingCopy, in the order of the file.
+    """Checked rows of one block, in the order of the file; attributes are as in TrainingCopy, if not listed here.
 
     Attributes:
-        shown: [n] whether the row has next_state_features.
-        mask, next_mask: [n, A] of discrete actions, A 0 for parametric.
-        lists, next_lists: the candidate lists of rows and next rows; None for discrete actions.
-        reward: float64 of events, which a timeline may sum up.
-        given: [n] whether the row has a propensity.
-        metrics: by name, NaN where a row lacks one.
-        episode: number of the row's mdp_id in `mdp_ids`, -1 without one.
-        mdp_ids: distinct ids of the block.
-        has_sequence: whether the row has a sequence_number.
+        has_next_state: [n] whether the row has next_state_features.
+        mask, next_mask: [n, A] of discrete actions; A is 0 for parametric ones.
+        lists, next_lists: the candidate lists at states and next states; None for discrete actions.
+        reward: float64 for events, whose rewards a timeline may sum; else float32.
+        has_propensity: [n] whether the row has a propensity.
+        metrics: metrics by name, NaN where absent.
+        episode: index of the row's mdp_id in `mdp_ids`, -1 without one.
+        mdp_ids: the distinct ids of the block.
+        has_sequence: [n] whether the row has a sequence_number.
         counts: figures by name.
-        faults: those of all rows of the block.
+        faults: the faults of the block.
         refused: {rule: mdp_ids of the rows that break it}.
     """
 
     block: Block
     state: FeatureMatrix
     next_state: FeatureMatrix
-    shown: Mask
+    has_next_state: Mask
     action: NDArray[np.int32]
     next_action: NDArray[np.int32]
     bootstrap: NDArray[np.float32]
@@ -98,7 +102,7 @@ class Rows:
     time_diff: NDArray[np.float32]
     step: NDArray[np.uint8]
     propensity: NDArray[np.float32]
-    given: Mask
+    has_propensity: Mask
     metrics: Named
     episode: NDArray[np.int32]
     mdp_ids: pa.Array
@@ -113,16 +117,16 @@ class Rows:
 
 
 def read_rows(block: Block, contract: Contract) -> Rows:
-    """Reads a block of transitions, or of events where the contract says so.
+    """Reads a block of transitions, or of events if the contract is that of events.
 
     Raises:
         DataError: the block is unreadable; faults of single rows are in the result.
     """
     faults = Faults(block)
     column = partial(column_of, block)
-    # what has no value of its column's type comes first, as other faults follow from it
+    # values of a wrong type are recorded first, as other faults follow from them
     state, with_state = features(column("state_features"), faults, rule="state_features_infinite")
-    next_state, shown = features(column("next_state_features"), faults, rule="next_state_features_infinite")
+    next_state, has_next_state = features(column("next_state_features"), faults, rule="next_state_features_infinite")
     ends = flags(column("terminal"), faults)
     truncated = flags(column("truncated"), faults) == 1
     episode, mdp_ids = strings(column("mdp_id"), faults)
@@ -135,7 +139,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
 
     if contract.events:
         terminal = ends == 1
-        goes_on = truncated & shown
+        goes_on = truncated & has_next_state
         empty = np.all(np.isnan(state.values), axis=1)
         both = terminal & truncated
         dated = valid_rows(dates(column("ds"), faults)) if contract.dated else np.ones(len(empty), bool)
@@ -156,12 +160,12 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     reward = finite(column("reward"), faults, required=True)
     time_diff = finite(column("time_diff"), faults)
     step = _steps(column("step"), faults)
-    probability, given = propensity(block, faults)
+    probability, has_propensity = propensity(block, faults)
     return Rows(
         block=block,
         state=state,
         next_state=next_state,
-        shown=shown,
+        has_next_state=has_next_state,
         action=choices.action,
         next_action=np.where(terminal, NONE, choices.next_action).astype(np.int32),
         bootstrap=(~terminal).astype(np.float32),
@@ -169,13 +173,13 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         mask=choices.mask,
         next_mask=choices.next_mask * ~terminal[:, None],
         lists=choices.lists,
-        next_lists=choices.next_lists and choices.next_lists.without(terminal),
+        next_lists=None if choices.next_lists is None else choices.next_lists.without(terminal),
         reward=np.where(np.isnan(reward), 0, reward).astype(np.float64 if contract.events else np.float32),
         time_diff=np.where(np.isnan(time_diff), 1, time_diff).astype(np.float32),
         step=step,
         # the only candidate is taken with certainty
         propensity=np.where(faults.unlisted | np.isnan(probability), 1, probability).astype(np.float32),
-        given=given,
+        has_propensity=has_propensity,
         metrics=measured,
         episode=episode,
         mdp_ids=mdp_ids,
@@ -184,7 +188,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         counts={
             "unknown_action_rows": int((choices.action == NONE).sum()),
             "candidates_unknown_rows": int(faults.unlisted.sum()),
-            "propensity_absent_rows": int((~given).sum()),
+            "propensity_absent_rows": int((~has_propensity).sum()),
             "next_action_not_possible_rows": int((choices.next_not_possible & ~terminal).sum()),
             "rows_without_mdp_id": int((episode < 0).sum()),
         },
@@ -194,13 +198,13 @@ def read_rows(block: Block, contract: Contract) -> Rows:
 
 
 def _terminal(ends: NDArray[np.float64], truncated: Mask, choices: _ChoicesOfBlock) -> Mask:
-    """Returns [n] whether each row is terminal, by `ends` [n] where that is no NaN, else as this module's text says."""
+    """Returns [n] whether each row is terminal, see the module's docstring; `ends` [n] is `terminal`, NaN if absent."""
     looks_terminal = np.where(choices.next_listed, ~choices.has_next, choices.next_action == NONE)
     return np.where(np.isnan(ends), looks_terminal & ~truncated, ends == 1)
 
 
 def _steps(column: Column, faults: Faults) -> NDArray[np.uint8]:
-    """[n] rows that each transition spans, 1 where null."""
+    """Returns [n] the number of rows that each transition spans, 1 where null."""
     steps, present = integers(column, faults)
     wrong = present & ((steps < 1) | (steps > MOST_STEPS))
     faults.add(wrong, f"an integer from 1 to {MOST_STEPS} in {column.name}", lambda row: steps[row])
@@ -209,11 +213,11 @@ def _steps(column: Column, faults: Faults) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ChoicesOfBlock:
-    """Actions of a block, before it is known which rows end; other attributes as in Rows.
+    """Actions of a block, before it is known which rows are terminal; other attributes are as in Rows.
 
     Attributes:
         next_listed: [n] whether the row has a list of next actions.
-        has_next: [n] whether there is a possible next action, were the row not terminal.
+        has_next: [n] whether there is a possible next action, unless the row is terminal.
         next_not_possible: [n] whether next_action is known and not among possible_next_actions.
     """
 
@@ -260,7 +264,7 @@ def _at(mask: NDArray[np.uint8], action: NDArray[np.int32]) -> Mask:
 
 
 def action_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDArray[np.uint8]:
-    """Returns [n, A] possible actions of lists of names or of 0 and 1, ones where the row has no list."""
+    """Returns lists of names, or of 0 and 1, as [n, A] possible actions; ones if a row has no list."""
     present = column.present
     num = len(actions)
     if not present.any():
@@ -276,7 +280,9 @@ def action_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDA
     def code(value: object) -> int:
         if isinstance(value, str):
             return index.get(value, WRONG)
-        return (_ZERO if value == 0 else _ONE) if isinstance(value, int | float) and value in (0, 1) else WRONG
+        if not isinstance(value, int | float) or value not in (0, 1):
+            return WRONG
+        return _ZERO if value == 0 else _ONE
 
     codes = per_distinct(elements, code, WRONG)
     rows = elements.rows
@@ -294,12 +300,13 @@ def action_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDA
 def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, contract: Contract) -> _ChoicesOfBlock:
     """Reads feature maps or ids of items; `action` becomes the index of the equal candidate of the row.
 
-    A row without a list has its action as the only candidate, at the next state as well. So has a row whose list is
-    empty although an action was taken: its candidates are unknown. An empty list of next candidates is an end.
+    A row without a list has its action as the only candidate; the same holds at the next state. If a list is empty
+    although an action was taken, the candidates are unknown, and the action is the only candidate as well. An empty
+    list of next candidates marks an end.
     """
     action, present, lists, index = candidates(column, faults)
     next_action, next_taken = candidate_features(_empty_strings_as_null(column("next_action")), faults)
-    # {} is a legal action, but as a next action it means none.
+    # {} is a valid action, but as a next action it means that there is none
     next_taken = next_taken & ~np.isnan(next_action.values).all(axis=1)
     without = ~(column("possible_actions").present & contract.choices)
     after = column("possible_next_actions")

@@ -7,8 +7,8 @@
     action                text (names), int64 (indices) or features
     actions               lists of names, of 0 and 1, or of features
 
-config/columns.py says of which kind a column is. A table of events has action_probability for either name of the
-propensity, and further columns as text, or as numbers where they are rewards.
+config/columns.py has the kind of each column. A table of events has action_probability for either name of the
+propensity, and extra columns as text, or as numbers if they are rewards.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from reagent_lite.data.rows.matrices import FeatureMatrix, Mask
 from reagent_lite.data.rows.reading import action_mask
 
 FEATURES = pa.map_(pa.int64(), pa.float32())
-"""Features without texts."""
+"""Features whose values are numbers."""
 Texts = Mapping[int, Mapping[float, str]]
 """{id: {code: text}} of the features whose values are texts."""
 _NO_NAMES: Mapping[int, str] = {}
@@ -82,9 +82,9 @@ def event_schema(contract: Contract) -> pa.Schema:
 
 
 def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dict[str, str]]:
-    """Returns (a block's rows in `event_schema`, their faults, the kind of values of each further column of text).
+    """Returns (a block's rows in `event_schema`, their faults, the kind of the values of each extra column of text).
 
-    Features are null where the block has texts, see Faults.levels, and the contract none.
+    If features of the block are texts (see Faults.levels) and the contract has none, features are null.
 
     Raises:
         DataError: the block is unreadable.
@@ -93,7 +93,7 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     wanted = event_schema(contract)
     column = {name: column_of(block, name) for name in wanted.names}
     arrays: dict[str, pa.Array] = {}
-    # what has no value of its column's type comes first, as other faults follow from it
+    # values of a wrong type are recorded first, as other faults follow from them
     for name, described in COLUMNS.items():
         if described.event and described.kind in ("text", "date", "order", "features", "metrics", "flag"):
             arrays[name] = _KINDS[described.kind][1](column[name], faults)
@@ -116,14 +116,15 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     arrays["reward"] = _numbers(finite(column["reward"], faults, required=True))
     for name in contract.rewards:
         arrays[name] = _numbers(further_reward(block, name, faults))
-    probability, given = propensity(block, faults)
+    probability, has_propensity = propensity(block, faults)
     # the only candidate is taken with certainty
-    arrays["action_probability"] = _numbers(np.where(faults.unlisted & given, 1, probability))
-    table = pa.table([_as(arrays[name], wanted.field(name).type) for name in wanted.names], wanted)
+    arrays["action_probability"] = _numbers(np.where(faults.unlisted & has_propensity, 1, probability))
+    table = pa.table([_cast(arrays[name], wanted.field(name).type) for name in wanted.names], wanted)
     return table, faults, {name: kind for name, kind in kinds.items() if kind}
 
 
-def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Returns an array as a type of `event_schema`; nulls if it has texts and the type does not."""
     if array.type != kind and array.type == features_type(kind, texts=True):
         return pa.nulls(len(array), kind)
     if kind == features_type(array.type, texts=True):
@@ -132,7 +133,7 @@ def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
-    """Returns the columns of actions: names, null where one is unknown; without `actions` any name is one."""
+    """Returns the columns of actions as names, null where unknown; any name is valid if `actions` is empty."""
     arrays = {name: _names(column[name], actions, faults) for name in _LISTS}
     logged = column["action"]
     if actions:
@@ -150,7 +151,7 @@ def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Fault
 
 
 def _names(column: Column, actions: tuple[str, ...], faults: Faults) -> pa.Array:
-    """Returns lists of names, also of a list of 0 or 1 per action where `actions` says which they are."""
+    """Returns lists of names; a list of 0 or 1 per action is converted if `actions` is not empty."""
     kind = column.array.type
     if not (actions and is_list(kind) and is_number(kind.value_type)):
         return _choices(column, _NAME, faults)
@@ -172,12 +173,13 @@ def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array
 
 
 def typed_table(block: Block) -> tuple[pa.Table, dict[str, str]]:
-    """Returns (the columns of a block as the types above, Faults.orders); columns that no log has stay as they are.
+    """Returns (the columns of a block as the types above, Faults.orders).
 
-    Features are by id, and by name, as strings, where one of the block has a name.
+    Columns that are not in the contract stay as they are. Keys of features are ids, or strings if a feature in the
+    block has a name.
 
     Raises:
-        DataError: naming the lines of values that are not of their column's type, or of actions of several kinds.
+        DataError: values are not of their column's type, or actions are of several kinds; names the lines.
     """
     faults = Faults(block)
     columns = {name: typed_column(column_of(block, name), faults) for name in block.table.column_names}
@@ -191,7 +193,7 @@ def typed_table(block: Block) -> tuple[pa.Table, dict[str, str]]:
 
 
 def features_type(kind: pa.DataType, *, names: bool = False, texts: bool = False) -> pa.DataType:
-    """Returns the type of features, or of lists of them, that also holds names or texts; other types as they are."""
+    """Returns a type of features, or of lists of them, widened to hold names or texts; other types as they are."""
     if pa.types.is_list(kind):
         return pa.list_(features_type(kind.value_type, names=names, texts=texts))
     if not pa.types.is_map(kind) or kind.item_type not in (FEATURES.item_type, VALUES):
@@ -200,7 +202,7 @@ def features_type(kind: pa.DataType, *, names: bool = False, texts: bool = False
 
 
 def features_as(array: pa.Array, kind: pa.DataType, names: Mapping[int, str] = _NO_NAMES) -> pa.Array:
-    """Returns features, or lists of them, as a type that holds theirs; `names` are those of ids that have one."""
+    """Returns features, or lists of them, as a wider type; `names` are the names of ids that have one."""
     if array.type == kind:
         return array
     if pa.types.is_list(kind):
@@ -218,7 +220,7 @@ def features_as(array: pa.Array, kind: pa.DataType, names: Mapping[int, str] = _
 
 
 def texts_in(faults: Faults, *columns: str) -> dict[int, dict[float, str]]:
-    """Returns the texts by code of the features of columns of a block."""
+    """Returns {id: {code: text}} of the features in columns of a block."""
     levels: Levels = {}
     for column in columns:
         add_levels(levels, faults.levels.get(column, {}))
@@ -226,7 +228,7 @@ def texts_in(faults: Faults, *columns: str) -> dict[int, dict[float, str]]:
 
 
 def typed_column(column: Column, faults: Faults) -> pa.Array:
-    """Returns a column as the type that its name has; values of other types are faults, and null."""
+    """Returns a column as the type of its kind; values of other types are faults, and null."""
     kind = kind_of(column.name)
     if kind in _KINDS and not pa.types.is_null(column.array.type):
         return _KINDS[kind][1](column, faults)
@@ -268,7 +270,7 @@ def _action(column: Column, faults: Faults) -> pa.Array:
 
 
 def _choices(column: Column, kind: int | None, faults: Faults) -> pa.Array:
-    """Returns lists of names, flags or maps; None: of the kind that the first has."""
+    """Returns lists of names, flags or maps; `kind` None stands for the kind of the first element."""
     what = "a list of action names" if kind == _NAME else "a list"
     lengths, elements = pieces(column, faults, what)
     if kind is None and not len(elements.array):
@@ -294,7 +296,9 @@ def _one_kind(column: Column, faults: Faults) -> int:
     def code(value: object) -> int:
         if isinstance(value, int | float):
             return _INDEX
-        return _NAME if isinstance(value, str) else _MAP if isinstance(value, dict) else WRONG
+        if isinstance(value, str):
+            return _NAME
+        return _MAP if isinstance(value, dict) else WRONG
 
     kinds = per_distinct(column, code, NONE)
     present_kinds = kinds[kinds >= 0]
@@ -316,21 +320,21 @@ _KINDS: dict[ColumnKind, tuple[pa.DataType, Callable[[Column, Faults], pa.Array]
     "action": (FEATURES, _action),
     "actions": (pa.list_(FEATURES), lambda column, faults: _choices(column, None, faults)),
 }
-"""By kind: type in a table of events, where names of actions are text, and reader of a column of any table."""
+"""{kind: (type in a table of events with candidates, function that reads a column in any table)}."""
 
 
 def map_array(named: Named | FeatureMatrix, present: Mask, texts: Texts | None = None) -> pa.Array:
-    """Returns maps of the values [n, keys] that are no NaN; null where a row has none at all.
+    """Returns the values [n, keys] as maps, without NaN; null in rows that are not `present` [n].
 
-    With `texts` codes become texts, and the maps have VALUES.
+    With `texts`, codes become texts, and the values of the maps are VALUES.
     """
     keys = pa.array(named.ids, pa.int64()) if isinstance(named, FeatureMatrix) else pa.array(named.names, pa.string())
-    there = ~np.isnan(named.values)
-    offsets = np.concatenate(([0], np.cumsum(there.sum(axis=1)))).astype(np.int32)
-    column = np.nonzero(there)[1]
-    values = pa.array(named.values[there])
+    has_value = ~np.isnan(named.values)
+    offsets = np.concatenate(([0], np.cumsum(has_value.sum(axis=1)))).astype(np.int32)
+    column = np.nonzero(has_value)[1]
+    values = pa.array(named.values[has_value])
     if texts and isinstance(named, FeatureMatrix):
-        values = _values(named, named.values[there], column, texts)
+        values = _values(named, named.values[has_value], column, texts)
     return pa.MapArray.from_arrays(
         pa.array(offsets),
         keys.take(pa.array(column)),
@@ -343,7 +347,7 @@ def map_array(named: Named | FeatureMatrix, present: Mask, texts: Texts | None =
 def _values(
     matrix: FeatureMatrix, values: NDArray[np.float32], column: NDArray[np.int64], texts: Texts
 ) -> pa.StructArray:
-    """Returns [m] numbers and texts of values [m] of the columns [m] of a matrix."""
+    """Returns values [m] as VALUES; `column` [m] are their columns in the matrix."""
     is_text = np.isin(column, [index for index, feature in enumerate(matrix.ids) if feature in texts])
     text = np.full(len(values), -1)
     distinct: list[str] = []
@@ -358,14 +362,14 @@ def _values(
 
 
 def list_array(elements: pa.Array, lengths: NDArray[np.int64], present: Mask | None = None) -> pa.Array:
-    """Returns lists [n] of the elements in order, null in rows that are not present; None: all are."""
+    """Returns lists [n] of consecutive elements; null in rows that are not present, None if all are."""
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     absent = None if present is None else pa.array(~present)
     return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=absent)
 
 
 def as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
-    """Returns a further column's values as text, and their kind, "" without values; bytes are faults."""
+    """Returns the values of an extra column as text, and their kind, "" without values; bytes are faults."""
     array = column.array
     kind = column.array.type
     types = pa.types
@@ -374,15 +378,14 @@ def as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
     if column.text:
         encoded = array.dictionary_encode()
         values = [(json.loads(text), text) for text in encoded.dictionary.to_pylist()]
-        return pa.array([value if isinstance(value, str) else text for value, text in values]).take(
-            encoded.indices
-        ), "text"
+        distinct = pa.array([value if isinstance(value, str) else text for value, text in values])
+        return distinct.take(encoded.indices), "text"
     if is_string(kind) or types.is_temporal(kind) or types.is_decimal(kind):
         with suppress(pa.ArrowException):  # of time zones that this machine does not know, among others
             return array.cast(pa.string()), "text"
     if is_number(kind):
-        whole = "flag" if types.is_boolean(kind) else "integer" if types.is_signed_integer(kind) else "number"
-        return array.cast(pa.string()), whole
+        number_kind = "integer" if types.is_signed_integer(kind) else "number"
+        return array.cast(pa.string()), "flag" if types.is_boolean(kind) else number_kind
     dumped = pa.array(map(_dumped, array), pa.string())
     wrong = column.present & ~valid_rows(dumped)
     faults.add(wrong, f"values that can be written as text in {column.name}", column.value)
@@ -390,9 +393,9 @@ def as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
 
 
 def _dumped(scalar: pa.Scalar) -> str | None:
-    """Returns JSON, a map as an object, dates and times by ISO 8601 and decimals by their digits.
+    """Returns a value as JSON: maps as objects, dates and times by ISO 8601, decimals as their digits.
 
-    None for null, for bytes, and for values that Python does not have.
+    Returns None for null, for bytes, and for values that Python cannot represent.
     """
 
     def plain(value: object) -> str:
@@ -409,7 +412,7 @@ def _dumped(scalar: pa.Scalar) -> str | None:
 
 
 def type_of(kinds: set[str]) -> str:
-    """Returns the kind that holds a further column's values of several kinds; text holds all."""
+    """Returns the kind that holds the values of an extra column, given their kinds; text holds any."""
     if kinds == {"integer", "number"}:
         return "number"
     return min(kinds) if len(kinds) == 1 else "text"

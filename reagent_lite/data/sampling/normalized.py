@@ -1,7 +1,7 @@
 """Normalized columns of a training copy: computed once, memory-mapped by every process of the machine.
 
-Where one-hot columns would make the matrix larger than both the raw one and 256 MiB, the same module normalizes rows
-as they are gathered instead.
+If one-hot columns would make the matrix larger than both the raw one and 256 MiB, rows are normalized by the same
+module as they are gathered instead.
 """
 
 import warnings
@@ -25,7 +25,7 @@ _SMALL_BYTES = 1 << 28
 
 
 class Reordered(nn.Module):
-    """Raw columns by ascending id to a normalization's column order, then the normalization.
+    """Reorders raw columns to a normalization's column order, and normalizes them.
 
     Args:
         ids: feature ids of the raw columns; a feature of the normalization that is not among them is missing.
@@ -50,9 +50,9 @@ class Reordered(nn.Module):
 
 
 def prepare_columns(matrix: np.ndarray[Any, Any], transform: nn.Module, width: int, file: Path) -> None:
-    """Writes the normalized matrix to `file`, if it is to be computed once and is not there yet.
+    """Writes the normalized matrix to `file`, unless the file exists or would be too large.
 
-    The file lies in the folder of the matrix it was made from. Files of other normalizations there are removed.
+    The file is in the folder of the raw matrix. Files of other normalizations there are removed.
 
     Args:
         matrix: [N, F] float32 memory map of raw values, NaN = absent.
@@ -81,7 +81,7 @@ def open_columns(
 ) -> FeatureColumns:
     """Returns the columns that prepare_columns wrote, on a device or memory-mapped.
 
-    Where there are none, rows are normalized as they are gathered.
+    If there are none, rows are normalized as they are gathered.
     """
     with suppress(FileNotFoundError):
         return _columns(np.load(file, mmap_mode="r"), width, device, None)
@@ -97,7 +97,7 @@ def _columns(
     matrix: np.ndarray[Any, Any], width: int, device: torch.device, transform: nn.Module | None
 ) -> FeatureColumns:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that the map is read-only: nothing is written
+        warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and nothing is written
         values = torch.from_numpy(matrix)
     placed = values.to(device)
     return FeatureColumns(values=placed, width=width, transform=transform, mapped=matrix if placed is values else None)

@@ -5,8 +5,7 @@
     shard ─(seed, epoch, number)─► permutation ─► its share of a minibatch ─► an equal part for each of its ranks
 
 All ranks together read the rows that one process reads, no row comes twice in an epoch, and the position is a step
-number.
-Shards of any sizes are used up together: every node has read the same share of its own.
+number. Shards of different sizes end at the same time: at any step every node has read the same share of its shard.
 """
 
 import heapq
@@ -24,11 +23,11 @@ class ReadPlan:
     """How all ranks read the rows of all shards together.
 
     Attributes:
-        shards: rows of each shard; one where every process has all rows.
+        shards: rows of each shard; a single one if every process has all rows.
         minibatch: rows of one minibatch over all ranks.
         epochs: passes over the rows.
         seed: the seed of the row order.
-        reads: shard that each rank reads; its length is the world size.
+        reads: number of the shard that each rank reads; its length is the world size.
         minibatches_per_step: gradient accumulation.
     """
 
@@ -127,5 +126,5 @@ def apportion(shards: tuple[int, ...], count: int) -> list[int]:
 
 
 def _way(j: int, rows: int) -> int:
-    """Returns how far on the way row j of a shard comes, in units small enough to keep different rows apart."""
+    """Returns how far on the way row j of a shard comes, (j + 1/2) / rows, in units of 2^-129."""
     return ((2 * j + 1) << 128) // rows

@@ -1,10 +1,10 @@
-"""Rows that are in the shards of two machines, and would count twice.
+"""Finds rows that are in the shards of two machines, and would count twice.
 
 own rows ─► sample ─► samples of all shards ─► look-up among own rows ─► repeated rows by shard, the same on every rank
 
 Two rows are the same if they have the same mdp_id, sequence_number, state, candidates, action, reward and propensity.
-Machines that number their episodes alike have other values in some of them, and machines that each logged a part of
-the same episodes have other sequence numbers: neither is a repetition.
+Machines that use the same mdp_ids for different episodes have rows with different values, and machines that each logged
+a part of the same episodes have different sequence numbers: neither is a repetition.
 """
 
 import json
@@ -21,7 +21,7 @@ from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.errors import Problem, counted, raise_any
 
 SAMPLED_ROWS = 1024
-"""Most rows of a shard that are looked for in the others: 16 KiB a machine."""
+"""Largest number of rows of a shard that are looked up in the others: 16 KiB per machine."""
 
 _BLOCK_ROWS = 1 << 18
 _LISTS_AT_ONCE = 1 << 16
@@ -37,7 +37,7 @@ def require_own_rows(copy: TrainingCopy, shards: Shards, path: str) -> None:
         path: the data's path, the same on all machines, for errors.
 
     Raises:
-        DataError: some do, on every rank alike.
+        DataError: some do; raised on every rank.
     """
     if not shards.several:
         return
@@ -57,7 +57,10 @@ def require_own_rows(copy: TrainingCopy, shards: Shards, path: str) -> None:
 def _repeated(
     copy: TrainingCopy, samples: list[NDArray[np.uint64]], own_shard: int, choices: Hashes | None
 ) -> list[int]:
-    """Returns how many rows of each shard's sample this shard has too: 0 where a row of that name differs."""
+    """Returns for each shard how many rows of its sample this shard has too.
+
+    The number is 0 if a row with the same mdp_id and sequence_number differs.
+    """
     names = np.concatenate([sample[0] for sample in samples])
     contents: dict[int, set[int]] = defaultdict(set)
     for start in range(0, len(copy), _BLOCK_ROWS):
@@ -80,8 +83,8 @@ def _problems(tables: list[list[int]], samples: list[NDArray[np.uint64]], path: 
     """Yields a problem for each shard that shares rows with an earlier one.
 
     Args:
-        tables: of each shard, how many rows of every shard's sample it has.
-        samples: of each shard.
+        tables: for each shard, the result of `_repeated`.
+        samples: the sample of each shard.
         path: the data's path.
     """
     for later in range(len(tables)):
@@ -128,5 +131,5 @@ def choices_hashes(copy: TrainingCopy) -> Hashes:
 
 
 def hashes_of(ids: tuple[int, ...], values: NDArray[np.float32], lengths: NDArray[np.int64]) -> Hashes:
-    """Returns a hash of each run of rows, [n]: a state is a list of one."""
+    """Returns a hash of each run of rows, [n]; a state is a run of one row."""
     return list_hashes(Lists(lengths, FeatureMatrix(ids, values)))[0]

@@ -1,4 +1,4 @@
-"""Which process reads which part of the data: its machine's shard, or one shard where all machines hold the same rows.
+"""Which process reads which part of the data: its machine's shard, or a single shard if all machines have all rows.
 
 layout shards    node 0: ranks 0, 1 ─► shard 0     node 1: ranks 2, 3 ─► shard 1
 layout replicas  node 0: ranks 0, 1 ─► shard 0     node 1: ranks 2, 3 ─► shard 0, which is on both
@@ -16,7 +16,7 @@ from reagent_lite.distributed.group import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
-    """How the rows are spread over processes. A machine alone has one shard.
+    """How the rows are divided among processes. A single machine has one shard.
 
     Attributes:
         group: all processes.
@@ -30,7 +30,7 @@ class Shards:
 
     @classmethod
     def of(cls, settings: DataConfig, group: Group) -> "Shards":
-        """Returns how the config lays the rows out over the group; every rank calls it."""
+        """Returns the shards of a group by the config's layout; every rank calls it."""
         nodes = group.all_gather(group.node)
         replicas = settings.layout == "replicas"
         return cls(group=group, nodes=nodes, of_rank=(0,) * len(nodes) if replicas else nodes)
@@ -83,10 +83,10 @@ class Shards:
         return agree(by_node, path=path, replicas=not self.several)
 
     def counts(self, number: int) -> tuple[int, ...]:
-        """Returns the number that the first reader of each shard gives; every rank calls it."""
+        """Returns the number that the first reader of each shard passes; every rank calls it."""
         numbers = self.group.all_gather(number)
         return tuple(numbers[reader] for reader in self.first_readers)
 
     def part(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns this process's part of numbers that all readers of its shard know."""
+        """Returns this process's part of numbers that all readers of its shard have."""
         return np.array_split(numbers, len(self.readers))[self.readers.index(self.group.rank)]

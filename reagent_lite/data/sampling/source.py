@@ -32,8 +32,8 @@ class FeatureColumns:
     Attributes:
         values: [N, W] float32.
         width: columns after normalization.
-        transform: applied to gathered rows, or None where the matrix is normalized already.
-        mapped: the memory-mapped array of `values`, or None where they are in memory.
+        transform: applied to gathered rows; None if the matrix is normalized already.
+        mapped: the memory-mapped array of `values`; None if they are in memory.
     """
 
     values: Tensor
@@ -91,11 +91,11 @@ class LoggedRows:
         next_index: [R] int32 or int64, row of `state` that holds the next state.
         scalars: [R, 4] reward, steps, bootstrap, propensity.
         choices: [R, 2] int32 action and next action.
-        masks: [R, 2, K] bool of fixed actions, now and next; None where all are allowed or choices are candidates.
+        masks: [R, 2, K] bool of fixed actions, now and next; None if all are allowed or choices are candidates.
         candidates: lists of candidates, or None for fixed actions.
         num_choices: K of fixed actions.
         metrics: [R, M].
-        usable: [n] rows that may be learned from; None where all are.
+        usable: [n] rows that may be learned from; None if all may.
     """
 
     state: FeatureColumns
@@ -110,7 +110,7 @@ class LoggedRows:
 
     @property
     def count(self) -> int:
-        """Rows that may be learned from."""
+        """Number of rows that may be learned from."""
         return len(self.scalars) if self.usable is None else len(self.usable)
 
     @property
@@ -119,11 +119,11 @@ class LoggedRows:
         bootstrap = self.scalars[:, 2] if self.usable is None else self.scalars[self.usable, 2]
         return bool(bootstrap.any())
 
-    def numbers(self, places: Tensor) -> Tensor:
-        """Returns row numbers by places [n] among the rows that may be learned from; 0 where there are no such rows."""
+    def numbers(self, index: Tensor) -> Tensor:
+        """Returns the row numbers at [n] indices of the rows that may be learned from; 0 if there are no such rows."""
         if not self.count:
-            return torch.zeros_like(places)
-        return places if self.usable is None else self.usable.index_select(0, places)
+            return torch.zeros_like(index)
+        return index if self.usable is None else self.usable.index_select(0, index)
 
     def only(self, usable: np.ndarray[Any, Any]) -> "LoggedRows":
         """Returns the same rows, of which only some, [n] row numbers, may be learned from."""
@@ -193,15 +193,15 @@ def build_rows(
     *,
     metric_names: Sequence[str] | None = None,
 ) -> LoggedRows:
-    """Returns the rows of a training copy and its spans in the form they are gathered from.
+    """Returns the rows of a training copy and its spans in the form that they are gathered from.
 
     Args:
         copy: the memory-mapped rows.
         spans: rewards and steps, see spans.py.
         usable: rows that may be learned from, see spans.learnable_rows.
-        state: columns over copy.state; the small columns go where these are.
+        state: columns over copy.state; the other columns go to the same device.
         candidate_features: columns over copy.candidates for parametric rows.
-        metric_names: names of the columns of metrics, 0 where the copy has none of that name; None for the copy's own.
+        metric_names: names of the columns of metrics, 0 if the copy has none of that name; None for the copy's own.
     """
     names = copy.metric_names if metric_names is None else metric_names
     metrics = np.array(in_order(copy.metrics, copy.metric_names, names, absent=0.0), np.float32)
@@ -254,9 +254,9 @@ class LoggedSource:
 
     Args:
         rows: the rows of the shard that the plan gives the rank.
-        plan: which rows when.
-        rank: whose part.
-        device: where batches go.
+        plan: the read plan.
+        rank: rank whose part is read.
+        device: device of the batches.
 
     Attributes:
         numbers: [B] row numbers of the latest batch, on the device of the rows.
@@ -302,22 +302,22 @@ class LoggedSource:
     def _block(self, order: NDArray[np.int32 | np.int64], steps: range) -> Iterator[TransitionBatch]:
         """Gathers the rank's rows of several steps of an epoch at once and yields them minibatch by minibatch.
 
-        Rows are weighted by their share in the loss. In place of an empty part there is one row of weight 0: it takes
-        part in the collectives of the step.
+        Rows are weighted by their share in the loss. An empty part is replaced by one row of weight 0, so that the rank
+        takes part in the collectives of the step.
         """
         plan = self._plan
         rows = self._rows
         none = np.zeros(1, order.dtype)
         parts = [(step, start, stop) for step in steps for start, stop in plan.parts(step, self._rank)]
-        places = np.concatenate([order[start:stop] if stop > start else none for _, start, stop in parts])
+        index = np.concatenate([order[start:stop] if stop > start else none for _, start, stop in parts])
         counts = [max(stop - start, 1) for _, start, stop in parts]
         weights = [len(plan.reads) / plan.rows_of_step(step) if stop > start else 0.0 for step, start, stop in parts]
         device = rows.scalars.device
         weight = torch.from_numpy(np.repeat(np.array(weights, np.float32), counts)).to(device)
-        numbers = rows.numbers(torch.from_numpy(places.astype(np.int64)).to(device))
+        numbers = rows.numbers(torch.from_numpy(index.astype(np.int64)).to(device))
         batches = rows.take(numbers, weight).to(self._device).split(counts)
         for (step, _, _), batch, self.numbers in zip(parts, batches, torch.split(numbers, counts), strict=True):
-            # set before the last minibatch of a step is handed out, so that between steps it is the next one
+            # set before the last minibatch of a step is yielded, so that between steps it is the next step
             self._step = step + 1
             yield batch
 
@@ -328,7 +328,7 @@ def rows_in_order(rows: LoggedRows, numbers: np.ndarray[Any, Any], device: torch
     Args:
         rows: the rows to read from.
         numbers: [n] row numbers.
-        device: where batches go.
+        device: device of the batches.
     """
     rows_device = rows.scalars.device
     for start in range(0, len(numbers), rows.block_rows):
@@ -340,7 +340,7 @@ def _masks(copy: TrainingCopy, spans: Spans, bootstrap: NDArray[np.float32], dev
     now = np.asarray(copy.mask, bool)
     after = spans.at_end(np.asarray(copy.next_mask, bool))
     if now.all() and after[bootstrap > 0].all():
-        return None  # masks behind an end do not matter: nothing is bootstrapped there
+        return None  # masks after an end do not matter: nothing is bootstrapped there
     return torch.from_numpy(np.stack((now, after), axis=1)).to(device)
 
 

@@ -23,8 +23,8 @@ class Spans:
 
     Attributes:
         reward: [R] float32, summed and discounted over the span.
-        steps: [R] float32.
-        last: [R] row whose next state, next actions and bootstrap end the span; None where every row ends its own.
+        steps: [R] float32, length of the span in time steps.
+        last: [R] row whose next state, next actions and bootstrap end the span; None if every span is one row.
     """
 
     reward: NDArray[np.float32]
@@ -37,7 +37,7 @@ class Spans:
 
 
 def single_steps(copy: TrainingCopy) -> Spans:
-    """Returns rows as they are: of one step each, or of the steps that a timeline has summed up."""
+    """Returns rows as they are: of one step each, or of the steps that a timeline has summed."""
     return Spans(reward=copy.reward, steps=np.asarray(copy.step).astype(np.float32))
 
 
@@ -45,7 +45,7 @@ def time_steps(copy: TrainingCopy, unit_length: float) -> Spans:
     """Returns rows that span time_diff / unit_length steps each.
 
     Raises:
-        DataError: a row that is no end has no positive time_diff, or spans several rows already.
+        DataError: a row that is not terminal has no positive time_diff, or spans several rows already.
     """
     _refuse_summed(copy, "rl.use_seq_num_diff_as_time_diff is true", "set use_seq_num_diff_as_time_diff to false")
     wrong = (copy.time_diff <= 0) & (copy.bootstrap > 0)
@@ -64,7 +64,7 @@ def n_steps(copy: TrainingCopy, count: int, gamma: float, boost: NDArray[np.floa
         copy: rows sorted by episode.
         count: n.
         gamma: discount per row.
-        boost: [K] reward added by action to all rows of the span but the first: the learner adds it there.
+        boost: [K] reward added by action to all rows of the span except the first, to which the learner adds it.
 
     Raises:
         DataError: a row spans several rows already.
@@ -89,16 +89,16 @@ def n_steps(copy: TrainingCopy, count: int, gamma: float, boost: NDArray[np.floa
 def learnable_rows(
     copy: TrainingCopy, spans: Spans, *, maxq: bool, unit_reward: bool
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Returns the rows a learner may use, [n] int64 or None for all, and sentences about those it may not.
+    """Returns the rows that a learner may use, [n] int64 or None for all, and sentences about the others.
 
     Args:
         copy: the training copy.
         spans: its spans.
-        maxq: false where the target needs the logged next action (SARSA).
+        maxq: false if the target needs the logged next action (SARSA).
         unit_reward: whether rewards must lie in [0, 1] (cross-entropy).
 
     Raises:
-        DataError: a row that is no end has no next action for SARSA, or a reward is out of range.
+        DataError: a row that is not terminal has no next action for SARSA, or a reward is out of range.
     """
     notes = []
     usable = np.asarray(copy.action) >= 0

@@ -2,9 +2,9 @@
 
     shared folder or bucket ─► manifest.json, then every other file, hashed and renamed ─► <local_path>
 
-Files fetched before that have their sha256 are kept: after an interruption, and if one file of many was altered. Until
-all files are there, readers of the folder refuse it, as its manifest names them all. One process at a time fetches to a
-place; another waits, and finds the shard there.
+Files that were fetched before are kept if their sha256 is right: after an interruption, or if only some files were
+altered. Until all files are there, readers refuse the folder, since its manifest names all of them. One process at a
+time fetches to a folder; another one waits, and finds the shard there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.shards.partition import KIND
-from reagent_lite.data.shards.store import NO_PLACE, ShardEntry, Store
+from reagent_lite.data.shards.store import TODO_PLACE, ShardEntry, Store
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import appearing_file, disk_errors, made_folder, names_in, sweep, sync
@@ -35,8 +35,8 @@ def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Show | 
     """Makes `target` the shard's folder; writes nothing if it is the shard's folder already.
 
     Args:
-        store: where the shards lie.
-        shard: which one.
+        store: the store of the shards.
+        shard: the shard to fetch.
         target: a folder on this machine's disk; an older shard there is replaced. A link to a folder stays one.
         progress: called with (bytes fetched, bytes to fetch).
 
@@ -44,17 +44,17 @@ def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Show | 
         The names of the files that were missing or altered, and were fetched.
 
     Raises:
-        DataError: a file that is missing or altered at the store, a full disk, or something else at `target`.
+        DataError: a file is missing or altered in the store, the disk is full, or `target` is something else.
     """
-    with disk_errors(str(target), "a folder for the shard that can be written", NO_PLACE):
+    with disk_errors(str(target), "a folder for the shard that can be written", TODO_PLACE):
         target = target.resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.with_name(f".{target.name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the system releases it when the process ends
-            whole = _unaltered(target, shard)
-            _require_shard(target, whole)
+            unaltered = _unaltered(target, shard)
+            _require_shard(target, unaltered)
             with made_folder(target):
-                return _fetch(store, shard, target, sorted(shard.files.keys() - whole), progress)
+                return _fetch(store, shard, target, sorted(shard.files.keys() - unaltered), progress)
 
 
 def _fetch(store: Store, shard: ShardEntry, target: Path, missing: list[str], progress: Show | None) -> tuple[str, ...]:
@@ -62,8 +62,8 @@ def _fetch(store: Store, shard: ShardEntry, target: Path, missing: list[str], pr
     total = sum(shard.files[name]["size"] for name in missing)
     with ThreadPoolExecutor(_THREADS) as pool:
         manifest = [name for name in missing if name == FILE_NAME]
-        for some in (manifest, [name for name in missing if name != FILE_NAME]):
-            for size in pool.map(lambda name: _fetch_file(store, shard, name, target), some):
+        for names in (manifest, [name for name in missing if name != FILE_NAME]):
+            for size in pool.map(lambda name: _fetch_file(store, shard, name, target), names):
                 done += size
                 if progress is not None:
                     progress(done, total)
@@ -75,12 +75,12 @@ def _fetch(store: Store, shard: ShardEntry, target: Path, missing: list[str], pr
     return tuple(missing)
 
 
-def _require_shard(target: Path, whole: set[str]) -> None:
-    """Raises DataError where `target` is anything but a shard: its files would be replaced.
+def _require_shard(target: Path, unaltered: set[str]) -> None:
+    """Raises DataError if `target` is anything but a shard, since its files would be replaced.
 
     Args:
         target: the folder.
-        whole: files of the wanted shard that it holds.
+        unaltered: files of the wanted shard that it contains.
     """
     if not target.exists() or (target.is_dir() and all(fnmatch(name, _UNFINISHED) for name in names_in(target))):
         return
@@ -88,20 +88,21 @@ def _require_shard(target: Path, whole: set[str]) -> None:
         manifest = StageManifest.read(str(target))
     except DataError:  # altered
         manifest = None
-    if not whole if manifest is None else manifest.kind != KIND:
+    is_shard = bool(unaltered) if manifest is None else manifest.kind == KIND
+    if not is_shard:
         todo = "Give local_path a folder of its own: it is replaced"
         raise DataError(Problem(str(target), "nothing, or a shard that was fetched before", "something else", todo))
 
 
 def _unaltered(folder: Path, shard: ShardEntry) -> set[str]:
-    """Returns the names of the shard's files that a folder holds unaltered."""
+    """Returns the names of the shard's files that a folder has unaltered."""
     regular = [name for name in shard.files if (folder / name).is_file() and not (folder / name).is_symlink()]
     entries = file_entries(folder, regular)
     return {name for name, entry in entries.items() if entry.items() <= shard.files[name].items()}
 
 
 def _fetch_file(store: Store, shard: ShardEntry, name: str, target: Path) -> int:
-    """Copies one file, which appears if its sha256 is right, and returns its size."""
+    """Copies one file, which appears only if its sha256 is right, and returns its size."""
     source = f"{shard.folder}/{name}"
     entry = shard.files[name]
     wanted = f"{entry['size']} bytes with sha256 {entry['sha256']}, as shards.json says"

@@ -18,7 +18,7 @@ from reagent_lite.console import Waiting, machine_logger, progress
 from reagent_lite.data.formats.files import POINTER
 from reagent_lite.data.shards.fetch import fetch_shard
 from reagent_lite.data.shards.partition import make_shards, settings
-from reagent_lite.data.shards.store import NO_PLACE, Pointer, Store, describe
+from reagent_lite.data.shards.store import TODO_PLACE, Pointer, Store, describe
 from reagent_lite.data.stage import data_files, left_out, unchanged
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, counted, raise_any
 from reagent_lite.files import disk_errors
@@ -31,11 +31,11 @@ class Sharded:
     """The shards at shards_path; printed as the last line of standard output.
 
     Attributes:
-        shards: where they lie.
-        generation: hash of their content.
+        shards: path or URL of the store.
+        generation: hash of the shards' content.
         rows: number of rows of each shard.
-        made: whether this run made them.
-        local: the fetched shard; None where none was asked for.
+        made: whether this run made the shards.
+        local: folder of the fetched shard; None without node_index.
         fetched: number of its files that this run fetched.
         seconds: total wall-clock time of the run.
     """
@@ -68,7 +68,7 @@ def shard(config: ShardConfig) -> Sharded:
     while True:
         try:
             return _outcome(config, store, pointer, start, made=made)
-        except DataError:  # which is no error if the shards were made again meanwhile
+        except DataError:  # not an error if the shards have been made again in the meantime
             latest = store.pointer()
             if latest is None or latest == pointer or _misfit(latest, config):
                 raise
@@ -76,7 +76,7 @@ def shard(config: ShardConfig) -> Sharded:
 
 
 def fetch(config: ShardConfig, generation: str) -> Sharded:
-    """Fetches the shard of node_index of a generation that another process has made, without a look at the input.
+    """Fetches the shard of node_index, of a generation that another process has made; does not look at the input.
 
     Raises:
         DataError: shards.json is of another generation; the shard or one of the paths cannot be used.
@@ -87,8 +87,9 @@ def fetch(config: ShardConfig, generation: str) -> Sharded:
     todo = "Does every machine see the same place? Runs at the same time need a shards_path each"
 
     def misfit(shards: Pointer) -> str:
-        there = f"generation {shards.generation} is there, and machine 0 has {generation}"
-        return "" if shards.generation == generation else there
+        if shards.generation == generation:
+            return ""
+        return f"generation {shards.generation} is there, and machine 0 has {generation}"
 
     return _outcome(config, store, _awaited(store, misfit, seconds, todo), start, made=False)
 
@@ -127,7 +128,10 @@ def _make(config: ShardConfig, store: Store) -> tuple[Pointer, bool]:
         machine_logger.info(f"{store.where}: made again: {why}")
     for note in left_out(config.training_data_path):
         machine_logger.warning(note)
-    with disk_errors(store.where, "a place for the shards that can be written", NO_PLACE), store.replacing() as folder:
+    with (
+        disk_errors(store.where, "a place for the shards that can be written", TODO_PLACE),
+        store.replacing() as folder,
+    ):
         with progress("sharding", "bytes") as show:
             manifests = make_shards(config, folder, show)
         pointer = describe(folder, manifests, settings(config))
@@ -142,9 +146,9 @@ def _described(pointer: Pointer) -> str:
 
 
 def _misfit(pointer: Pointer, config: ShardConfig) -> str:
-    """Returns why shards do not fit the config and the input, or "" where they do.
+    """Returns the reason why shards do not fit the config and the input; "" if they do.
 
-    A machine that does not see the input takes the shards that fit the config.
+    A machine that does not see the input compares the config only.
     """
     wanted = settings(config)
     if pointer.settings != wanted:
@@ -168,13 +172,13 @@ def _awaited(store: Store, misfit: Callable[[Pointer], str], seconds: float, tod
     """Returns the shards as soon as they fit.
 
     Args:
-        store: where they appear.
-        misfit: returns why shards do not fit, or "" where they do.
-        seconds: how long to wait.
-        todo: advice where none appear.
+        store: the store of the shards.
+        misfit: returns the reason why shards do not fit; "" if they do.
+        seconds: longest time to wait.
+        todo: advice if none fit in time.
 
     Raises:
-        DataError: none fit within that time; says which are there.
+        DataError: none fit in time; describes the shards that are there.
     """
     waiting = Waiting(quiet_seconds=0)
     while True:

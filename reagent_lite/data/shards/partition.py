@@ -1,10 +1,10 @@
-"""Shards of an input: its whole episodes in parts, or a copy of all of them in another order for each machine.
+"""Shards of an input: each machine gets a part of the episodes, or all episodes in an order of its own.
 
     a timeline's files ─► whole, as hard links, to the machine with the fewest rows
-    all other rows     ─► to the machine that a hash of the episode names ─► Parquet, a file for each chunk of rows
+    all other rows     ─► to the machine chosen by a hash of the mdp_id ─► Parquet, a file for each chunk of rows
 
-Files of a timeline never share an episode. Where there are too few of them, or very unequal ones, their rows go
-to machines like those of all other input, which is read once. Memory is that of a chunk and of the readers' blocks.
+Files of a timeline never share an episode. If there are too few of them, or they are very unequal, their rows are
+divided like those of all other input, which is read once. In memory are one chunk and the blocks of the readers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks, require_hash
 from reagent_lite.data.formats.schema import TEXT_METADATA, conformed, merge_fields
 from reagent_lite.data.log_shares import shares_in_words, shares_of
-from reagent_lite.data.logs import tell_apart
+from reagent_lite.data.logs import separate_logs
 from reagent_lite.data.rows.columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, hashes_of_codes, mix, name_hashes, row_hashes
@@ -39,11 +39,11 @@ from reagent_lite.data.writing.part_files import PARQUET, ROW_GROUP_ROWS, part_n
 
 KIND = "shard"
 CHUNK_BYTES = 1 << 25
-"""Size in memory of the rows that are written at once; each machine gets a file of its part of them."""
+"""Size in memory of a chunk, rows that are written at once; each machine gets a file with its part of them."""
 _FILES_OF_WHOLE_EPISODES = ("timeline",)
 """Kinds of stages in whose folders no two files share an episode."""
 _SLACK = 0.1
-"""By how much whole files may exceed an equal share: a machine with more rows makes the others wait at every step."""
+"""Largest excess of whole files over an equal share: a machine with more rows makes the others wait at every step."""
 
 
 def settings(config: ShardConfig) -> dict[str, Any]:
@@ -62,28 +62,30 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
 
     Args:
         config: the input, the number and layout of shards, and the seed.
-        folder: empty; gets a folder for each shard, whole on the disk afterwards.
-        progress: called with (bytes done, bytes to do).
+        folder: an empty folder; gets a synced folder for each shard.
+        progress: called with (bytes done, total bytes).
 
     Returns:
         The shards' manifests.
 
     Raises:
-        DataError: an input that cannot be read, is not as its manifest says, or changes meanwhile.
+        DataError: the input cannot be read, differs from its manifest, or changes while it is read.
     """
     path = config.training_data_path
-    apart = tell_apart(data_files(path, config.columns), path, folder)
-    for note in apart.notes:
+    separated = separate_logs(data_files(path, config.columns), path, folder)
+    for note in separated.notes:
         machine_logger.warning(note)
-    files = apart.files
-    parent = StageManifest.above(path)
+    files = separated.files
+    parent = StageManifest.of_input(path)
     folders = [folder / folder_name(number) for number in range(config.num_nodes)]
     for shard in folders:
         shard.mkdir()
     manifest = StageManifest(kind=KIND, rows=0, columns={}, settings={}, inputs=(), report={}, files={})
     if parent is not None:
         manifest = replace(parent, kind=KIND, parent=parent.digest)
-    elif named := {feature for file in files for feature in file.features}:  # by folders of stages among several logs
+    elif named := {
+        feature for file in files for feature in file.features
+    }:  # some of several logs are folders of stages
         manifest = replace(manifest, state_ids=tuple(sorted(named)))
     whole = None if parent is None else whole_files(files, parent, config)
     hashes = [file.sha256 for file in files]
@@ -97,7 +99,7 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
     report: dict[str, Any] = {"whole_files": 0 if whole is None else len(files), "left_out": list(left_out(path))}
     if shares := shares_of(path, logs):
         machine_logger.info(f"rows by log: {shares_in_words(shares)}")
-        report |= {"logs": {log: number for log, number, _ in shares}, "notes": list(apart.notes)}
+        report |= {"logs": {log: number for log, number, _ in shares}, "notes": list(separated.notes)}
     manifest = replace(manifest, inputs=states_of(files, hashes), report=report)
     manifests = []
     for number, shard in enumerate(folders):
@@ -122,10 +124,12 @@ def whole_files(
     if parent.kind not in _FILES_OF_WHOLE_EPISODES or config.layout != "shards":
         return None
     rows = {file: int(parent.files[file.name]["rows"]) for file in files}
-    drawn = dict(zip(files, mix(name_hashes(file.sha256 for file in files) ^ _salt(config)).tolist(), strict=True))
+    tie_breaker = dict(
+        zip(files, mix(name_hashes(file.sha256 for file in files) ^ _salt(config)).tolist(), strict=True)
+    )
     machines: list[list[InputFile]] = [[] for _ in range(config.num_nodes)]
     held = [0] * config.num_nodes
-    for file in sorted(files, key=lambda file: (-rows[file], drawn[file])):
+    for file in sorted(files, key=lambda file: (-rows[file], tie_breaker[file])):
         number = held.index(min(held))
         held[number] += rows[file]
         machines[number].append(file)
@@ -135,7 +139,7 @@ def whole_files(
 
 
 def _linked(files: list[InputFile], folder: Path, parent: StageManifest) -> dict[str, int]:
-    """Puts whole files into a shard's folder, as links or, as from a bucket or another disk, as copies.
+    """Puts whole files into a shard's folder, as hard links or, from a bucket or another disk, as copies.
 
     Returns:
         {name in the folder: rows}.
@@ -186,7 +190,7 @@ def _write_rows(
 
 
 def _chunks(blocks: Iterable[tuple[pa.Table, Hashes]]) -> Iterator[tuple[pa.Table, Hashes]]:
-    """Yields rows and hashes of blocks in larger tables, whose columns hold the values of all their blocks."""
+    """Yields the rows and hashes of blocks as larger tables, with types that hold the values of all their blocks."""
     held: list[tuple[pa.Table, Hashes]] = []
     for block in blocks:
         held.append(block)
@@ -202,7 +206,7 @@ def _joined(blocks: list[tuple[pa.Table, Hashes]]) -> tuple[pa.Table, Hashes]:
     for table, _ in blocks:
         fields = merge_fields(fields, {field.name: field for field in table.schema})
     for name, field in fields.items():
-        if _without_members(field.type):
+        if _has_empty_struct(field.type):
             fields[name] = pa.field(name, pa.string(), metadata=TEXT_METADATA)
     rows = pa.concat_tables([conformed(table, fields) for table, _ in blocks])
     hashes = np.concatenate([hashes for _, hashes in blocks])
@@ -210,22 +214,22 @@ def _joined(blocks: list[tuple[pa.Table, Hashes]]) -> tuple[pa.Table, Hashes]:
     return rows.combine_chunks(), hashes
 
 
-def _without_members(of: pa.DataType) -> bool:
-    """Whether a type has objects without any key, as all of them are {} in JSON: Parquet has no such type."""
-    if pa.types.is_struct(of) and not of.num_fields:
+def _has_empty_struct(kind: pa.DataType) -> bool:
+    """Whether a type has a struct without members, of objects that are all {} in JSON: Parquet has no such type."""
+    if pa.types.is_struct(kind) and not kind.num_fields:
         return True
-    return any(_without_members(of.field(number).type) for number in range(of.num_fields))
+    return any(_has_empty_struct(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def _rows_of(machine: int, episodes: Hashes, config: ShardConfig) -> NDArray[np.int64]:
-    """Returns which rows a machine gets, by the hashes of their episodes, in the order in which it gets them."""
+    """Returns the rows that a machine gets, in order, given the hashes of their episodes [n]."""
     if config.layout == "replicas":
         return np.argsort(mix(episodes ^ _salt(config, machine)), kind="stable")
     return np.flatnonzero(mix(episodes ^ _salt(config)) % np.uint64(config.num_nodes) == machine)
 
 
 def _salt(config: ShardConfig, copy: int = 0) -> Hashes:
-    """Returns [1] a number to combine with hashes; each seed and copy has its own."""
+    """Returns [1] a number to combine with hashes, which depends on the seed and the copy."""
     return mix(np.array([config.seed << 32 | copy], np.uint64))
 
 

@@ -1,12 +1,12 @@
-"""Where shards lie for all machines: a folder they share, or a bucket.
+"""The store of shards for all machines: a shared folder, or a bucket.
 
     <shards_path>/shards/shards.json      inputs, and size and sha256 of every file
                          shard-00000/     a stage's folder: manifest.json and Parquet files
                          shard-00001/
 
-Like an exported model, the folder appears by rename, and replaces an older one. A bucket has no rename: shards.json is
-removed first and written last. A process that reads while shards are
-replaced finds files that differ from its shards.json.
+Like an exported model, the folder appears by rename and replaces an older one. A bucket has no rename: shards.json is
+removed first and written last. A process that reads while shards are replaced finds files that differ from its
+shards.json.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from reagent_lite.manifest import (
     sealed,
 )
 
-NO_PLACE = "Make room or give another place, and run again"
+TODO_PLACE = "Make room or give another place, and run again"
 _FOLDER = "shards"
 
 
@@ -60,8 +60,8 @@ class Pointer:
 
     Attributes:
         settings: layout, num_nodes and seed.
-        inputs: states of the files they were made from.
-        shards: in their order.
+        inputs: states of the files that the shards were made from.
+        shards: the shards, in their order.
     """
 
     __pydantic_config__ = FIELDS
@@ -72,20 +72,22 @@ class Pointer:
 
     @property
     def generation(self) -> str:
-        """Hash of the shards: other content has another one."""
+        """Hash of the content of all shards."""
         manifests = "".join(shard.files[FILE_NAME]["sha256"] for shard in self.shards)
         return hashlib.sha256(manifests.encode()).hexdigest()[:16]
 
 
 class Store:
-    """A place for shards that all machines see: a folder, or a bucket through fsspec; names have "/" in them.
+    """A place for shards that all machines see: a folder, or a bucket through fsspec.
+
+    Names of files are relative, such as "shard-00000/manifest.json".
 
     Attributes:
         where: the folder or URL, as errors name it.
     """
 
     def __init__(self, path: str) -> None:
-        """Opens a place; nothing is made there yet.
+        """Opens the filesystem of a place; creates nothing there.
 
         Raises:
             DataError: a protocol that is not allowed, or whose package is not installed.
@@ -99,7 +101,7 @@ class Store:
         self._root = f"{root}/{_FOLDER}"
 
     def open(self, name: str) -> IO[bytes]:
-        """Opens a file for reading; FileNotFoundError where there is none."""
+        """Opens a file for reading; raises FileNotFoundError if there is none."""
         if self._folder is not None:
             return open_regular(self._folder / name)
         stream: IO[bytes] = self._files.open(f"{self._root}/{name}", "rb")
@@ -117,7 +119,7 @@ class Store:
         """
         where = self.location(POINTER)
         self._files.invalidate_cache()
-        with disk_errors(where, "a file that can be read", NO_PLACE):
+        with disk_errors(where, "a file that can be read", TODO_PLACE):
             try:
                 with self.open(POINTER) as stream:
                     data = stream.read()
@@ -144,9 +146,9 @@ class Store:
 
     @contextmanager
     def replacing(self) -> Iterator[Path]:
-        """Yields an empty folder whose files become those of the place, in place of older ones.
+        """Yields an empty folder, whose files replace those of the store when the block ends.
 
-        For a bucket it is in TMPDIR.
+        For a bucket the folder is in TMPDIR, and its files are uploaded.
         """
         if self._folder is not None:
             with appearing_folder(self._folder) as folder:

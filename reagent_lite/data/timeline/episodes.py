@@ -1,7 +1,7 @@
-"""Events of whole episodes in order: which are kept, which lead to a known state, and the span of each. Arrays only.
+"""Sorted events of whole episodes: which are kept, which lead to a known state, and the span of each. Arrays only.
 
-Row t is complete when it is known where it led: to the next row, to a true end, or, cut by a limit, to a state that the
-row itself has. A transition spans complete rows only, and ends with the first that ends the episode.
+A row is complete if it is known where it led: to the next row, to a true end, or, if a limit cut the episode, to a next
+state of its own. A transition spans complete rows only, and at most up to the first row that ends the episode.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from reagent_lite.data.rows.matrices import Mask
 
 Indices = NDArray[np.int64]
 MAX_DUPLICATES = 3
-"""Duplicates whose place the log names."""
+"""Largest number of duplicate rows whose locations are logged."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Figures of paired episodes; those of parts add up.
+    """Figures of paired episodes, which are added up over parts of a log.
 
     Attributes:
-        figures: the figures of all rows, by name.
-        outliers: "episodes" and "rows" left out since they are longer than others.
-        refused: episodes by the rule that a row of theirs breaks.
-        ids: {column: {feature: rows or candidates that have a value}}.
-        duplicates: (file, line) of the first rows that have the mdp_id and sequence_number of another.
+        figures: figures of all rows, by name.
+        outliers: numbers of "episodes" that were left out as too long, and of their "rows".
+        refused: {rule: number of episodes with a row that breaks it}.
+        ids: {column: {feature: number of rows or candidates that have a value}}.
+        duplicates: (file, line) of the first rows with the mdp_id and sequence_number of another row.
     """
 
     figures: Counter[str] = field(default_factory=Counter)
@@ -54,11 +54,11 @@ class Episodes:
     """n events, sorted by episode and sequence_number.
 
     Attributes:
-        section: how they are paired.
-        start, stop: [n] the first row of the row's episode, and the row behind the last.
+        section: settings of the pairing.
+        start, stop: [n] first row of the row's episode, and the row after its last.
         sequence: [n] sequence_number.
-        terminal, truncated: [n].
-        shown: [n] whether the row has a next state of its own, which counts where it is truncated.
+        terminal, truncated: [n] flags of the row.
+        has_next_state: [n] whether the row has a next state of its own, which is used if the row is truncated.
     """
 
     section: TimelineSection
@@ -67,17 +67,17 @@ class Episodes:
     sequence: Indices
     terminal: Mask
     truncated: Mask
-    shown: Mask
+    has_next_state: Mask
 
     @classmethod
     def of(
         cls, section: TimelineSection, code: NDArray[np.int32], sequence: Indices, ends: tuple[Mask, Mask, Mask]
     ) -> Episodes:
-        """Returns events by the code of each row's episode and their ends: terminal, truncated and shown."""
+        """Returns events, given the code of each row's episode, and `ends`: terminal, truncated, has_next_state."""
         first = np.append(True, code[1:] != code[:-1])[: len(code)]
         starts = np.flatnonzero(first)
         number = np.cumsum(first) - 1
-        terminal, truncated, shown = ends
+        terminal, truncated, has_next_state = ends
         return cls(
             section=section,
             start=starts[number],
@@ -85,25 +85,32 @@ class Episodes:
             sequence=sequence,
             terminal=terminal,
             truncated=truncated,
-            shown=shown,
+            has_next_state=has_next_state,
         )
 
     def __len__(self) -> int:
         return len(self.start)
 
     def only(self, at: Indices) -> Episodes:
-        """Returns the events of these numbers, in order."""
-        ends = (self.terminal[at], self.truncated[at], self.shown[at])
+        """Returns the events with these indices, in this order."""
+        ends = (self.terminal[at], self.truncated[at], self.has_next_state[at])
         return Episodes.of(self.section, self.start[at].astype(np.int32), self.sequence[at], ends)
 
-    def once(self, whole: Mask, counts: Counts) -> tuple[Indices, Indices]:
-        """Returns the numbers of the rows of `whole` episodes (those that repeat none, those that do); counts both."""
-        twice = whole & ~self.first & (self.sequence == np.roll(self.sequence, 1))
-        counts.figures.update(rows=int(whole.sum()), duplicate_rows=int(twice.sum()))
-        return np.flatnonzero(whole & ~twice), np.flatnonzero(twice)
+    def without_duplicates(self, kept: Mask, counts: Counts) -> tuple[Indices, Indices]:
+        """Returns the indices of (`kept` rows without duplicates, duplicates among them); counts both.
 
-    def no_longer(self, longest: float | None, at: Indices, counts: Counts) -> tuple[Indices, Episodes]:
-        """Returns `at` [n] and the events without those of longer episodes, which it counts; None keeps all."""
+        A duplicate has the mdp_id and sequence_number of an earlier row.
+        """
+        duplicate = kept & ~self.first & (self.sequence == np.roll(self.sequence, 1))
+        counts.figures.update(rows=int(kept.sum()), duplicate_rows=int(duplicate.sum()))
+        return np.flatnonzero(kept & ~duplicate), np.flatnonzero(duplicate)
+
+    def without_outliers(self, longest: float | None, at: Indices, counts: Counts) -> tuple[Indices, Episodes]:
+        """Leaves out episodes of more than `longest` rows, or none for None, and counts them.
+
+        Returns:
+            (the elements of `at` [n] for the events that are kept, these events).
+        """
         if longest is None:
             return at, self
         outliers = (self.stop - self.start) > longest
@@ -112,17 +119,17 @@ class Episodes:
 
     @property
     def lengths(self) -> Counter[int]:
-        """How many episodes have each number of rows."""
+        """{number of rows: number of episodes with so many rows}."""
         return Counter((self.stop - self.start)[self.first].tolist())
 
     @property
     def first(self) -> Mask:
-        """[n] whether an episode begins with the row."""
+        """[n] whether the row is the first of its episode."""
         return np.equal(self.start, np.arange(len(self)))
 
     @property
     def over(self) -> Mask:
-        """[n] whether the episode ends with the row, by its own flags."""
+        """[n] whether the row's own flags say that the episode ends with it."""
         return self.terminal | self.truncated
 
     @property
@@ -134,11 +141,11 @@ class Episodes:
     def complete(self) -> Mask:
         """[n] whether it is known where the row led."""
         goes_on = self.followed | self.section.addTerminalStateRow
-        return self.terminal | (self.truncated & self.shown) | (~self.over & goes_on)
+        return self.terminal | (self.truncated & self.has_next_state) | (~self.over & goes_on)
 
     @property
     def since_first(self) -> Indices:
-        """[n] sequence numbers since the first row of the episode."""
+        """[n] sequence_number minus that of the first row of the episode."""
         return self.sequence - self.sequence[self.start]
 
     def figures(self) -> Counter[str]:
@@ -153,7 +160,7 @@ class Episodes:
             "terminal_rows": self.terminal,
             "truncated_rows": self.truncated,
             "last_rows_without_an_end": ~self.followed & ~self.over,
-            "truncated_rows_without_next_state": self.truncated & ~self.shown,
+            "truncated_rows_without_next_state": self.truncated & ~self.has_next_state,
             "complete_rows": self.complete,
         }
         return Counter({name: int(mask.sum()) for name, mask in figures.items()})
@@ -177,12 +184,12 @@ class Episodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpannedRows:
-    """m transitions.
+    """m transitions, each of which spans consecutive rows of an episode.
 
     Attributes:
         episodes: n events.
-        at: [m] the first row of each.
-        steps: [m] how many rows it spans.
+        at: [m] the first row of each transition.
+        steps: [m] number of rows that it spans.
     """
 
     episodes: Episodes
@@ -191,12 +198,12 @@ class SpannedRows:
 
     @property
     def end(self) -> Indices:
-        """[m] the last row of each."""
+        """[m] the last row of each transition."""
         return self.at + self.steps - 1
 
     @property
     def terminal(self) -> Mask:
-        """[m] whether the last row is a true end; without another word the last of an episode is one."""
+        """[m] whether the last row is a true end, which the last row of an episode is if it has no flag of its own."""
         end = self.end
         rows = self.episodes
         return rows.terminal[end] | ~(rows.over[end] | rows.followed[end])
@@ -208,12 +215,15 @@ class SpannedRows:
 
     @property
     def time_diff(self) -> Indices:
-        """[m] sequence numbers up to what follows; one beyond the last row at a limit, whose time no log has."""
+        """[m] difference to the sequence_number of the following row; 0 at a true end.
+
+        At a limit no row follows: its sequence_number is taken to be one more than that of the last row.
+        """
         sequence = self.episodes.sequence
         end = self.end
         following = sequence[np.minimum(end + 1, len(sequence) - 1)] if len(sequence) else sequence
-        behind = np.where(self.truncated, sequence[end] + 1, following)
-        return np.where(self.terminal, 0, behind - sequence[self.at])
+        after = np.where(self.truncated, sequence[end] + 1, following)
+        return np.where(self.terminal, 0, after - sequence[self.at])
 
     def summed(self, values: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
         """Returns [m, ...] Σ_k γ^k · values[k] over the rows of the span, NaN as 0; Sutton & Barto (2018), eq. 7.1."""

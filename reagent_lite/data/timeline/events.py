@@ -1,10 +1,9 @@
-"""Events read, checked and selected for an engine to sort, with the facts found while reading.
+"""Reads, checks and selects events for an engine to sort, and collects facts about them.
 
     files ─► readers ─► rows/table.py: checked columns ─► dates, sample of episodes ─► an engine
 
-Every row has its place: `_place` and `_folder` come from a hash of mdp_id, so that an episode is in one file whatever
-the order of its rows; `_rule` is the rule that the row breaks, null where it breaks none; `_file` and `_line` say where
-it is from.
+Every row gets additional columns: `_folder` and `_place` come from a hash of mdp_id, so that an episode is in one file,
+in whatever order its rows come; `_rule` is the rule that the row breaks, or null; `_file` and `_line` are its origin.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from reagent_lite.feature_ids import read, written
 _SAMPLE = 0
 _EVAL = 1
 _PLACE = 2
-"""The four bytes of md5(mdp_id) that decide whether an episode is taken, its folder, and its place there."""
+"""Indices of the 32-bit words of md5(mdp_id) that decide if an episode is read, its folder, and its place there."""
 _PLACED = {"_place": pa.int64(), "_folder": pa.int32(), "_rule": pa.string(), "_file": pa.int32(), "_line": pa.int64()}
 ORDER = ("_place", "mdp_id", "sequence_number", "_file", "_line")
 """Columns that an engine sorts events by."""
@@ -60,27 +59,29 @@ def contract_of(config: TimelineConfig, *, texts: bool = False) -> Contract:
 
 
 @dataclass(slots=True)
-class Checked:
-    """Facts found while reading events, in addition to their rows.
+class EventFacts:
+    """Facts about events, collected while they are read.
 
     Attributes:
-        rows, taken: in the files, and of the dates and episodes that are asked for.
-        logs: rows in the files of each of several logs, by its number.
-        alone, first_alone: rows that are decisions of their own, and where the first of them is.
+        rows: number of rows in the files.
+        selected: number of rows with the dates and episodes that the config asks for.
+        logs: {number of a log: its rows}, if there are several logs.
+        alone: number of rows that are decisions of their own.
+        first_alone: location of the first such row.
         hashes: sha256 of each file.
-        days: the first and the last value of ds, none where nothing depends on it.
+        days: first and last value of ds; empty if the config does not depend on it.
         seen: columns that have a value in some row.
-        kinds: the kinds of the values of each further column, see rows/table.py.
-        features: ids that have a name.
-        texts: whether some features are texts.
-        unlisted: rows that list no candidates though an action was taken, which is the only one then.
+        kinds: {extra column: kinds of its values}, see rows/table.py.
+        features: feature ids that have a name.
+        texts: whether some features have texts as values.
+        unlisted: number of rows with an action and an empty list of candidates.
         metrics: names of all metrics.
         orders: as in Faults.
         faults: the rows that break a rule.
     """
 
     rows: int = 0
-    taken: int = 0
+    selected: int = 0
     logs: dict[int, int] = field(default_factory=dict)
     alone: int = 0
     first_alone: str = ""
@@ -95,16 +96,17 @@ class Checked:
     orders: dict[str, str] = field(default_factory=dict)
     faults: FaultsByKind = field(default_factory=FaultsByKind)
 
-    def add(self, other: Checked) -> None:
+    def add(self, other: EventFacts) -> None:
         """Adds the facts of later rows."""
         self.rows += other.rows
-        self.taken += other.taken
+        self.selected += other.selected
         for log, rows in other.logs.items():
             self.logs[log] = self.logs.get(log, 0) + rows
         self.alone += other.alone
         self.first_alone = self.first_alone or other.first_alone
         self.hashes += other.hashes
-        self.days = [pick(self.days + other.days) for pick in (min, max) if self.days + other.days]
+        days = self.days + other.days
+        self.days = [min(days), max(days)] if days else []
         self.seen |= other.seen
         for name, kinds in other.kinds.items():
             self.kinds.setdefault(name, set()).update(kinds)
@@ -129,17 +131,17 @@ def check_events(
     show: Show | None,
     *,
     texts: bool,
-) -> Checked:
-    """Reads files of any format, checks their rows and passes those that are taken on, in bounded memory.
+) -> EventFacts:
+    """Reads files of any format, checks their rows and passes the selected ones to `add`, in bounded memory.
 
-    Without `texts` it ends at the first block that has some, and `Checked.texts` says so.
+    Without `texts`, reading ends at the first block that has some, and `EventFacts.texts` is true.
 
     Args:
         config: the config of the timeline.
-        files: some of the events, in order.
-        first: number of the first of them among all.
+        files: files with events, in order.
+        first: number of the first file among all files of the input.
         add: called with some rows at a time, in order, with the columns of event_columns.
-        show: called with bytes read and bytes in all.
+        show: called with (bytes read, total bytes).
         texts: whether features of the tables may be texts.
 
     Raises:
@@ -147,38 +149,38 @@ def check_events(
     """
     contract = contract_of(config, texts=texts)
 
-    def transform(block: Block) -> tuple[pa.Table, Checked]:
-        block, checked_block = selected(block, config)
-        return _placed(config, block, first, checked_block, *event_table(block, contract))
+    def transform(block: Block) -> tuple[pa.Table, EventFacts]:
+        block, facts_of_block = selected(block, config)
+        return _placed(config, block, first, facts_of_block, *event_table(block, contract))
 
-    checked = Checked()
+    facts = EventFacts()
     hashes: list[str] = []
     with closing(read_blocks(tuple(files), transform, show, ALL_COLUMNS, hashes)) as blocks:
-        for table, of_block in blocks:
-            checked.add(of_block)
-            if checked.texts and not texts:
-                return checked
+        for table, facts_of_block in blocks:
+            facts.add(facts_of_block)
+            if facts.texts and not texts:
+                return facts
             add(table)
-    checked.hashes = hashes
-    return checked
+    facts.hashes = hashes
+    return facts
 
 
-def selected(block: Block, config: TimelineConfig) -> tuple[Block, Checked]:
-    """Returns the rows of a block that are of the dates and episodes that are asked for, and how many those are.
+def selected(block: Block, config: TimelineConfig) -> tuple[Block, EventFacts]:
+    """Returns the rows of a block with the dates and episodes that the config asks for, and their numbers.
 
-    Rows without mdp_id or date are among them: rows that cannot be placed are reported.
+    Rows without mdp_id or date are selected too, so that they are reported as faults.
 
     Raises:
-        DataError: a column that is missing.
+        DataError: a column is missing.
     """
     contract = contract_of(config)
     rows = block.table.num_rows
-    checked = Checked(rows=rows)
+    facts = EventFacts(rows=rows)
     selection = np.ones(rows, bool)
-    checked.logs = {block.file.log: rows} if block.file.log else {}
+    facts.logs = {block.file.log: rows} if block.file.log else {}
     if not set(EPISODE_COLUMNS).intersection(block.table.column_names):
-        checked.alone = rows
-        checked.first_alone = block.where(0)
+        facts.alone = rows
+        facts.first_alone = block.where(0)
         block = _as_episodes(block)
     contract.require_columns(block.table.column_names, block.where(0))
     if config.query.tableSample < 100:
@@ -187,14 +189,14 @@ def selected(block: Block, config: TimelineConfig) -> tuple[Block, Checked]:
         selection &= np.asarray(ids.is_null()) | (_hashes(ids)[:, _SAMPLE] < limit)
     if contract.dated:
         days = typed_column(column_of(block, "ds"), Faults(block)).cast(pa.string())
-        checked.days = [day for day in pc.min_max(days).as_py().values() if day is not None]
-        for bound, than in ((config.timeline.startDs, pc.greater_equal), (config.timeline.endDs, pc.less_equal)):
+        facts.days = [day for day in pc.min_max(days).as_py().values() if day is not None]
+        for bound, compare in ((config.timeline.startDs, pc.greater_equal), (config.timeline.endDs, pc.less_equal)):
             if bound is not None:
-                selection &= np.asarray(pc.fill_null(than(days, bound), True))
-    checked.taken = int(selection.sum())
-    if checked.taken < rows:
+                selection &= np.asarray(pc.fill_null(compare(days, bound), True))
+    facts.selected = int(selection.sum())
+    if facts.selected < rows:
         block = replace(block, table=block.table.filter(pa.array(selection)), lines=block.lines[selection])
-    return block, checked
+    return block, facts
 
 
 def _as_episodes(block: Block) -> Block:
@@ -213,36 +215,36 @@ def _placed(
     config: TimelineConfig,
     block: Block,
     first: int,
-    checked: Checked,
+    facts: EventFacts,
     table: pa.Table,
     faults: Faults,
     kinds: dict[str, str],
-) -> tuple[pa.Table, Checked]:
-    """Returns the rows with their places, and the facts found in the block."""
+) -> tuple[pa.Table, EventFacts]:
+    """Returns the rows that have an mdp_id, with the additional columns, and completes the facts of the block."""
     ids = in_one_piece(table.column("mdp_id"))
     rows = table.num_rows
     hashes = _hashes(ids)
-    checked.seen = {name for name in table.column_names if table.column(name).null_count < rows}
-    checked.kinds = {name: {kind} for name, kind in kinds.items()}
-    checked.features = faults.features
-    checked.texts = bool(faults.levels)
-    checked.orders = faults.orders
-    checked.unlisted = int(faults.unlisted.sum())
-    checked.faults = faults.by_kind()
+    facts.seen = {name for name in table.column_names if table.column(name).null_count < rows}
+    facts.kinds = {name: {kind} for name, kind in kinds.items()}
+    facts.features = faults.features
+    facts.texts = bool(faults.levels)
+    facts.orders = faults.orders
+    facts.unlisted = int(faults.unlisted.sum())
+    facts.faults = faults.by_kind()
     in_eval = hashes[:, _EVAL] < round(config.timeline.eval_percent / 100 * HASHES)
     folder = in_eval & (config.timeline.evalTableName is not None)
     file = np.full(rows, first + block.file_number, np.int32)
-    places = (hashes[:, _PLACE].astype(np.int64), folder.astype(np.int32), faults.rules(), file, block.lines)
-    for (name, kind), values in zip(_PLACED.items(), places, strict=True):
+    additional = (hashes[:, _PLACE].astype(np.int64), folder.astype(np.int32), faults.rules(), file, block.lines)
+    for (name, kind), values in zip(_PLACED.items(), additional, strict=True):
         table = table.append_column(name, pa.array(values, kind))
     named = valid_rows(ids)
     table = table if named.all() else table.filter(pa.array(named))
-    checked.metrics = set(pc.unique(in_one_piece(table.column("metrics")).keys).to_pylist()) if rows else set()
-    return table, checked
+    facts.metrics = set(pc.unique(in_one_piece(table.column("metrics")).keys).to_pylist()) if rows else set()
+    return table, facts
 
 
 def _hashes(ids: pa.Array) -> NDArray[np.uint32]:
-    """Returns [n, 4] the md5 of each mdp_id as four integers; of null anything."""
+    """Returns the md5 of each mdp_id as [n, 4] 32-bit words; zeros for null."""
     encoded = ids.dictionary_encode()
     digests = [hashlib.md5(name.encode(), usedforsecurity=False).digest() for name in encoded.dictionary.to_pylist()]
     distinct = np.frombuffer(b"".join([*digests, bytes(16)]), ">u4").reshape(-1, 4).astype(np.uint32)

@@ -1,4 +1,4 @@
-"""The engine of this machine: sorts in this process, with as much memory as it is given and the disk."""
+"""The engine of this machine: sorts in this process, in a limited amount of memory and on the disk."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.buckets import BucketGroup, Buckets, in_order
+from reagent_lite.data.buckets import BucketGroup, Buckets, reordered_rows
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import in_one_piece, to_numpy
 from reagent_lite.data.timeline.episodes import Counts
-from reagent_lite.data.timeline.events import ORDER, Checked, check_events
+from reagent_lite.data.timeline.events import ORDER, EventFacts, check_events
 from reagent_lite.data.timeline.pairing import Pairing
 from reagent_lite.files import room_in
 
 GROUP_BYTES = 1 << 23
-"""About the size in memory of the events that are sorted and paired together, more where an episode or a bucket is
-larger; the process holds some eight times as much for it."""
+"""Approximate size in memory of the events that are sorted and paired at once; a larger bucket is not divided. The
+process takes about eight times as much for it."""
 
 
 class LocalEngine:
     """Sorts events in this process.
 
-    Args of the constructor:
-        folder: temporary folder of its own, on a local disk.
-        memory_bytes: memory for events; more go to the folder.
+    Args:
+        folder: temporary folder for this engine alone, on a local disk.
+        memory_bytes: memory for events; further events go to the folder.
     """
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
-        # Arrow's own pool keeps what threads have freed: 10 M rows with 200 MB take 492 MB with it, 426 with this one
+        # Arrow's own pool keeps memory that threads have freed: 10 M rows take 492 MB with it and 426 MB with this one,
+        # if memory_bytes is 200 MB
         self._pool = pa.default_memory_pool()
         pa.set_memory_pool(pa.system_memory_pool())
         self._folder = folder
         self._memory_bytes = memory_bytes
         self._groups: list[BucketGroup] = []
 
-    def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> Checked:
+    def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> EventFacts:
         """Reads and keeps the events of the files; see Engine."""
-        for file in self._folder.iterdir():  # of events that were read without texts
+        for file in self._folder.iterdir():  # left from a first reading without texts
             file.unlink()
         with room_in(self._folder, "temporary_directory"):
             buckets = Buckets(self._folder, files, self._memory_bytes)
@@ -50,16 +51,16 @@ class LocalEngine:
             def add(table: pa.Table) -> None:
                 buckets.add(table, to_numpy(in_one_piece(table.column("_place"))))
 
-            checked = check_events(config, files, 0, add, show, texts=texts)
+            facts = check_events(config, files, 0, add, show, texts=texts)
             self._groups = buckets.groups(GROUP_BYTES)
-        return checked
+        return facts
 
     def lengths(self) -> Counter[int]:
-        """Returns how many episodes have each number of rows; see Engine."""
+        """Returns {number of rows: number of episodes}; see Engine."""
         counts_by_length: Counter[int] = Counter()
+        names = ["mdp_id", "sequence_number", "_rule"]
         for group in self._groups:
-            some = (table.select(["mdp_id", "sequence_number", "_rule"]) for table in group.tables(last=False))
-            rows = pa.concat_tables(some)
+            rows = pa.concat_tables(table.select(names) for table in group.tables(last=False))
             counts = rows.group_by("mdp_id").aggregate([("sequence_number", "count_distinct"), ("_rule", "count")])
             counts_by_length.update(
                 counts.filter(pc.equal(counts["_rule_count"], 0))["sequence_number_count_distinct"].to_pylist()
@@ -71,10 +72,10 @@ class LocalEngine:
         return pairing.write((_sorted(group.tables()) for group in self._groups), folders, show)
 
     def close(self) -> None:
-        """Gives Arrow its own memory pool back."""
+        """Restores Arrow's memory pool."""
         pa.set_memory_pool(self._pool)
 
 
 def _sorted(tables: list[pa.Table]) -> pa.Table:
     keys = pa.concat_tables(table.select(ORDER) for table in tables)
-    return in_order(tables, pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in ORDER]))
+    return reordered_rows(tables, pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in ORDER]))

@@ -1,4 +1,4 @@
-"""Rows of whole episodes become transitions, in Python alone: an engine only sorts them.
+"""Turns rows of whole episodes into transitions, in Python alone: an engine only sorts the rows.
 
     sorted events ─► whole episodes ─► kept: no refused episode, one row per (mdp_id, sequence_number), no outlier
                                        paired: each row with what follows its span, up to `steps` rows; not for events
@@ -27,13 +27,13 @@ from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.schema import filled, in_one_piece, to_numpy, valid_rows
 from reagent_lite.data.rows.table import type_of
 from reagent_lite.data.timeline.episodes import Counts, Episodes, SpannedRows
-from reagent_lite.data.timeline.events import Checked, event_columns
+from reagent_lite.data.timeline.events import EventFacts, event_columns
 from reagent_lite.data.writing.part_files import PartFiles
 
 OUTPUTS = ("timeline.outputTableName", "timeline.evalTableName")
 """Config keys of the folders of a timeline, in their order."""
 _ALL_COMPLETE = {"last_rows_without_an_end": 0, "truncated_rows_without_next_state": 0}
-"""Figures of files of events: only pairing leaves such rows out."""
+"""Figures of an output of events, in which no rows are left out for these reasons: only pairing does that."""
 _TYPES = {"flag": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "text": pa.string()}
 
 
@@ -57,13 +57,13 @@ class Pairing:
 
     Attributes:
         config: the config of the timeline.
-        checked: facts found while reading the events.
-        files: the files of each folder.
-        longest: rows of the longest episodes that are kept; None keeps all.
+        facts: facts about the events.
+        files: number of files in each folder.
+        longest: largest number of rows of an episode that is kept; None keeps all.
     """
 
     config: TimelineConfig
-    checked: Checked
+    facts: EventFacts
     files: int
     longest: float | None
 
@@ -73,9 +73,9 @@ class Pairing:
         """Writes the rows made of sorted events as files part-00000.parquet and so on.
 
         Args:
-            tables: whole episodes of events each, sorted by events.ORDER.
-            folders: where the files go, by the events' number of a folder.
-            show: called with (events done, events in all).
+            tables: tables of events of whole episodes, sorted by events.ORDER.
+            folders: the output folders; `_folder` of an event is an index of them.
+            show: called with (events done, total events).
 
         Returns:
             (rows of each file that has some, by folder; figures).
@@ -86,8 +86,8 @@ class Pairing:
         def write(paired: Future[pa.RecordBatch]) -> None:
             batch = paired.result()
             for number, output in enumerate(outputs):
-                alone = len(outputs) == 1
-                output.write(batch if alone else batch.filter(pc.equal(batch.column("_folder"), number)))
+                only_one = len(outputs) == 1
+                output.write(batch if only_one else batch.filter(pc.equal(batch.column("_folder"), number)))
 
         waiting: deque[Future[None]] = deque()
         with ExitStack() as stack, ThreadPoolExecutor(1, "pair") as pairing, ThreadPoolExecutor(1, "write") as writing:
@@ -96,19 +96,19 @@ class Pairing:
                 for folder_and_key in zip(folders, OUTPUTS, strict=False)
             ]
             for rows in tables:
-                # these are paired while those before them are written
+                # these rows are paired while earlier ones are written
                 waiting.append(writing.submit(write, pairing.submit(self.paired, rows, counts)))
                 if len(waiting) > 2:
                     waiting.popleft().result()
                 done += rows.num_rows
-                show(min(done, self.checked.taken), self.checked.taken)
+                show(min(done, self.facts.selected), self.facts.selected)
             for write_of_part in waiting:
                 write_of_part.result()
         return [output.rows for output in outputs], counts
 
     def output(self, folder: Path, key: str) -> PartFiles:
         """Returns the writer of a folder's files; a config key names the folder."""
-        columns = self.paired(event_columns(self.config, texts=self.checked.texts).empty_table(), Counts()).schema
+        columns = self.paired(event_columns(self.config, texts=self.facts.texts).empty_table(), Counts()).schema
         return PartFiles(folder, key, columns.names[:-2], columns)
 
     def paired(self, events: pa.Table, counts: Counts) -> pa.RecordBatch:
@@ -129,17 +129,17 @@ class Pairing:
         return pa.RecordBatch.from_pydict(columns | {"_folder": pa.array(folders), "part": pa.array(part)})
 
     def type_of_extra(self, name: str) -> pa.DataType:
-        """Returns the type that holds the values of a further column."""
-        return _TYPES[type_of(self.checked.kinds.get(name, set()))]
+        """Returns the type that holds the values of an extra column."""
+        return _TYPES[type_of(self.facts.kinds.get(name, set()))]
 
     def _columns_of_events(self, events: pa.Table) -> dict[str, pa.Array]:
-        """Returns the columns of events that some row has a value in, and those that every log has."""
+        """Returns the columns of events that have a value in some row, and those that every log has."""
         timeline = self.config.timeline
         left_out = set() if timeline.includePossibleActions else {"possible_actions", "possible_next_actions"}
         columns = {
             name: in_one_piece(events.column(name))
             for name, column in COLUMNS.items()
-            if name in EVENT_COLUMNS or (column.event and name in self.checked.seen - left_out)
+            if name in EVENT_COLUMNS or (column.event and name in self.facts.seen - left_out)
         }
         columns |= {name: in_one_piece(events.column(name)) for name in timeline.rewardColumns if name not in COLUMNS}
         for name in timeline.extraFeatureColumns:
@@ -147,7 +147,7 @@ class Pairing:
         return columns
 
     def _kept(self, events: pa.Table, counts: Counts) -> tuple[pa.Table, Episodes]:
-        """Returns the events of episodes that are kept, each once."""
+        """Returns the events of the episodes that are kept, without duplicates."""
         rows = _episodes(events, self.config.timeline)
         whole = np.ones(len(rows), bool)
         if events.column("_rule").null_count < events.num_rows:
@@ -155,20 +155,20 @@ class Pairing:
             for name in pc.unique(rule.drop_null()).to_pylist():
                 counts.refused[name] += len(np.unique(rows.start[filled(pc.equal(rule, name), 0).astype(bool)]))
             whole = ~np.isin(rows.start, rows.start[valid_rows(rule)])
-        at, twice = rows.once(whole, counts)
-        if len(twice):
-            file, line = (to_numpy(in_one_piece(events.column(name)))[twice] for name in ("_file", "_line"))
+        at, duplicates = rows.without_duplicates(whole, counts)
+        if len(duplicates):
+            file, line = (to_numpy(in_one_piece(events.column(name)))[duplicates] for name in ("_file", "_line"))
             counts.add(Counts(duplicates=list(zip(file.tolist(), line.tolist(), strict=True))))
-        at, rows = rows.only(at).no_longer(self.longest, at, counts)
+        at, rows = rows.only(at).without_outliers(self.longest, at, counts)
         return events if len(at) == events.num_rows else events.take(pa.array(at)), rows
 
 
 def _episodes(events: pa.Table, section: TimelineSection) -> Episodes:
     codes = to_numpy(in_one_piece(events.column("mdp_id")).dictionary_encode().indices)
     terminal, truncated = (filled(in_one_piece(events.column(name)), 0) > 0 for name in ("terminal", "truncated"))
-    shown = valid_rows(in_one_piece(events.column("next_state_features")))
+    has_next_state = valid_rows(in_one_piece(events.column("next_state_features")))
     sequence = filled(in_one_piece(events.column("sequence_number")), 0)
-    return Episodes.of(section, codes, sequence, (terminal, truncated, shown))
+    return Episodes.of(section, codes, sequence, (terminal, truncated, has_next_state))
 
 
 def _count_ids(events: pa.Table, config: TimelineConfig, counts: Counts) -> None:
@@ -193,19 +193,19 @@ class _Transitions:
         """Returns a column [n] in one piece."""
         return in_one_piece(self.events.column(name))
 
-    def own(self, name: str) -> pa.Array:
-        """Returns [m] values of the first row."""
+    def first(self, name: str) -> pa.Array:
+        """Returns [m] the values of a column in the first row of each transition."""
         column = self.column(name)
         at = self.spans.at
         return column if len(at) == len(column) else column.take(pa.array(at))
 
     def after(self, name: str, beyond: str = "", at_end: pa.Array | None = None) -> pa.Array:
-        """Returns [m] values after the span.
+        """Returns [m] the values of a column in the row that follows each transition.
 
         Args:
             name: the column of the events.
-            beyond: the column with the values of a row that a limit cut; "": none.
-            at_end: [1] value after a true end if the first row has a value in the column; None: none.
+            beyond: the column that has the value if a limit cut the episode; "" for null.
+            at_end: [1] the value after a true end, if the first row has a value in the column; None for null.
         """
         column = self.column(name)
         end = self.spans.end
@@ -213,61 +213,63 @@ class _Transitions:
         truncated = self.spans.truncated
         sources = [column, *([self.column(beyond).cast(column.type)] if beyond and truncated.any() else [])]
         following = end + 1
-        some = ~terminal & ~truncated
+        has_value = ~terminal & ~truncated
         if len(sources) == 2:
             following = np.where(truncated, len(column) + end, following)
-            some = some | truncated
+            has_value = has_value | truncated
         if at_end is not None:
-            there = terminal & valid_rows(column)[self.spans.at]
-            following = np.where(there, sum(map(len, sources)), following)
-            some = some | there
+            ended = terminal & valid_rows(column)[self.spans.at]
+            following = np.where(ended, sum(map(len, sources)), following)
+            has_value = has_value | ended
             sources.append(at_end)
         source = pa.concat_arrays(sources) if len(sources) > 1 else column
-        return source.take(pa.array(following, mask=~some))
+        return source.take(pa.array(following, mask=~has_value))
 
 
 def _transitions(rows: _Transitions, pairing: Pairing) -> dict[str, pa.Array]:
     """Returns the columns of transitions, in order."""
     timeline = pairing.config.timeline
-    seen = pairing.checked.seen
+    seen = pairing.facts.seen
     spans = rows.spans
     episodes = spans.episodes
     at = spans.at
     columns: dict[str, pa.Array] = {
-        "mdp_id": rows.own("mdp_id"),
+        "mdp_id": rows.first("mdp_id"),
         "sequence_number": pa.array(episodes.sequence[at]),
         "sequence_number_ordinal": pa.array(at - episodes.start[at] + 1),
         "time_since_first": pa.array(episodes.since_first[at]),
         "time_diff": pa.array(spans.time_diff),
     }
     columns |= {"step": pa.array(spans.steps)} if timeline.steps > 1 else {}
-    columns |= {name: rows.own(name) for name in ("ds", "state_features", "action") if name != "ds" or name in seen}
+    columns |= {name: rows.first(name) for name in ("ds", "state_features", "action") if name != "ds" or name in seen}
     for name in timeline.rewardColumns:
         if name != "metrics":
             summed = timeline.gamma is not None
             values = filled(rows.column(name), np.nan) if summed else None
-            columns[name] = rows.own(name) if values is None else pa.array(spans.summed(values, timeline.gamma or 0.0))
+            columns[name] = (
+                rows.first(name) if values is None else pa.array(spans.summed(values, timeline.gamma or 0.0))
+            )
     if "action_probability" in seen:
-        columns["action_probability"] = rows.own("action_probability")
+        columns["action_probability"] = rows.first("action_probability")
     if "metrics" in seen:
-        sums = timeline.steps > 1 and "metrics" in timeline.rewardColumns and pairing.checked.metrics
-        columns["metrics"] = _metrics(rows, pairing) if sums else rows.own("metrics")
+        sums = timeline.steps > 1 and "metrics" in timeline.rewardColumns and pairing.facts.metrics
+        columns["metrics"] = _metrics(rows, pairing) if sums else rows.first("metrics")
     columns["next_state_features"] = rows.after("state_features", "next_state_features")
     columns["next_action"] = rows.after("action")
     if timeline.includePossibleActions and "possible_actions" in seen:
-        columns["possible_actions"] = rows.own("possible_actions")
+        columns["possible_actions"] = rows.first("possible_actions")
     if timeline.includePossibleActions and seen & {"possible_actions", "possible_next_actions"}:
         none = pa.array([[]], rows.column("possible_actions").type)
         columns["possible_next_actions"] = rows.after("possible_actions", "possible_next_actions", none)
     for name in timeline.extraFeatureColumns:
         kind = pairing.type_of_extra(name)
-        columns |= {name: rows.own(name).cast(kind), f"next_{name}": rows.after(name).cast(kind)}
+        columns |= {name: rows.first(name).cast(kind), f"next_{name}": rows.after(name).cast(kind)}
     return columns | {"terminal": pa.array(spans.terminal), "truncated": pa.array(spans.truncated)}
 
 
 def _metrics(rows: _Transitions, pairing: Pairing) -> pa.Array:
     """Returns [m] maps with the sum of every metric of the log."""
-    names = sorted(pairing.checked.metrics)
+    names = sorted(pairing.facts.metrics)
     maps = rows.column("metrics")
     values = np.full((len(maps), len(names)), np.nan)
     offsets = to_numpy(maps.offsets)

@@ -1,4 +1,4 @@
-"""The results of a timeline, rows read, refused, left out and made: as errors, in the log, and as its report."""
+"""The figures of a timeline, rows read, refused, left out and made, as errors, log lines, and its report."""
 
 from __future__ import annotations
 
@@ -15,75 +15,82 @@ from reagent_lite.data.formats.frames import locations
 from reagent_lite.data.log_shares import shares_in_words, shares_of
 from reagent_lite.data.rows.contract import ALONE
 from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts
-from reagent_lite.data.timeline.events import Checked
+from reagent_lite.data.timeline.events import EventFacts
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 
 _SHARE_OF_TIMES = 0.9
-"""Sequence numbers are times where more than this share of them is not the number before plus one."""
+"""Sequence numbers are taken for times if more than this share of them is not one more than the previous number."""
 
 
-def require_taken(config: TimelineConfig, checked: Checked) -> None:
-    """Checks that there are events of the dates that are asked for, and none that breaks a rule, where none may.
+def require_selected(config: TimelineConfig, facts: EventFacts) -> None:
+    """Checks the events that were read.
 
-    Rows are of episodes, or all of them are decisions of their own.
+    Raises:
+        DataError: some rows are of episodes and others are single decisions, there is no column ds to select by, or
+            rows break a rule, unless their episodes are left out.
+        NoRowsError: no event has the selected dates.
     """
     timeline = config.timeline
-    if 0 < checked.alone < checked.rows:
-        got = f"none, in {counted(checked.alone, 'row')}"
-        raise DataError(Problem(checked.first_alone, "columns mdp_id and sequence_number, as other rows have", got))
+    if 0 < facts.alone < facts.rows:
+        got = f"none, in {counted(facts.alone, 'row')}"
+        raise DataError(Problem(facts.first_alone, "columns mdp_id and sequence_number, as other rows have", got))
     if timeline.startDs or timeline.endDs:
-        if not checked.days:
+        if not facts.days:
             expected = "a column 'ds', as timeline.startDs or endDs is given"
             raise DataError(Problem(locations(timeline.inputTableName), expected, "none"))
-        if not checked.taken:
+        if not facts.selected:
             expected = f"events with ds from {timeline.startDs or 'the first'} to {timeline.endDs or 'the last'}"
-            got = f"events from {checked.days[0]} to {checked.days[-1]}"
+            got = f"events from {facts.days[0]} to {facts.days[-1]}"
             raise NoRowsError(Problem(locations(timeline.inputTableName), expected, got, _small_sample(config)))
-    if checked.faults.kinds and timeline.on_refused == "error":
+    if facts.faults.kinds and timeline.on_refused == "error":
         todo = 'Correct the log, or set timeline.on_refused to "drop_episode" to leave their episodes out'
-        got = f"{checked.faults.count:,} that do not: {_by_rule(checked)}"
+        got = f"{facts.faults.count:,} that do not: {_by_rule(facts)}"
         total = Problem(locations(timeline.inputTableName), "rows that keep the rules", got, todo)
-        raise DataError([*checked.faults.problems(), total])
+        raise DataError([*facts.faults.problems(), total])
 
 
-def require_rows(config: TimelineConfig, checked: Checked, counts: Counts) -> None:
-    """Checks that there is an event of an episode that is kept."""
+def require_rows(config: TimelineConfig, facts: EventFacts, counts: Counts) -> None:
+    """Checks that there is an episode without a refused row.
+
+    Raises:
+        NoRowsError: there is none.
+    """
     if not counts.figures["rows"]:
-        got = f"none of {counted(checked.rows, 'row')}" + (f": {_by_rule(checked)}" if checked.faults.kinds else "")
+        got = f"none of {counted(facts.rows, 'row')}" + (f": {_by_rule(facts)}" if facts.faults.kinds else "")
         total = Problem(locations(config.timeline.inputTableName), "events to pair", got, _small_sample(config))
-        raise NoRowsError([*checked.faults.problems(), total])
+        raise NoRowsError([*facts.faults.problems(), total])
 
 
 def _small_sample(config: TimelineConfig) -> str:
     return "query.tableSample may be too small" if config.query.tableSample < 100 else ""
 
 
-def _by_rule(checked: Checked) -> str:
-    return ", ".join(f"{rows:,} {rule}" for rule, rows in checked.faults.by_rule())
+def _by_rule(facts: EventFacts) -> str:
+    return ", ".join(f"{rows:,} {rule}" for rule, rows in facts.faults.by_rule())
 
 
 def longest_rows(config: TimelineConfig, lengths: Callable[[], Mapping[int, int]]) -> float | None:
-    """Returns how many rows an episode may have; logs how many are left out.
+    """Returns the largest number of rows that an episode may have, None for any; logs how many are left out.
 
     Args:
         config: the config of the timeline.
-        lengths: returns how many episodes without a refused row have each number of rows.
+        lengths: returns {number of rows: number of episodes without a refused row that have so many}.
     """
     share = config.timeline.outlierEpisodeLengthPercentile
     if share is None or not (pairs := sorted(lengths().items())):
         return None
-    each, numbers = np.array(pairs, np.int64).T
-    behind = np.cumsum(numbers)
-    total = int(numbers.sum())
+    length, count = np.array(pairs, np.int64).T
+    cumulative = np.cumsum(count)
+    total = int(count.sum())
     if config.timeline.percentileFunction == "percentile":
         position = share * (total - 1)
-        low, high = (each[np.searchsorted(behind, int(at), "right")] for at in (position, np.ceil(position)))
+        low, high = (length[np.searchsorted(cumulative, int(at), "right")] for at in (position, np.ceil(position)))
         longest = float(low + (high - low) * (position % 1))
     else:
-        longest = float(each[np.searchsorted(behind / total, share)])
-    longer = each > longest
-    episodes = int(numbers[longer].sum())
-    rows = int((numbers * each)[longer].sum())
+        longest = float(length[np.searchsorted(cumulative / total, share)])
+    longer = length > longest
+    episodes = int(count[longer].sum())
+    rows = int((count * length)[longer].sum())
     machine_logger.info(
         f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with {counted(rows, 'row')}"
     )
@@ -93,18 +100,18 @@ def longest_rows(config: TimelineConfig, lengths: Callable[[], Mapping[int, int]
     return longest
 
 
-def log_figures(config: TimelineConfig, checked: Checked, counts: Counts, files: Sequence[InputFile]) -> None:
+def log_figures(config: TimelineConfig, facts: EventFacts, counts: Counts, files: Sequence[InputFile]) -> None:
     """Logs how many rows were refused, paired and left out."""
     figures = counts.figures
-    first = _first_places(checked)
+    first = _first_problems(facts)
     info = machine_logger.info
     warning = machine_logger.warning
-    for rule, number in checked.faults.by_rule():
+    for rule, number in facts.faults.by_rule():
         text = f"{counted(number, 'row')} of {counted(counts.refused[rule], 'episode')} refused ({rule})"
         warning(f"{text}, their episodes are left out; {first.get(rule, '')}")
-    if checked.alone:
+    if facts.alone:
         info(ALONE)
-    if shares := shares_of(config.timeline.inputTableName, checked.logs):
+    if shares := shares_of(config.timeline.inputTableName, facts.logs):
         info(f"events by log: {shares_in_words(shares)}")
     rows = f"{counted(figures['paired_rows'], 'row')} in {counted(figures['episodes'], 'episode')}"
     ended = f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
@@ -117,18 +124,18 @@ def log_figures(config: TimelineConfig, checked: Checked, counts: Counts, files:
         if figures[figure]:
             level(f"{counted(figures[figure], singular, plural)} {rest}")
 
-    places = ", ".join(files[file].location(line) for file, line in counts.duplicates)
-    places += ", ..." if figures["duplicate_rows"] > MAX_DUPLICATES else ""
-    rest = f"the mdp_id and sequence_number of another; the first of each is kept. Left out: {places}"
+    lines = ", ".join(files[file].location(line) for file, line in counts.duplicates)
+    lines += ", ..." if figures["duplicate_rows"] > MAX_DUPLICATES else ""
+    rest = f"the mdp_id and sequence_number of another; the first of each is kept. Left out: {lines}"
     log(warning, "duplicate_rows", "row has", "rows have", rest)
-    if checked.unlisted:
-        text = counted(checked.unlisted, "row has", "rows have")
+    if facts.unlisted:
+        text = counted(facts.unlisted, "row has", "rows have")
         info(f"{text} an empty possible_actions; the action taken is the only candidate there")
-    ends = "last row does not say how it ends:", "last rows do not say how they end:"
+    ends = "last row has neither terminal nor truncated:", "last rows have neither terminal nor truncated:"
     if config.timeline.addTerminalStateRow:
         log(info, "last_rows_without_an_end", *ends, "addTerminalStateRow makes that a true end")
     else:
-        rest = "left out, as it is not known what followed. Log terminal or truncated, or set addTerminalStateRow"
+        rest = "left out, as it is not known what followed. Log one of them, or set addTerminalStateRow"
         log(warning, "last_rows_without_an_end", *ends, rest)
     rest = "no next_state_features, left out, as the state at the limit is not known. Log what was seen there"
     log(warning, "truncated_rows_without_next_state", "truncated row has", "truncated rows have", rest)
@@ -136,19 +143,19 @@ def log_figures(config: TimelineConfig, checked: Checked, counts: Counts, files:
     log(warning, "rows_after_an_end", "row follows", "rows follow", rest)
 
 
-def _first_places(checked: Checked) -> dict[str, str]:
-    return {kind.rule: str(kind.first) for kind in reversed(checked.faults.kinds.values())}
+def _first_problems(facts: EventFacts) -> dict[str, str]:
+    return {kind.rule: str(kind.first) for kind in reversed(facts.faults.kinds.values())}
 
 
-def _reasons(config: TimelineConfig, checked: Checked, counts: Counts) -> str:
-    """Returns how many rows were left out, by reason."""
+def _reasons(config: TimelineConfig, facts: EventFacts, counts: Counts) -> str:
+    """Returns how many rows were left out for each reason, as text."""
     figures = counts.figures
     missing = {
         "with the mdp_id and sequence_number of another": figures["duplicate_rows"],
-        "last of an episode that does not say how it ends": _without_an_end(config, counts),
+        "last of an episode with neither terminal nor truncated": _without_an_end(config, counts),
         "truncated without next_state_features": figures["truncated_rows_without_next_state"],
         "in episodes of unusual length": counts.outliers["rows"],
-        "refused or in a refused row's episode": checked.rows - figures["rows"] if checked.faults.kinds else 0,
+        "refused or in a refused row's episode": facts.rows - figures["rows"] if facts.faults.kinds else 0,
     }
     return ", ".join(f"{number:,} {reason}" for reason, number in missing.items() if number)
 
@@ -157,8 +164,8 @@ def _without_an_end(config: TimelineConfig, counts: Counts) -> int:
     return 0 if config.timeline.addTerminalStateRow else counts.figures["last_rows_without_an_end"]
 
 
-def none_complete(config: TimelineConfig, checked: Checked, counts: Counts) -> NoRowsError:
-    """Returns the error if no event leads to a known state: why, and what to add."""
+def none_complete(config: TimelineConfig, facts: EventFacts, counts: Counts) -> NoRowsError:
+    """Returns the error of a log in which no event leads to a known state, with the reasons and advice."""
     todo = []
     if _without_an_end(config, counts):
         todo.append(
@@ -168,32 +175,40 @@ def none_complete(config: TimelineConfig, checked: Checked, counts: Counts) -> N
         )
     if counts.figures["truncated_rows_without_next_state"]:
         todo.append("Log in next_state_features what was seen at the limit")
-    got = f"none of {counted(checked.rows, 'event')}: {_reasons(config, checked, counts)}"
-    expected = "events of which it is known where they led"
+    got = f"none of {counted(facts.rows, 'event')}: {_reasons(config, facts, counts)}"
+    expected = "events that lead to a known state or end"
     return NoRowsError(Problem(locations(config.timeline.inputTableName), expected, got, ". ".join(todo)))
 
 
 def report_of(
-    config: TimelineConfig, checked: Checked, longest: float | None, counts: Counts, rows: Sequence[int]
+    config: TimelineConfig, facts: EventFacts, longest: float | None, counts: Counts, rows: Sequence[int]
 ) -> dict[str, Any]:
-    """Returns the report for manifests: rows read, refused, left out and made; `rows` are those of each output."""
+    """Returns the report for manifests: rows read, refused, left out and made.
+
+    Args:
+        config: the config of the timeline.
+        facts: facts about the events.
+        longest: the result of `longest_rows`.
+        counts: figures of the episodes.
+        rows: number of rows of each output.
+    """
     figures = counts.figures
     timeline = config.timeline
-    reasons = _reasons(config, checked, counts)
-    shares = shares_of(timeline.inputTableName, checked.logs)
-    total = counted(checked.rows, "event")
-    named = {int(feature): feature for feature in checked.features}
+    reasons = _reasons(config, facts, counts)
+    shares = shares_of(timeline.inputTableName, facts.logs)
+    total = counted(facts.rows, "event")
+    named = {int(feature): feature for feature in facts.features}
     state = {**dict.fromkeys(counts.ids.get("next_state_features", ()), 0), **counts.ids.get("state_features", {})}
-    first = _first_places(checked)
+    first = _first_problems(facts)
     return {
-        "rows_in_files": checked.rows,
+        "rows_in_files": facts.rows,
         **({"logs": {log: number for log, number, _ in shares}} if shares else {}),
         "refused": [
             {"rule": rule, "rows": number, "episodes": counts.refused[rule], "first": first.get(rule, "")}
-            for rule, number in checked.faults.by_rule()
+            for rule, number in facts.faults.by_rule()
         ],
         **figures,
-        "candidates_unknown_rows": checked.unlisted,
+        "candidates_unknown_rows": facts.unlisted,
         "outliers": {} if longest is None else {"longest_rows": longest, **counts.outliers},
         "left_out": [f"{shown(timeline.inputTableName)}: of {total} left out by the timeline: {reasons}"]
         if reasons

@@ -1,4 +1,4 @@
-"""Settings that transitions depend on in addition to the events; without Arrow."""
+"""Settings that transitions depend on in addition to the events; the module does not import Arrow."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ VERSION = 3
 
 
 def pairing_settings(config: TimelineConfig) -> dict[str, Any]:
-    """Returns the settings that a timeline's rows depend on: neither the engine nor the folders."""
+    """Returns the settings that a timeline's rows depend on, without the engine and the folders."""
     timeline = config.timeline.model_dump(mode="json")
     for key in ("inputTableName", "outputTableName"):
         del timeline[key]
@@ -21,5 +21,5 @@ def pairing_settings(config: TimelineConfig) -> dict[str, Any]:
 
 
 def items_setting(items: ItemTable | None) -> dict[str, Any]:
-    """Returns the setting of an item table, by its content; none without a table."""
+    """Returns the setting that stands for an item table, by its content; {} without a table."""
     return {} if items is None else {"items": items.sha256}

@@ -4,7 +4,7 @@
                        this package's Python                                          │
     files of transitions, paired and written by the same Python as here ◄─── one task or more per file
 
-Executors run this package: PYSPARK_PYTHON is a Python in which it is installed, under one path on all machines.
+Executors run this package: it must be installed in the Python that PYSPARK_PYTHON names, a path on all machines.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile, sha256_of
 from reagent_lite.data.formats.reading import no_rows
 from reagent_lite.data.timeline.episodes import Counts
-from reagent_lite.data.timeline.events import ORDER, Checked, check_events, event_columns
+from reagent_lite.data.timeline.events import ORDER, EventFacts, check_events, event_columns
 from reagent_lite.data.timeline.pairing import Pairing, whole_episodes
 from reagent_lite.data.timeline.spark_session import opened, problems_of_spark
 from reagent_lite.data.writing.part_files import part_name
@@ -41,17 +41,17 @@ _LENGTHS = (
     "SELECT length, COUNT(*) AS episodes FROM (SELECT COUNT(DISTINCT sequence_number) AS length FROM events "
     "GROUP BY mdp_id HAVING COUNT(_rule) = 0) lengths GROUP BY length"
 )
-_CHECKED = TypeAdapter(Checked)
+_FACTS = TypeAdapter(EventFacts)
 _COUNTS = TypeAdapter(Counts)
 
 
 class SparkEngine:
     """Checks, sorts and pairs events on Spark.
 
-    Args of the constructor:
-        master: spark://host:7077, local[4], yarn, ..., or sc://host:15002 for Spark Connect. A session that this
-            process has already is used whatever its master, left as it was and not stopped.
-        folder: temporary folder of its own; executors see it under the same path.
+    Args:
+        master: spark://host:7077, local[4], yarn, ..., or sc://host:15002 for Spark Connect. If this process already
+            has a session of classic Spark, a session beside it is used, whatever its master, and nothing is stopped.
+        folder: temporary folder for this engine alone; executors see it under the same path.
 
     Raises:
         ConfigError: no pyspark, no Java, no server at the address.
@@ -61,23 +61,23 @@ class SparkEngine:
         self._folder = folder
         self._session, self._own = opened(master, folder)
 
-    def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> Checked:
-        """Makes relation `events` of the files, each read by one task; see Engine."""
+    def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> EventFacts:
+        """Makes the view `events` of the files, each of which one task reads; see Engine."""
         total = sum(file.size for file in files)
         show(0, total)
         spool = self._folder / "events"
-        shutil.rmtree(spool, ignore_errors=True)  # of events that were read without texts
+        shutil.rmtree(spool, ignore_errors=True)  # left from a first reading without texts
         spool.mkdir()
         task = partial(_check_files, config, tuple(files), spool, texts)
         with problems_of_spark():
             numbers = self._session.range(0, len(files), 1, len(files))
-            answers = dict(tuple(row) for row in numbers.mapInArrow(task, "file BIGINT, found STRING").collect())
+            answers = dict(tuple(row) for row in numbers.mapInArrow(task, "file BIGINT, report STRING").collect())
         reports = [json.loads(answers[number]) for number in range(len(files))]
         raise_any([Problem(**fields) for report in reports for fields in report["problems"]])
-        checked = Checked()
+        facts = EventFacts()
         for report in reports:
-            checked.add(_CHECKED.validate_json(report["found"]))
-        if not checked.rows:
+            facts.add(_FACTS.validate_json(report["facts"]))
+        if not facts.rows:
             raise no_rows(files)
         parts = [spool / report["part"] for report in reports]
         for part in parts:
@@ -85,44 +85,44 @@ class SparkEngine:
         with problems_of_spark():
             self._session.read.parquet(*map(_uri, parts)).createOrReplaceTempView("events")
         show(total, total)
-        return checked
+        return facts
 
     def lengths(self) -> dict[int, int]:
-        """Returns how many episodes have each number of rows; see Engine."""
+        """Returns {number of rows: number of episodes}; see Engine."""
         with problems_of_spark():
             return {row["length"]: row["episodes"] for row in self._session.sql(_LENGTHS).collect()}
 
     def write(self, pairing: Pairing, folders: Sequence[Path], show: Show) -> tuple[list[dict[int, int]], Counts]:
         """Writes each file in one task; see Engine."""
         files = pairing.files
-        total = pairing.checked.taken
+        total = pairing.facts.selected
         show(0, total)
-        # by number and not by range: a range would be sampled first, which runs the query twice
+        # rows are distributed by number, not by range: Spark would sample a range first and run the query twice
         ordered = (
             f"SELECT /*+ REPARTITION({files}, part) */ * FROM (SELECT *, FLOOR(_place * {files} / {HASHES}) AS part "
             f"FROM events) events SORT BY {', '.join(ORDER)}"
         )
-        together = folders[0] / "spark.tmp"  # on the same disk as the files will be
-        together.mkdir()
+        work = folders[0] / "spark.tmp"  # on the disk of the output
+        work.mkdir()
         with problems_of_spark():
-            task = partial(_write_files, pairing, together, len(folders))
+            task = partial(_write_files, pairing, work, len(folders))
             answers = self._session.sql(ordered).mapInArrow(task, "written STRING").collect()
         written = [dict[int, int]() for _ in folders]
         counts = Counts()
         for (answer,) in answers:
             report = json.loads(answer)
             counts.add(_COUNTS.validate_json(report["counts"]))
-            for at, number, rows in report["files"]:
-                file = together / report["task"] / str(at) / part_name(number)
+            for index, number, rows in report["files"]:
+                file = work / report["task"] / str(index) / part_name(number)
                 _require_here(file, rows)
-                written[at][number] = rows
-                shutil.move(file, folders[at] / part_name(number))
-        shutil.rmtree(together)
+                written[index][number] = rows
+                shutil.move(file, folders[index] / part_name(number))
+        shutil.rmtree(work)
         show(total, total)
         return written, counts
 
     def close(self) -> None:
-        """Leaves a session that was there before, and stops one of ours."""
+        """Stops the session if this engine started it."""
         if self._own:
             self._session.stop()
 
@@ -130,13 +130,13 @@ class SparkEngine:
 def _check_files(
     config: TimelineConfig, files: tuple[InputFile, ...], spool: Path, texts: bool, batches: Batches
 ) -> Iterator[pa.RecordBatch]:
-    """Runs in an executor: reads the files of these numbers, and yields the facts found as JSON."""
+    """Runs in an executor: reads the files with the given numbers, and yields a report on each as JSON."""
     for number in (number for batch in batches for number in batch.column(0).to_pylist()):
-        answer = json.dumps(_checked(config, files[number], number, spool, texts=texts))
-        yield pa.RecordBatch.from_pydict({"file": [number], "found": [answer]})
+        report = json.dumps(_check_file(config, files[number], number, spool, texts=texts))
+        yield pa.RecordBatch.from_pydict({"file": [number], "report": [report]})
 
 
-def _checked(config: TimelineConfig, file: InputFile, number: int, spool: Path, *, texts: bool) -> dict[str, Any]:
+def _check_file(config: TimelineConfig, file: InputFile, number: int, spool: Path, *, texts: bool) -> dict[str, Any]:
     part = f"{uuid.uuid4().hex}.parquet"  # of this attempt alone
     report: dict[str, Any] = {"problems": [], "part": part}
     expected = "a path that every executor of Spark sees"
@@ -148,37 +148,37 @@ def _checked(config: TimelineConfig, file: InputFile, number: int, spool: Path, 
     try:
         with pa.parquet.ParquetWriter(spool / part, event_columns(config, texts=texts), compression="lz4") as writer:
             try:
-                checked = check_events(config, [file], number, writer.write_table, None, texts=texts)
+                facts = check_events(config, [file], number, writer.write_table, None, texts=texts)
             except NoRowsError:
-                checked = Checked(hashes=[sha256_of(file)])
+                facts = EventFacts(hashes=[sha256_of(file)])
     except DataError as error:
         return report | {"problems": [asdict(problem) for problem in error.problems]}
-    return report | {"found": _CHECKED.dump_json(checked).decode()}
+    return report | {"facts": _FACTS.dump_json(facts).decode()}
 
 
-def _write_files(pairing: Pairing, together: Path, folders: int, batches: Batches) -> Iterator[pa.RecordBatch]:
+def _write_files(pairing: Pairing, work: Path, folders: int, batches: Batches) -> Iterator[pa.RecordBatch]:
     """Runs in an executor: pairs and writes rows in the order of their part, and yields a report as JSON."""
     task = uuid.uuid4().hex  # of this attempt alone
-    task_folders = [together / task / str(number) for number in range(folders)]
+    task_folders = [work / task / str(number) for number in range(folders)]
     for folder in task_folders:
         folder.mkdir(parents=True)
     events = (batch.drop_columns("part") for batch in batches)
     written, counts = pairing.write(whole_episodes(events), task_folders, lambda done, total: None)
-    files = [(at, number, rows) for at, of in enumerate(written) for number, rows in of.items()]
+    files = [(index, part, rows) for index, rows_by_part in enumerate(written) for part, rows in rows_by_part.items()]
     report = {"task": task, "counts": _COUNTS.dump_json(counts).decode(), "files": files}
     yield pa.RecordBatch.from_pydict({"written": [json.dumps(report)]})
 
 
 def _uri(file: Path) -> str:
-    """Returns a local path for Spark, with the characters of patterns escaped."""
+    """Returns a local path as a URI for Spark, in which characters of patterns are escaped."""
     return "file://" + "".join(f"\\{sign}" if sign in "{}[]*?\\" else sign for sign in str(file))
 
 
 def _require_here(file: Path, rows: int | None) -> None:
-    """Checks that a file which an executor wrote is the one that this process sees.
+    """Checks that this process sees a file that an executor wrote; `rows` None stands for any number of rows.
 
     Raises:
-        DataError: it is not.
+        DataError: it does not, or the file has another number of rows.
     """
     rows_here = pa.parquet.read_metadata(file).num_rows if file.exists() else 0
     if file.exists() and rows in (None, rows_here):

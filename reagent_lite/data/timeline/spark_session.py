@@ -1,4 +1,4 @@
-"""The session that Spark's engine works in, found or made, and its errors in our words."""
+"""The Spark session of the engine, which exists already or is started, and Spark's errors as ours."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from reagent_lite.errors import ConfigError, DataError, Problem, ReagentLiteErro
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SETTINGS = {  # results do not depend on the user's
+_SETTINGS = {  # so that results do not depend on the user's settings
     "spark.sql.ansi.enabled": "true",  # an overflow is an error
-    "spark.sql.variable.substitute": "false",  # a name of the user's may hold ${...}
+    "spark.sql.variable.substitute": "false",  # a name in the log may contain ${...}
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-    # a limit below this one is compared with the size of the whole batch after each row, which takes most of the time
+    # with a lower limit, Spark computes the size of the whole batch after each row, which takes most of the time
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
@@ -35,15 +35,15 @@ def opened(master: str, folder: Path) -> tuple[SparkSession, bool]:
     """Returns a session, and whether it is ours to stop.
 
     Args:
-        master: as the config has it.
+        master: `master` of the config.
         folder: for data that does not fit into the memory of a local master.
 
     Raises:
-        ConfigError: no pyspark, no Java, no server at the address, an address that Spark does not take.
+        ConfigError: no pyspark, no Java, no server at the address, or an address that Spark does not accept.
     """
     with _without_warnings():
         try:
-            import pyspark.sql  # noqa: F401 # seconds that other engines need not pay
+            import pyspark.sql  # noqa: F401 # takes seconds, which other engines need not pay
         except ImportError as error:
             raise _lacks("the package pyspark", str(error)) from error
         session, is_ours = (_connected(master), True) if master.startswith("sc://") else _classic(master, folder)
@@ -68,7 +68,7 @@ def _lacks(expected: str, got: str) -> ConfigError:
 def _connected(master: str) -> SparkSession:
     try:
         from pyspark.sql.connect.session import SparkSession as ConnectSession
-    except ImportError as error:  # grpcio and what belongs to it
+    except ImportError as error:  # grpcio and its companions
         raise _lacks("the packages of Spark Connect", first_line(error)) from error
     _require_server(master)
     with _problems_of_master(master):
@@ -77,10 +77,10 @@ def _connected(master: str) -> SparkSession:
 
 
 def _require_server(master: str) -> None:
-    """Checks that a server listens: Spark's client would try for minutes.
+    """Checks that a server listens, as Spark's client would retry for minutes.
 
     Raises:
-        ConfigError: none does.
+        ConfigError: no server listens.
     """
     address = re.match(r"sc://(\[[^\]]+\]|[^:/;]+)(?::(\d+))?(?:/|$)", master)
     if address is None:
@@ -97,13 +97,13 @@ def _require_server(master: str) -> None:
 def _classic(master: str, folder: Path) -> tuple[SparkSession, bool]:
     from pyspark.sql import SparkSession
 
-    there = SparkSession.getActiveSession()
+    active = SparkSession.getActiveSession()
     with _problems_of_master(master):
-        session = _started(master, folder) if there is None else there.newSession()
+        session = _started(master, folder) if active is None else active.newSession()
     context = session.sparkContext
     if (context.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
-        context.pythonExec = sys.executable  # as this Python has what the tasks import
-    return session, there is None
+        context.pythonExec = sys.executable  # this Python has the packages that tasks import
+    return session, active is None
 
 
 def _started(master: str, folder: Path) -> SparkSession:
@@ -129,7 +129,7 @@ def _problems_of_master(master: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, PySparkException) and error.getCondition() == "JAVA_GATEWAY_EXITED":
             raise _lacks("Java 17 or newer", "none, or one that ends at once") from error
-        if not _of_spark(error):
+        if not _is_from_spark(error):
             raise
         raise ConfigError(Problem("master", "a Spark that takes work", f"{master}: {_cause(str(error))}")) from error
 
@@ -143,17 +143,17 @@ def problems_of_spark() -> Iterator[None]:
     except ReagentLiteError:
         raise
     except Exception as error:
-        if not _of_spark(error):
+        if not _is_from_spark(error):
             raise
         raise DataError(_problem(error)) from error
 
 
-def _of_spark(error: Exception) -> bool:
+def _is_from_spark(error: Exception) -> bool:
     return type(error).__module__.split(".")[0] in ("pyspark", "py4j", "grpc")
 
 
 def _problem(error: Exception) -> Problem:
-    """Returns Spark's error; of an error in an executor Spark passes on the text alone."""
+    """Returns Spark's error as a problem; of an error in an executor Spark passes on the text only."""
     text = str(error)
     if "No space left on device" in text:
         return Problem("Spark", "free disk", "No space left on device", "Free disk where it writes")

@@ -1,10 +1,10 @@
-"""The timeline as a stage: from logged decisions to folders of transitions or events; what is up to date is kept.
+"""The timeline as a stage: from logged decisions to folders of transitions or events, unless these are up to date.
 
-1 look     folders that were made of the same events in the same way are kept
-2 refuse   an output in the place of the events, of the other output, or of files that are not a timeline's
-3 check    files ─► checked events, with what is wrong with them: an error, or their episodes are left out     events.py
-4 sort     by episode and sequence_number, here or in an existing Spark                                   *_engine.py
-5 pair     each row with what follows it, up to `steps` rows; left to training for an output of events       pairing.py
+1 compare  folders made from the same events with the same settings are kept
+2 refuse   outputs that overlap the events or each other, or that hold files which are not a timeline's
+3 check    files ─► checked events; faults are an error, or their episodes are left out                     events.py
+4 sort     by episode and sequence_number, here or in an existing Spark                                  *_engine.py
+5 pair     each row with what follows it, up to `steps` rows; an output of events is left unpaired         pairing.py
 6 write    folders of Parquet that appear whole, each with the report in its manifest
 """
 
@@ -24,7 +24,7 @@ from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.console import machine_logger, progress
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.logs import tell_apart
+from reagent_lite.data.logs import separate_logs
 from reagent_lite.data.rows.columns import require_one_order
 from reagent_lite.data.rows.items import given_items
 from reagent_lite.data.stage import (
@@ -37,7 +37,7 @@ from reagent_lite.data.stage import (
     states_of,
 )
 from reagent_lite.data.timeline.episodes import Counts
-from reagent_lite.data.timeline.events import Checked
+from reagent_lite.data.timeline.events import EventFacts
 from reagent_lite.data.timeline.local_engine import LocalEngine
 from reagent_lite.data.timeline.pairing import OUTPUTS, Pairing
 from reagent_lite.data.timeline.report import (
@@ -45,7 +45,7 @@ from reagent_lite.data.timeline.report import (
     longest_rows,
     report_of,
     require_rows,
-    require_taken,
+    require_selected,
 )
 from reagent_lite.data.timeline.settings import items_setting, pairing_settings
 from reagent_lite.data.timeline.spark_engine import SparkEngine
@@ -63,10 +63,10 @@ _MEMORY_SHARE = 0.6
 class Engine(Protocol):
     """Checks and sorts events, here or on other machines."""
 
-    def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> Checked:
+    def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> EventFacts:
         """Reads the events of the files, and keeps them with the columns of events.event_columns.
 
-        Without `texts` it may end at the first feature that is a text, which `Checked.texts` says.
+        Without `texts`, reading may end at the first feature that is a text, and `EventFacts.texts` is true.
 
         Raises:
             DataError: a file that cannot be read or lacks a column, with file and line; no rows in any file.
@@ -74,11 +74,11 @@ class Engine(Protocol):
         ...
 
     def lengths(self) -> dict[int, int]:
-        """Returns how many episodes without a refused row have each number of rows of different sequence_number."""
+        """Returns {number of rows: number of episodes}, without duplicate rows and episodes with a refused row."""
         ...
 
     def write(self, pairing: Pairing, folders: Sequence[Path], show: Show) -> tuple[list[dict[int, int]], Counts]:
-        """Sorts the events by events.ORDER, and writes what `pairing` makes of them.
+        """Sorts the events by events.ORDER, and writes the rows that `pairing` makes from them.
 
         Returns:
             (rows of each file that has some, by folder; figures).
@@ -95,11 +95,11 @@ class TimelineOutcome:
     """Outcome of a run; printed as the last line of standard output.
 
     Attributes:
-        train, eval: folders of the rows made; eval is None where none was asked for.
-        train_rows, eval_rows: in them.
-        episodes: how many were paired.
-        refused_rows: rows that broke a rule; their episodes were left out.
-        made: false where the folders stood already, made of the same events in the same way.
+        train, eval: folders of the rows; eval is None if the config has no evalTableName.
+        train_rows, eval_rows: number of rows in each.
+        episodes: number of episodes that were paired.
+        refused_rows: number of rows that broke a rule; their episodes were left out.
+        made: whether this run made the folders; false if they were up to date.
         seconds: total wall-clock time of the run.
     """
 
@@ -118,10 +118,10 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
 
     Args:
         config: the config of the timeline.
-        items: the item table; None: the one that the config names, if it does.
+        items: the item table; None: the one that the config names, if any.
 
     Raises:
-        ConfigError: an output in the place of the events, or that cannot be written.
+        ConfigError: an output overlaps the events, or cannot be written.
         DataError: see `make_timeline`.
     """
     start = time.monotonic()
@@ -133,11 +133,11 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
     outputs = dict(zip(OUTPUTS, folders, strict=False))
     _require_events(config)
     require_apart(config.timeline.inputTableName, files, outputs)
-    standing = [
-        StageManifest.standing(folder, KIND, {**pairing_settings(config), **items_setting(items), "use": use}, files)
+    existing = [
+        StageManifest.up_to_date(folder, KIND, {**pairing_settings(config), **items_setting(items), "use": use}, files)
         for folder, use in zip(folders, ("train", "eval"), strict=False)
     ]
-    manifests = [manifest for manifest in standing if manifest is not None]
+    manifests = [manifest for manifest in existing if manifest is not None]
     made = len(manifests) < len(folders)
     if made:
         for key, folder in outputs.items():
@@ -145,19 +145,19 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
             require_writable(folder.parent, key)
         room = room_in(folders[0].parent, OUTPUTS[0])
         with room, _work_folder(config, folders[0]) as work, closing(_engine(config, work)) as engine:
-            apart = tell_apart(files, config.timeline.inputTableName, work)
-            for note in apart.notes:
+            logs = separate_logs(files, config.timeline.inputTableName, work)
+            for note in logs.notes:
                 machine_logger.warning(note)
-            manifests = make_timeline(config, engine, apart.files)
+            manifests = make_timeline(config, engine, logs.files)
     else:
-        machine_logger.info(f"{', '.join(map(str, folders))}: made of these events before, nothing to do")
+        machine_logger.info(f"{', '.join(map(str, folders))}: up to date")
     report = manifests[0].report
     for folder, manifest in zip(folders, manifests, strict=True):
         rows = counted(manifest.rows, config.output.removesuffix("s"))
         machine_logger.info(f"{folder}: {rows} in {counted(len(manifest.files), 'file')}")
         if not manifest.rows:
             machine_logger.warning(
-                f"{folder} has no {config.output}: there are too few episodes for eval_percent, or none is whole"
+                f"{folder} has no {config.output}: there are too few episodes for eval_percent, or all are left out"
             )
     return TimelineOutcome(
         train=str(folders[0]),
@@ -176,37 +176,37 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
 
     Args:
         config: the config of the timeline.
-        engine: the engine that does it.
-        files: the events.
+        engine: the engine.
+        files: files with the events.
 
     Raises:
         DataError: files that cannot be read, rows that break a rule (a few of each kind, and how many there are), no
-            rows, a full disk; no folder has changed then.
+            rows, or a full disk; no folder has changed in this case.
     """
     timeline = config.timeline
     with progress("reading events", "bytes") as show:
-        checked = engine.load(config, files, show, texts=False)
-        if checked.texts:
-            checked = engine.load(config, files, show, texts=True)
-    require_taken(config, checked)
+        facts = engine.load(config, files, show, texts=False)
+        if facts.texts:
+            facts = engine.load(config, files, show, texts=True)
+    require_selected(config, facts)
     pairing = Pairing(
         config=config,
-        checked=checked,
-        files=timeline.numOutputShards or -(-checked.taken // _ROWS_PER_FILE) or 1,
+        facts=facts,
+        files=timeline.numOutputShards or -(-facts.selected // _ROWS_PER_FILE) or 1,
         longest=longest_rows(config, engine.lengths),
     )
     with ExitStack() as stack:
         folders = [stack.enter_context(appearing_folder(target)) for target in output_folders(config)]
         with progress(f"writing {config.output}", "rows") as show:
             written, counts = engine.write(pairing, folders, show)
-        require_one_order(checked.orders, counts.figures["duplicate_rows"])
-        require_rows(config, checked, counts)
-        log_figures(config, checked, counts, files)
-        report = report_of(config, checked, pairing.longest, counts, [sum(rows.values()) for rows in written])
+        require_one_order(facts.orders, counts.figures["duplicate_rows"])
+        require_rows(config, facts, counts)
+        log_figures(config, facts, counts, files)
+        report = report_of(config, facts, pairing.longest, counts, [sum(rows.values()) for rows in written])
         require_unchanged(files, timeline.inputTableName, config.columns)
-        above = StageManifest.above(timeline.inputTableName)
-        named = {int(feature): feature for feature in checked.features}
-        ids = {name: {named.get(feature, feature) for feature in some} for name, some in counts.ids.items()}
+        parent = StageManifest.of_input(timeline.inputTableName)
+        named = {int(feature): feature for feature in facts.features}
+        ids = {name: {named.get(feature, feature) for feature in features} for name, features in counts.ids.items()}
         manifests = []
         for folder, key, rows, use in zip(folders, OUTPUTS, written, ("train", "eval"), strict=False):
             with pairing.output(folder, key) as rest:
@@ -218,10 +218,10 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
                 columns={field.name: str(field.type) for field in columns},
                 state_ids=tuple(sorted(ids["state_features"] | ids["next_state_features"])),
                 action_ids=tuple(sorted(ids.get("action", set()) | ids.get("possible_actions", set()))),
-                metric_names=tuple(sorted(checked.metrics)),
+                metric_names=tuple(sorted(facts.metrics)),
                 settings={**pairing_settings(config), **items_setting(files[0].items), "use": use},
-                inputs=states_of(files, checked.hashes),
-                parent=above.digest if above else "",
+                inputs=states_of(files, facts.hashes),
+                parent=parent.digest if parent else "",
                 report=report,
                 files={part_name(number): {"rows": rows.get(number, 0)} for number in range(pairing.files)},
             )
@@ -230,13 +230,13 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
 
 
 def output_folders(config: TimelineConfig) -> tuple[Path, ...]:
-    """Returns the folders a timeline makes: to train on, and to be evaluated on where that is asked for."""
+    """Returns the folders that a timeline makes: one to train on and, with evalTableName, one to evaluate on."""
     paths = (config.timeline.outputTableName, config.timeline.evalTableName)
     return tuple(Path(path).expanduser().absolute() for path in paths if path is not None)
 
 
 def _work_folder(config: TimelineConfig, target: Path) -> AbstractContextManager[Path]:
-    """Returns a folder on a local disk for data that does not fit into memory."""
+    """Returns a temporary folder for data that does not fit into memory; by default it is beside the output."""
     parent = Path(config.temporary_directory).expanduser().absolute() if config.temporary_directory else target.parent
     require_writable(parent, "temporary_directory")
     return work_folder(parent, target.name)
@@ -250,9 +250,9 @@ def _engine(config: TimelineConfig, work: Path) -> Engine:
 
 
 def _require_events(config: TimelineConfig) -> None:
-    """Checks that the input is no folder of transitions, which would be paired a second time."""
+    """Checks that no input is a folder of transitions, which would be paired a second time."""
     for log in logs_of(config.timeline.inputTableName):
-        above = StageManifest.read(log)
-        if above is not None and "next_action" in above.columns:
-            got = f"transitions: {log} was made by workflows.{above.kind}"
+        manifest = StageManifest.read(log)
+        if manifest is not None and "next_action" in manifest.columns:
+            got = f"transitions: {log} was made by workflows.{manifest.kind}"
             raise ConfigError(Problem("timeline.inputTableName", "events", got, "Train on them as they are"))

@@ -13,13 +13,14 @@ from reagent_lite.data.rows.maps import VALUES
 from reagent_lite.data.writing.files import table_writer
 
 _FEATURES = pa.map_(pa.string(), pa.float32())
-_AT_ONCE = 1000  # rows that are turned into Arrow while nothing else of the process runs
+_AT_ONCE = 1000  # rows that are converted to Arrow at once, during which no other thread of the process runs
 
 
 def write_decisions(target: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes events, {column: value}, as a file that appears whole; actions are all names, all ids, or all features.
+    """Writes events, {column: value} each, as a file that appears once it is complete.
 
-    Those of items have a column `items`, the hash of the item table.
+    Actions are all names, all ids of items, or all features. Events with ids have a column `items`, the hash of the
+    item table.
 
     Raises:
         DataError: the file cannot be written.
@@ -63,7 +64,7 @@ def _with_values(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choices_of(file: Path) -> Literal["named actions", "candidates", "items"]:
-    """Returns the kind of the decisions in such a file."""
+    """Returns the kind of the actions in a file that `write_decisions` wrote."""
     schema = pyarrow.parquet.read_schema(file)
     if pa.types.is_map(schema.field("action").type):
         return "candidates"

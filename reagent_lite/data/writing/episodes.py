@@ -27,11 +27,11 @@ class LogSchema:
     """The columns of a log's rows.
 
     Attributes:
-        transitions: next state, next action and its choices in each row; else events, with the next state and its
-            choices only in the last row of an episode that was cut.
+        transitions: whether each row has next state, next action and next choices; else rows are events, in which only
+            the last row of an episode that a limit cut has next state and next choices.
         action_names: names of fixed actions that are written as names; empty for parametric logs.
-        action_features: [K, F] of fixed actions that are written as feature maps; None where candidates differ from row
-            to row, and for names.
+        action_features: [K, F] features of fixed actions that are written as feature maps; None if candidates differ
+            from row to row, and for names.
         ds: date partition of events; None for no such column.
     """
 
@@ -46,16 +46,16 @@ class EpisodeBlock:
     """E whole episodes one after the other, R rows.
 
     Attributes:
-        mdp_ids: [E].
-        lengths: [E] rows of each.
+        mdp_ids: [E] names of the episodes.
+        lengths: [E] number of rows of each episode.
         terminal: [E] whether the episode came to its true end; else a time limit cut it.
         state: [R, S].
         action: [R] index of the choice taken.
         reward, propensity: [R].
-        mask: [R, K] the choices that were there; None for all.
-        features: [R, K, F] of candidates that differ from row to row; None where choices are fixed.
-        last_state: [E, S] where the last row led.
-        last_mask, last_features: [E, K] and [E, K, F], the choices there; not read for true ends.
+        mask: [R, K] the possible choices; None if all are.
+        features: [R, K, F] features of candidates that differ from row to row; None if choices are fixed.
+        last_state: [E, S] state after the last row.
+        last_mask, last_features: [E, K] and [E, K, F], the choices in that state; not read for true ends.
     """
 
     mdp_ids: Sequence[str]
@@ -107,7 +107,7 @@ def episode_rows(block: EpisodeBlock, schema: LogSchema) -> pa.Table:
         "action_probability": pa.array(block.propensity),
     }
     if schema.transitions:
-        # the following row; after the last one of an episode, what comes behind all rows
+        # the following row or, after the last row of an episode, its last state, which is appended to the rows
         after = pa.array(np.where(last, num_rows + episode, np.arange(num_rows) + 1))
         columns |= {
             "next_state_features": pa.concat_arrays([state, last_state]).take(after),
@@ -116,7 +116,7 @@ def episode_rows(block: EpisodeBlock, schema: LogSchema) -> pa.Table:
             "time_diff": pa.array(np.ones(num_rows, np.int64)),
         }
     else:
-        # only where a limit cut the episode: no row follows that would say where it led
+        # only if a limit cut the episode: no row follows from which the next state could be taken
         cut = pa.array(episode, mask=~last | block.terminal[episode])
         columns |= {"next_state_features": last_state.take(cut), "possible_next_actions": last_possible.take(cut)}
     terminal = block.terminal[episode]

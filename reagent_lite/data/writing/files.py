@@ -2,7 +2,7 @@
 
     Arrow tables ─► encoded in threads ─► appended in order under a temporary name ─► fsync ─► renamed
 
-Numbers in text read back as the same numbers. To add a format: one entry of FORMATS.
+Numbers in text read back as the same numbers. To add a format, add it to FORMATS.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Format:
 
     Attributes:
         encode: encodes a table; called in threads.
-        opened: given the stream and the first encoded table, returns an object whose `write` takes all in order.
+        opened: given the stream and the first encoded table, returns an object whose `write` takes all encoded tables.
     """
 
     encode: Callable[[pa.Table], Any]
@@ -44,7 +44,7 @@ class Format:
 
 
 class TableWriter:
-    """Takes tables and writes them in order; `table_writer` makes it."""
+    """Writes tables in order; made by `table_writer`."""
 
     def __init__(self, where: str, form: Format, stream: IO[bytes], closing: ExitStack) -> None:
         self._where = where
@@ -76,7 +76,7 @@ class TableWriter:
 
 @contextmanager
 def table_writer(target: Path, *, within: FolderIdentity | None = None) -> Iterator[TableWriter]:
-    """Yields a writer; its file appears as `target` when the block ends without an error, and not at all otherwise.
+    """Yields a writer whose file appears as `target` if the block ends without an error, and not at all otherwise.
 
     Args:
         target: the file.
@@ -114,7 +114,7 @@ def csv_cells(table: pa.Table) -> pa.Table:
     """Returns the columns as CSV can hold them: maps and lists as JSON.
 
     Raises:
-        DataError: an empty string, which would be read as none; a name that starts like a map.
+        DataError: an empty string, which would be read as absent, or the name of an action that starts like a map.
     """
     columns = _columns(table)
     for name, column in columns.items():

@@ -1,6 +1,6 @@
-"""Parquet files part-00000.parquet and so on of one folder, from rows in the order of their file.
+"""Parquet files part-00000.parquet and so on in one folder, from rows in the order of these files.
 
-The same rows give the same bytes, however they come: row groups have a fixed number of rows.
+The same rows give the same bytes, in whatever batches they are added: row groups have a fixed number of rows.
 """
 
 from __future__ import annotations
@@ -27,15 +27,13 @@ time to write and 20 % more to read. Dictionaries save a byte and take half as m
 
 
 class PartFiles:
-    """Writes the files of one folder, one after the other.
+    """Writes the files of one folder, one after the other; raises ConfigError if the disk is full.
 
-    Raises ConfigError where the disk is full.
-
-    Args of the constructor:
-        folder: where they go.
+    Args:
+        folder: the folder.
         key: the config key that names it.
-        names: the names of the columns in the files.
-        columns: the columns of the rows; those beyond the names are not written.
+        names: names of the columns in the files.
+        columns: columns of the rows; those after the first `names` are not written.
 
     Attributes:
         rows: number of rows of each file that has some, by the file's number.
@@ -64,7 +62,7 @@ class PartFiles:
                 stream.close()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Adds rows; their column `part`, which does not descend from one to the next, is the number of the file."""
+        """Adds rows; their column `part`, which never decreases from row to row, is the number of the file."""
         numbers = batch.column("part").to_numpy()
         kept = pa.RecordBatch.from_arrays(batch.columns[: len(self._columns)], schema=self._columns)
         starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
@@ -106,5 +104,5 @@ class PartFiles:
 
 
 def part_name(number: int) -> str:
-    """Returns the name of a file of such a folder."""
+    """Returns the name of the file with a number."""
     return f"part-{number:05}.parquet"
