@@ -1,4 +1,4 @@
-"""The contents of a bundle besides the model: origin, evaluation, and rows to check it on."""
+"""The contents of a bundle besides the model: origin, evaluation, and rows to check the model on."""
 
 from dataclasses import dataclass
 from typing import Any
