@@ -42,7 +42,7 @@ def candidate_choices(
 ) -> dict[str, Any]:
     """Returns `tally` over the rows of all ranks; every rank calls it.
 
-    A category is described by a column for each level, 1 where the candidate has it and 0 where it has another.
+    A category is described by a column for each level: 1 if the candidate has this level, 0 if it has another.
 
     Args:
         page: this rank's scored rows.

@@ -181,8 +181,7 @@ class Findings:
     @property
     def comparable(self) -> bool:
         """Whether simulated discounted returns and the log's estimates are the same quantity."""
-        obstacles, _ = self.obstacles_and_remarks
-        return self.estimates is not None and self.played is not None and not obstacles
+        return self.estimates is not None and self.played is not None and not self.obstacles_and_remarks[0]
 
     @cached_property
     def evidence(self) -> Evidence:

@@ -28,10 +28,8 @@ class SoftmaxRows:
         pairs = [(scores.double().cpu(), mask.cpu()) for scores, mask in parts]
         longest = max((mask.shape[1] for _, mask in pairs), default=1)
         empty = torch.zeros(0, longest)
-        scores_by_part = [pad(scores, (0, longest - scores.shape[1])) for scores, _ in pairs]
-        mask_by_part = [pad(mask, (0, longest - mask.shape[1])) for _, mask in pairs]
-        self._scores = torch.cat([empty.double(), *scores_by_part])
-        self._mask = torch.cat([empty.bool(), *mask_by_part])
+        self._scores = torch.cat([empty.double(), *(pad(rows, (0, longest - rows.shape[1])) for rows, _ in pairs)])
+        self._mask = torch.cat([empty.bool(), *(pad(mask, (0, longest - mask.shape[1])) for _, mask in pairs)])
         self._group = group
         self._count = max(float(group.all_reduce(torch.tensor(float(len(self._mask)), dtype=torch.float64))), 1.0)
 

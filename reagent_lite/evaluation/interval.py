@@ -46,7 +46,7 @@ class Interval:
         return int(self.low > 0) - int(self.high < 0)
 
     def excludes(self, value: float) -> bool:
-        """Whether a value lies outside the interval; false if the interval is undefined."""
+        """Returns whether a value lies outside the interval; false if the interval is undefined."""
         return value < self.low or value > self.high
 
     def __str__(self) -> str:

@@ -238,7 +238,7 @@ class Bundle:
         candidates: Sequence[Sequence[FeatureMap] | Sequence[ItemId]] | None = None,
         mask: ArrayLike | None = None,
     ) -> Prediction:
-        """Returns the prediction for sparse maps as in a log; see `states`, `candidates` and `predict`."""
+        """Returns the prediction for sparse maps as in a log, the arguments of `states` and `candidates`."""
         choices: Any = candidates
         if self.parametric and candidates is not None:
             choices = self.candidates(candidates)
@@ -259,10 +259,10 @@ class Bundle:
         propensities.
 
         Args:
-            values: see `predict`.
-            presence: see `predict`.
-            mask: see `predict`.
-            candidates: see `predict`.
+            values: raw state features, as in `predict`.
+            presence: false where a feature is missing, as in `predict`.
+            mask: allowed choices, as in `predict`.
+            candidates: candidates of each row, as in `predict`.
             rng: source of the draws, or its seed; None: a new generator, seeded by the system.
 
         Returns:
@@ -270,7 +270,7 @@ class Bundle:
             allowed.
 
         Raises:
-            BundleError: see `predict`.
+            BundleError: a wrong shape or type, or infinity.
         """
         return self.predict(values, presence, mask, candidates).draw(rng)
 
@@ -475,5 +475,5 @@ def _recorded(lists: Any) -> NDArray[Any]:
 
 
 def _flags(where: str, given: Any, shape: tuple[int | None, ...]) -> NDArray[np.bool_]:
-    """Returns a bool array; see `checked_array`."""
+    """Returns an argument as a bool array, checked by `checked_array`."""
     return checked_array(where, given, shape, "b", "an array of bool")

@@ -90,10 +90,10 @@ class AxisScale:
         return self.start + (value - low) / (high - low) * (self.stop - self.start)
 
 
-def ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
-    """Returns round numbers 1, 2 or 5 x 10^n apart; the first is at most `low`, the last at least `high`."""
+def ticks(low: float, high: float) -> tuple[float, ...]:
+    """Returns at most seven round numbers, 1, 2 or 5 x 10^n apart, from at most `low` to at least `high`."""
     size = max(abs(low), abs(high))
-    rough = (high - low if high - low > 1e-9 * size else size or 1.0) / most
+    rough = (high - low if high - low > 1e-9 * size else size or 1.0) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -203,10 +203,8 @@ def evaluation_of_run(
     evidence = evidence_of(result, played, estimated, seen=evaluation.seen, gate=gate)
     decision = decide(evidence)
     others = evaluation.document.get("agents", {}).get("others", "")
-    note = ""
-    if played is not None:
-        note = f"{counted(played.episodes, 'episode')} of {played.env}"
-        note += f"; in all of them {others}." if others else "."
+    ending = f"; in all of them {others}." if others else "."
+    note = "" if played is None else f"{counted(played.episodes, 'episode')} of {played.env}{ending}"
     if "agents" in evaluation.document and decision.choice is Choice.SHIP:
         decision = replace(decision, next_step=_AGAINST_OTHERS)
     return Report(

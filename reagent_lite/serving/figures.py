@@ -1,4 +1,4 @@
-"""Counters of a server for Prometheus; with PROMETHEUS_MULTIPROC_DIR those of all workers."""
+"""Counters for Prometheus; those of all workers if PROMETHEUS_MULTIPROC_DIR is set."""
 
 import os
 from collections import Counter as Counts

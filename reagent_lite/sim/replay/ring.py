@@ -132,7 +132,7 @@ class ReplayRing:
     Rows drawn before `settings.lag` + 1 slots are written have weight 0.
 
     Args:
-        settings: see ReplaySettings.
+        settings: size, columns and settings of the draws.
         device: device of the rows, which are allocated once.
         over_ranks: returns the maximum of a scalar tensor over all ranks, which draw together.
 
