@@ -7,8 +7,8 @@
 // State    theta_1 angle of the first link from hanging, theta_2 of the second from the first (rad, [-pi, pi));
 //          omega_1, omega_2 their speeds (rad/s)
 // Observed cos(theta_1), sin(theta_1), cos(theta_2), sin(theta_2), omega_1, omega_2
-// Actions  0, 1, 2: -torque, 0, +torque at the middle joint (N m), constant over the step. The action's feature is it
-// Reward   -1 for every step, 0 for the one that arrives
+// Actions  0, 1, 2: -torque, 0, +torque at the middle joint (N m), constant over the step. Its feature is this torque
+// Reward   -1 for every step, 0 for the step that reaches the goal
 // Start    all four uniform in +-start_range
 // Ends     the free end is higher than goal_height above the bar: -cos(theta_1) - cos(theta_1 + theta_2) > goal_height
 // Limit    500 steps

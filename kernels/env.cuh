@@ -1,8 +1,8 @@
-// Everything between one environment, which ENVIRONMENT_FILE defines as scalar code, and many on a CPU or a GPU.
-// README.md says what such a file defines. The order matters: the file is written with what language.cuh gives it, and
-// all the rest is written in terms of the file.
+// Compiles one environment, which ENVIRONMENT_FILE defines as scalar code, to entry points for many on a CPU or a GPU.
+// README.md documents what such a file defines. The order matters: the file uses language.cuh, and all headers after
+// the file use its definitions.
 //
-// Entry points, the same on both machines: env_reset, env_step, env_observe, env_act, env_describe, env_description.
+// Entry points, the same on CPU and GPU: env_reset, env_step, env_observe, env_act, env_describe, env_description.
 #pragma once
 #include "core/language.cuh"
 #include "philox.cuh"

@@ -9,10 +9,10 @@
 // Source   this project's; exact transition matrix and values in tests/oracles/gridworld.py
 // State    cell
 // Observed one-hot of the cell
-// Actions  L, R, U, D; a move into the wall or off the grid is not allowed, and at the goal none is. A move goes as
-//          meant with probability `intended`, else to either side, each as likely; a slip that is blocked stays
+// Actions  L, R, U, D; a move into the wall or off the grid is not allowed, and at the goal none is. A move goes in its
+//          direction with probability `intended`, else to either side, equally likely; a slip that is blocked stays
 // Reward   goal_reward on entering the goal, else 0
-// Start    cell 0; with random_start 1 any free cell but the goal, each as likely
+// Start    cell 0; with random_start 1 uniform over the free cells but the goal
 // Ends     at the goal
 // Limit    1000 steps
 #include "port.cuh"
@@ -32,7 +32,7 @@ DECLARE_ENVIRONMENT
 constexpr int side = 5;
 constexpr int goal = 24;
 
-// Where a move that does not slip leads; the same cell where it is blocked.
+// The cell that a move without a slip leads to; the same cell if it is blocked.
 DEVICE int destination(int cell, int action) {
   int x = cell % side + (action == 1) - (action == 0);
   int y = cell / side + (action == 3) - (action == 2);

@@ -41,8 +41,8 @@ DEVICE void observe(const State &s, float *observation) {
   observation[1] = s.v;
 }
 
-// Moves the car for one step under the push of its engine; returns whether it arrived. Maxima stand where one would
-// write conditions: with them g++ 12 vectorises the loop over environments, 1.1 instead of 16 ns a step.
+// Moves the car for one step under the push of its engine; returns whether it reached the goal. Maxima are used in
+// place of conditions: with them g++ 12 vectorises the loop over environments, 1.1 instead of 16 ns a step.
 DEVICE bool drive(State &s, float push) {
   s.v = clamp(s.v + (push - gravity * cosine(3.0f * s.x)), -max_speed, max_speed);
   s.x = clamp(s.x + s.v, min_position, max_position);

@@ -4,7 +4,7 @@
 //          semi-implicit Euler; constants, limits and starts as Gymnasium's Pendulum-v1
 // State    theta angle from upright (rad), at most one step outside [-pi, pi); omega its speed (rad/s)
 // Observed cos(theta), sin(theta), omega
-// Actions  `num_levels` torques evenly spaced in +-max_torque (N m), an odd number so that none is one of them. The
+// Actions  `num_levels` torques evenly spaced in +-max_torque (N m), an odd number so that 0 is one of them. The
 //          action's feature is the torque
 // Reward   -(theta^2 + 0.1 omega^2 + 0.001 torque^2), of the state that the action is taken in
 // Start    theta uniform in [-pi, pi), omega uniform in +-start_speed

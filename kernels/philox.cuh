@@ -22,14 +22,14 @@ DEVICE Words philox(Words counter, unsigned key_x, unsigned key_y) {
   return counter;
 }
 
-// Who draws: sequences of different purposes never meet.
+// Purpose of a draw: sequences of different purposes never overlap.
 enum Purpose : unsigned { FOR_RESET = 0, FOR_STEP = 1, FOR_ACT = 2, FOR_CANDIDATES = 3 };
 
 // The draws of one environment for one purpose at one step.
 struct Random {
   unsigned seed, stream, env, episode, step;
-  unsigned purpose;  // and above its 8 bits the agent
-  unsigned base;  // last word of the counter, to which the number of blocks of four words is added
+  unsigned purpose;  // purpose in the low 8 bits, number of the agent above
+  unsigned base;  // first value of the counter's last word, which counts blocks of four words
   unsigned drawn;  // words used so far
   unsigned x, y, z, w;  // block of the last word
 };
@@ -39,7 +39,7 @@ DEVICE Random random_for(unsigned seed, unsigned stream, unsigned env, unsigned 
   return Random{seed, stream, env, episode, step, purpose | agent << 8, base, 0u, 0u, 0u, 0u, 0u};
 }
 
-// What an agent of its own draws at a step, where one Random for all would tie it to the order of the agents.
+// Random numbers of one agent at a step; with one Random for all agents, draws would depend on the agents' order.
 DEVICE Random random_of_agent(const Random &random, int agent) {
   Random own = random;
   own.purpose |= unsigned(agent + 1) << 8;

@@ -1,4 +1,4 @@
-// The one file that knows the compiler, and the mathematics that every compiler computes to the same bits.
+// The only file that depends on the compiler, and the mathematics that every compiler computes to the same bits.
 //
 // nvcc builds the sources for a GPU, g++ or clang (ziglang) for the CPU. All results are IEEE single precision from
 // +, -, *, /, square root and bit operations alone: no libm, no double, no contraction of a*b+c (the build flags turn
@@ -14,7 +14,7 @@
 #else
 #define DEVICE static inline __attribute__((always_inline))
 #define TABLE static const
-// -fopenmp-simd honours this without an OpenMP runtime: torch brings its own, and two in a process fight for the cores.
+// -fopenmp-simd needs no OpenMP runtime: torch has its own, and two in a process compete for the cores.
 #define VECTORIZE _Pragma("omp simd")
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
@@ -43,8 +43,8 @@ DEVICE float float_of(unsigned bits) {
 
 DEVICE unsigned high_product(unsigned a, unsigned b) { return unsigned((unsigned long long)a * b >> 32); }
 
-// Stores a row of n floats at a multiple of n floats from the start of an allocation: 16 or 8 bytes at once where n has
-// such parts, as a GPU would store them one by one.
+// Stores a row of n floats at a multiple of n floats from the start of an allocation: 16 or 8 bytes at once if n is a
+// multiple of 4 or 2, as nvcc would otherwise store the floats one by one.
 template <int n>
 DEVICE void store_row(float *to, const float *row) {
 #ifdef __CUDACC__
@@ -95,8 +95,8 @@ DEVICE void raise_to(unsigned *word, unsigned value) {
 }
 
 // -- Mathematics ------------------------------------------------------------------------------------------------------
-// A value that the compiler of a GPU may assume nothing of. nvcc 13 makes `x < 0.0f ? x : 0.0f` a min, for which -0 is
-// less than 0, so that -0 comes out where C++ says 0. It does so only where it knows the last operand to be no NaN.
+// Returns x, about which nvcc can then assume nothing. nvcc 13 compiles `x < 0.0f ? x : 0.0f` to a min, for which -0 is
+// less than 0, so that the result is -0 where C++ says 0. It does so only if it knows that the last operand is no NaN.
 DEVICE float opaque(float x) {
 #ifdef __CUDACC__
   unsigned bits = bits_of(x);
@@ -129,9 +129,9 @@ DEVICE float select(bool condition, float a, float b) {
   return float_of((bits_of(a) & mask) | (bits_of(opaque(b)) & ~mask));
 }
 
-// x without its fraction; beyond 2^31 the nearest end, 2147483520, and 0 for NaN. Use it instead of int(x) where x is
-// not known when compiling: beyond int's range C++ leaves int(x) open, and g++ makes float(int(x)) one instruction that
-// gives -0 for -0.5 (with -fno-trapping-math; 12.2), where other compilers give 0.
+// x without its fraction; beyond 2^31 it is +-2147483520, and for NaN 0. Use it instead of int(x) if x is not known at
+// compile time: beyond int's range int(x) is undefined in C++, and g++ 12.2 with -fno-trapping-math compiles
+// float(int(x)) to one instruction that gives -0 for -0.5, where other compilers give 0.
 DEVICE int whole_of(float x) {
   float size = x == x ? minimum(2147483520.0f, absolute(x)) : 0.0f;
   int whole = int(size);
@@ -152,8 +152,8 @@ constexpr float half_pi_2 = 4.837512969970703125e-4f;
 constexpr float half_pi_3 = 7.549790126404332e-8f;
 
 // Polynomials of least largest error on [-0.8, 0.8] (Lawson's iteration in double precision): relative error of the
-// sine 4.4e-9, absolute error of the cosine 1.2e-10, both below a float's rounding. A little more than pi/4, for the
-// multiple of pi/2 that is nearest to a large x is found with a rounding error.
+// sine 4.4e-9, absolute error of the cosine 1.2e-10, both below a float's rounding. The range is a little more than
+// pi/4, as the multiple of pi/2 that is nearest to a large x is found with a rounding error.
 DEVICE float sine_polynomial(float r) {
   float z = r * r;
   return r + r * z * (-0.16666653192244288f + z * (0.008332070883047948f + z * -0.0001950306858770727f));
@@ -164,7 +164,7 @@ DEVICE float cosine_polynomial(float r) {
   return 1.0f - 0.5f * z + z * z * (0.04166664456141105f + z * (-0.0013887251762591158f + z * 2.4424922802297896e-05f));
 }
 
-// Sine and cosine of x radians, within 1e-7 for |x| <= 1e4. Accuracy fades beyond, the results stay in [-1, 1].
+// Sine and cosine of x radians, within 1e-7 for |x| <= 1e4. Beyond, errors grow, and the results stay in [-1, 1].
 DEVICE void sine_cosine(float x, float *sine, float *cosine) {
   float shifted = x * 0.6366197723675814f + rounder;
   float k = shifted - rounder;
@@ -199,7 +199,7 @@ DEVICE float wrap_angle(float x) {
   return r < -pi ? r + 2.0f * pi : r;
 }
 
-// e^x within 2e-7 of itself on [-87, 88]; 0 below, and no more than e^88.3 above, so that infinity never arises.
+// e^x with a relative error of 2e-7 on [-87, 88]; 0 below, and at most e^88.3 above, so that it is never infinite.
 // e^x = 2^k e^r, k the integer nearest to x / ln 2, e^r a polynomial with relative error 3.1e-9 (Lawson's iteration).
 DEVICE float exponential(float x) {
   float bounded = clamp(x, -87.3f, 88.3f);

@@ -4,21 +4,22 @@
 //          Multi-Agent Reinforcement Learning on a GPU" (2021); truth in tests/oracles/tag.py
 // Agents   num_taggers taggers, then num_runners runners, who leave when tagged if runner_exits_game_after_tagged
 // State    per agent: x, y in 0 ... grid_length, speed (length per step), direction (rad, from 0 to 2 pi), acceleration;
-//          playing, and playing as it was before the last step's tags, which is what observations show; steps done
-// Observed x and y / (sqrt(2) grid_length), speed and acceleration / (max_speed + 1e-10), direction / 2 pi, each less
-//          one's own; type (tagger 1); in the game or not; then steps / episode_length. Feature by feature, for all
-//          others in order (7 (N - 1) + 1 for N agents; who is out sees 0 but types and who plays), or, without
-//          use_full_observation, for the num_other_agents_observed nearest who play, of equally near the first (7 K + 1;
-//          0 where there are fewer, and all 0 for who is out)
-// Actions  (num_turn_levels + 1) * i + j: the i-th acceleration and the j-th turn, of 0 and then the levels from the
-//          least to the greatest, evenly spaced
-// Motion   direction += turn; acceleration += the chosen; speed += acceleration, from 0 to max_speed * skill, at either
-//          of which acceleration becomes 0; then speed along direction. A move off the square stops at its edge
-// Reward   for those in the game: edge_hit_penalty at an edge; step_penalty_for_tagger or step_reward_for_runner; for
-//          each runner whose nearest tagger (of equally near the first) is closer than tagging_distance * grid_length
-//          tag_penalty_for_runner and to that tagger tag_reward_for_tagger; after episode_length steps
+//          whether it plays, and whether it played before the last step's tags, which observations show; steps done
+// Observed other agents, feature by feature: x and y / (sqrt(2) grid_length), speed and acceleration / (max_speed +
+//          1e-10), direction / 2 pi, each minus the agent's own; type (tagger 1); 1 in the game, 0 out of it. Last,
+//          steps / episode_length. With use_full_observation, all other agents in order (7 (N - 1) + 1 numbers for N
+//          agents); an agent out of the game sees 0 except for types and who plays. Without it, the
+//          num_other_agents_observed nearest agents in the game, ties in order (7 K + 1 numbers; 0 if there are fewer,
+//          and all 0 for an agent out of the game)
+// Actions  (num_turn_levels + 1) * i + j: the i-th acceleration and the j-th turn; each list is 0, then levels evenly
+//          spaced from the least to the greatest
+// Motion   direction += turn; acceleration += the chosen one; speed += acceleration, clamped to 0 ... max_speed * skill;
+//          at either limit acceleration becomes 0; then a move by speed along direction, which stops at an edge
+// Reward   for agents in the game: edge_hit_penalty at an edge; step_penalty_for_tagger or step_reward_for_runner; if
+//          a runner's nearest tagger (ties in order) is closer than tagging_distance * grid_length,
+//          tag_penalty_for_runner to the runner and tag_reward_for_tagger to that tagger; after episode_length steps
 //          end_of_game_reward_for_runner to each runner still in the game
-// Start    at rest, uniform in the square, heading along an axis, each of the four ways as likely
+// Start    at rest, uniform in the square, heading along an axis, each of the four directions equally likely
 // Ends     when no runner is left
 // Limit    episode_length steps
 #include "port.cuh"
@@ -111,7 +112,7 @@ DEVICE void reset(State &s, Random &random) {
   s.steps = 0;
 }
 
-// Writes what `agent` sees of `other` into place `slot`, of `observed` places; nothing where `visible` is 0.
+// Writes what `agent` observes of `other` to slot `slot` of `observed`; place and motion are 0 if `visible` is 0.
 DEVICE void write_other(const State &s, int agent, int other, int slot, int observed, float visible, float *observation) {
   constexpr float diagonal = 1.41421356f * grid_length, pace = max_speed + 1e-10f;
   observation[slot] = visible * (s.x[other] / diagonal - s.x[agent] / diagonal);
@@ -132,7 +133,7 @@ DEVICE void observe(const State &s, int agent, float *observation) {
     }
   } else {
     for (int k = 0; k < 7 * NUM_OBSERVED; ++k) observation[k] = 0.0f;
-    unsigned long long written = 0;  // of the last one: (distance, number) as bits, which are ordered as the two are
+    unsigned long long written = 0;  // (distance, number) of the last written agent, as bits that sort like this pair
     for (int slot = 0; slot < NUM_OBSERVED && s.shown[agent]; ++slot) {
       unsigned long long nearest = none;
       for (int other = 0; other < AGENTS; ++other) {

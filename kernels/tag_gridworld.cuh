@@ -6,7 +6,7 @@
 // State    x, y of every agent, integers from 0 to grid_length, both included; steps done
 // Observed full (4 N + 1 for N agents): all x / grid_length, all y / grid_length, all types (runner 1), one-hot of self,
 //          steps / episode_length; else 6: own x and y, x and y of the other, all / grid_length, own type, steps /
-//          episode_length. The other is the runner, for the runner its nearest tagger, of equally near the first
+//          episode_length. The other is the runner; for the runner it is the nearest tagger, ties in order
 // Actions  stay, x + 1, x - 1, y + 1, y - 1; a move off the grid stops at its edge, which is a hit
 // Reward   tagged: tag_reward_for_tagger to each tagger, -tag_penalty_for_runner to the runner; else
 //          -step_cost_for_tagger and +step_cost_for_tagger; then -wall_hit_penalty for a hit

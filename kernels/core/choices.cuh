@@ -1,6 +1,6 @@
 // Choices alone: draws the actions of environments that are stepped elsewhere, such as Gymnasium's.
 //
-// Actions  number_of_actions of them; the mask that a call has, if any, says which are allowed
+// Actions  number_of_actions; all are allowed unless the call has a mask
 #include "port.cuh"
 
 #define PARAMETERS(P) P(number_of_actions, 2.0f)

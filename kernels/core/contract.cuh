@@ -1,4 +1,4 @@
-// What an environment file must define, checked with a sentence for each omission, and its sizes as constants.
+// Checks that an environment file has the required definitions, with an error message for each, and names its sizes.
 #pragma once
 
 #ifndef NUM_ACTIONS
@@ -60,7 +60,7 @@ constexpr bool is_masked = true;
 constexpr bool is_masked = false;
 #endif
 
-// Templates are chosen only where the file has no function of exactly these arguments.
+// A template is chosen only if the file has no function with exactly these arguments.
 template <class T>
 constexpr bool never = false;
 
@@ -107,7 +107,7 @@ DEVICE bool in_game(const S &, int) {
   return true;
 }
 
-// An environment of one agent as one of several.
+// Adapts an environment with one agent to the interface for several.
 template <class S>
 DEVICE void observe_agent(const S &s, int agent, float *observation) {
   if constexpr (has_agents) {

@@ -1,8 +1,9 @@
 // Entry points of a CPU: slices [begin, end) of the environments, in blocks that stay in the first cache.
 //
-//   block ─► step all, in vectors ─► where it led ─► list of the ended ─► start those, in vectors ─► what is seen next
+//   block ─► step all, in vectors ─► next_observation ─► list the ended ─► restart these, in vectors ─► observation
 //
-// Calls are passed by value: g++ must see that no store can change them, or it reloads every pointer and gives up.
+// Calls are passed by value: g++ has to see that no store can change them, otherwise it reloads every pointer and does
+// not vectorize.
 #pragma once
 
 namespace reagent_lite::environment {
@@ -129,7 +130,7 @@ static void finish(Call c, const int *list, int count) {
   }
 }
 
-// Starts the running episodes of the listed environments: computed side by side, then scattered, but for those that stay.
+// Starts the current episodes of the listed environments, in vectors; with `stay`, their states are not overwritten.
 static void start(Call c, const int *list, int count, bool stay = false) {
   unsigned fresh[state_words * block_size];
   unsigned episode[block_size];
@@ -156,7 +157,8 @@ static void copy_rows(T *to, const T *from, long begin, int count, int width) {
   for (long n = begin * width; n < (begin + count) * width; ++n) to[n] = from[n];
 }
 
-// What is seen next: where the transition led, but for the environments that just started.
+// Writes observation, mask and features: copies of those at the end of the transition, except in environments that have
+// just started an episode.
 static void show_next(Call c, const int *started, int num_started, long begin, int count) {
   if (c.observation && c.next_observation) {
     copy_rows(c.observation, c.next_observation, begin, count, observation_width);

@@ -1,9 +1,9 @@
-// What an environment is, as JSON built by the compiler, and the numbers that only running code knows.
+// The description of an environment: JSON that the compiler builds, and numbers that only running code can compute.
 #pragma once
 
 namespace reagent_lite::environment {
 
-// Writes to `text`, or counts the characters where there is none.
+// Writes to `text`, or only counts the characters if it is null.
 struct Writer {
   char *text;
   int length = 0;
@@ -118,7 +118,7 @@ constexpr Description describe() {
 
 #define PARAMETER_NUMBER(name, value) *parameters++ = name;
 
-// `observed` becomes how many floats observe() writes of a first state, counted up to one that it leaves out.
+// Sets `observed` to the number of floats that observe() writes for an initial state, up to the first that it omits.
 DEVICE void write_numbers(float *parameters, float *features, int *agent_types, int *observed) {
 #ifdef PARAMETERS
   PARAMETERS(PARAMETER_NUMBER)

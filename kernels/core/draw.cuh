@@ -1,7 +1,7 @@
-// The drawing of an action.
+// Draws of actions.
 //
-// Epsilon-greedy: epsilon / n on each of the n allowed choices, the rest on the first of the greatest q.
-// Softmax: exp(q / temperature), divided by their sum. A NaN counts as the least of all numbers in both.
+// Epsilon-greedy: epsilon / n for each of the n allowed choices, and the rest for the first choice with the largest q.
+// Softmax: exp(q / temperature), divided by their sum. In both, a NaN counts as the least float.
 #pragma once
 
 namespace reagent_lite::environment {
@@ -12,7 +12,7 @@ DEVICE float value_of(float q, float open) { return select(open != 0.0f, maximum
 
 // Draws for row i by inverting the distribution function, in order of the choices, at one uniform number.
 // Choice k has value[k * stride] and open[k * stride], 1 or 0. Returns whether none is open; then the action is 0.
-// Comparisons of floats alone and no branches, so that g++ vectorizes over i.
+// It has only comparisons of floats and no branches, so that g++ vectorizes over i.
 template <Rule rule>
 DEVICE bool draw_action(const ActCall &c, long i, const float *value, const float *open, long stride, float epsilon,
                         float sharpness) {

@@ -1,4 +1,4 @@
-// What an environment file is written with: PARAMETERS(P), STATE(FIELD, ARRAY) and DECLARE_ENVIRONMENT.
+// The macros that an environment file uses: PARAMETERS(P), STATE(FIELD, ARRAY), DECLARE_ENVIRONMENT, FOR_AGENTS, ONCE.
 #pragma once
 #include "../philox.cuh"
 #include "../port.cuh"
@@ -10,9 +10,9 @@
 #define PROBE_                     // NAME is defined and empty
 #define PROBE_constexpr constexpr  // NAME is defined and begins with a parameter
 #define PROBE_static static        // NAME is defined and begins with a list of constants
-#define PROBE_PARAMETER_LISTS(L)   // there need be none
+#define PROBE_PARAMETER_LISTS(L)   // optional
 #define PROBE_public public        // NAME is defined and begins with a field
-#define PROBE_PARAMETERS(P)        // there need be none
+#define PROBE_PARAMETERS(P)        // optional
 #define PROBE_STATE(FIELD, ARRAY) \
   static_assert(false, "an environment must define STATE(FIELD, ARRAY), the list of its variables");
 
@@ -36,10 +36,10 @@ public:                                 \
   };                                                   \
   DEVICE bool candidate_of(const State &s, int k, const Random &random, float *features);
 
-// FOR_AGENTS(agent) { ... } is a phase of a step: its body runs for every agent, and what it writes is there after it.
+// FOR_AGENTS(agent) { ... } is a phase of a step: its body runs for every agent, and its writes are visible after it.
 // A CPU, and a GPU up to 16 agents, run it as a loop; above that an environment has a block, and each thread some agents.
-// All threads run what stands outside. ONCE { ... } runs in one of them and ends a phase as well. Neither may be left by
-// `break` or `return`, and a body reads of other agents only what no body of the same phase writes.
+// All threads run the code outside of phases. ONCE { ... } is a phase that runs in one thread. Neither may be left by
+// `break` or `return`, and a body may read another agent's data only if no body of the same phase writes them.
 #define FOR_AGENTS(agent) \
   for (int agent = first_agent<(AGENTS)>(); is_in_phase<(AGENTS)>(agent < (AGENTS)); agent += agent_stride<(AGENTS)>)
 #define ONCE for (bool once = first_agent<(AGENTS)>() == 0; is_in_phase<(AGENTS)>(once); once = false)
@@ -66,7 +66,7 @@ DEVICE int first_agent() {
   return 0;
 }
 
-// Whether the phase has more to do here; where it has not, waits for the other threads.
+// Returns `more`, whether this thread has more to do in a phase; if not, first waits for the other threads.
 template <int agents>
 DEVICE bool is_in_phase(bool more) {
 #ifdef __CUDACC__

@@ -1,4 +1,4 @@
-// One environment among many: its state in columns, one step of it, what it shows and what it offers.
+// One environment among many: loads and stores its state, takes a step, writes its observations and choices.
 #pragma once
 
 namespace reagent_lite::environment {
@@ -37,7 +37,7 @@ DEVICE void begin_episode(const Call &c, long i, unsigned episode, State &s) {
   reset(s, random);
 }
 
-// What slot k offers at the step of `random`: the same whenever it is asked for at that step.
+// Candidate k at the step of `random`; all calls at the same step give the same candidate.
 DEVICE bool candidate_of(const State &s, int k, const Random &random, float *features) {
   if constexpr (has_candidates) {
     unsigned base = (random.step * unsigned(num_choices) + unsigned(k)) << 4;
@@ -76,14 +76,14 @@ DEVICE int valid_action(const State &s, int wanted, const Random &random, bool &
 
 enum Flag : unsigned { TERMINATED = 1u, TRUNCATED = 2u, FAULT = 4u };
 
-// An environment at work: on a GPU in the registers of its thread, or in memory that its block shares.
+// Working memory of one environment; on a GPU, registers of its thread or shared memory of its block.
 struct Scratch {
   State state;
   int action[agents];
   float reward[agents];
 };
 
-// Takes the actions of environment i, which has `done` steps behind it in this episode; returns flags. Resets nothing.
+// Takes the actions of environment i after `done` steps of its episode; returns flags. Does not start a next episode.
 DEVICE unsigned advance(const Call &c, long i, unsigned episode, int done, State &s, int *action, float *reward) {
   Random random = random_of(c, i, episode, done, FOR_STEP);
   bool fault = false, terminated = false;
@@ -99,7 +99,7 @@ DEVICE unsigned advance(const Call &c, long i, unsigned episode, int done, State
   return unsigned(terminated) * TERMINATED | truncated * TRUNCATED | unsigned(fault) * FAULT;
 }
 
-// Whether slot k is open, and its features, zeros where it is closed.
+// Returns whether slot k has an allowed choice, and writes its features; zeros if it has none.
 DEVICE bool choice(const State &s, int k, const Random &random, float *features) {
   for (int f = 0; f < feature_width; ++f) features[f] = 0.0f;
   bool open = has_candidates ? candidate_of(s, k, random, features) : is_open(s, k, random);
@@ -107,7 +107,7 @@ DEVICE bool choice(const State &s, int k, const Random &random, float *features)
   return open;
 }
 
-// The choices of environment i, computed once and written to one place or two; features only with candidates.
+// Computes the choices of environment i and writes them to one or two buffers; features only with candidates.
 DEVICE void write_choices(unsigned char *mask, float *features, unsigned char *second_mask, float *second_features,
                           const Call &c, long i, unsigned episode, int done, const State &s) {
   if (!mask && !features && !second_mask && !second_features) return;
@@ -127,7 +127,7 @@ DEVICE void write_choices(unsigned char *mask, float *features, unsigned char *s
 
 typedef unsigned __attribute__((may_alias)) Word;
 
-// Words of one environment lie side by side where a block of threads reads them, else those of one variable do.
+// If a block of threads reads an environment, the words of its state are adjacent; otherwise those of each variable.
 DEVICE void load_whole(const Call &c, long i, State &s) {
   if constexpr (by_block) {
     for (int word = first_agent<agents>(); word < state_words; word += agent_stride<agents>) {
@@ -149,7 +149,7 @@ DEVICE void store_whole(const Call &c, long i, const State &s) {
   }
 }
 
-// What environment i shows, computed once and written to one place or two; a null is no place.
+// Computes the observations of environment i and writes them to one or two buffers; a null buffer is left out.
 DEVICE void write_seen(float *first, float *second, unsigned char *in_first, unsigned char *in_second, long i,
                        const State &s) {
   FOR_AGENTS(agent) {

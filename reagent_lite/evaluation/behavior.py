@@ -1,11 +1,11 @@
 """The behaviour policy of a log without propensities, and the probabilities that it gives to logged choices.
 
-rows ─► folds by hash of the episode ─► of each fold a policy, fitted to the other folds ─► probability of each row
+rows ─► folds by hash of the episode ─► a policy for each fold, fitted to the other folds ─► probability of each row
                                                                                          └► calibration.py
 
 The policy is (1 - e) softmax(utility) + e / number of choices. The utility of action k in state s is w_k s + u_k, that
 of a candidate with features f is f (W s + u); states and features are normalized. The penalty on W and u is the one
-with the least loss on rows that are not fitted to. Nothing is drawn: the same rows give the same policy.
+with the least loss on held-out rows. No random numbers are used: the same rows give the same policy.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ FOLDS = 5
 _PENALTIES = (1_000.0, 100.0, 10.0, 1.0, 0.1, 0.01, 0.001, 0.0001)
 _ITERATIONS = 40
 _FIRST_EXPLORED = -4.0  # log odds of e
-_MOST_VALUES = 2**23  # of the fitted rows of a process, 64 MiB
-_MOST_PRODUCTS = 2**30  # of the loss of these rows, some tenths of a second; a fit takes it some hundred times
+_MOST_VALUES = 2**23  # in the fitted rows of a process: 64 MiB
+_MOST_PRODUCTS = 2**30  # for one evaluation of the loss: some tenths of a second, and a fit needs some hundred
 _BLOCK_VALUES = 2**20
-_RARE = 10.0  # choices that are expected less often in all rows count as impossible: their number is not known
+_RARE = 10.0  # a choice expected less often than this in all rows counts as impossible: its probability is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,8 @@ class Behavior:
     """Estimated behaviour policy of a log.
 
     Attributes:
-        propensity: [R] float32, probability of the logged choice of each row of this shard; 1 without an action.
-        calibration: of all shards; None if nothing could be estimated.
+        propensity: [R] float32, probability of the logged choice of each row of this shard; 1 if a row has no action.
+        calibration: calibration on the rows of all shards; None if nothing could be estimated.
         problem: why nothing could be estimated; empty if it could.
     """
 
@@ -61,7 +61,7 @@ def estimated_behavior(sides: TrainEvalLogs, rows: LoggedRows, spec: SourceSpec,
     Args:
         sides: training and eval data.
         rows: this shard's rows of `sides.scored`.
-        spec: numbers of features and actions.
+        spec: feature and action counts.
         read: normalizes the rows.
     """
     copy = sides.scored
@@ -95,13 +95,13 @@ def estimated_behavior(sides: TrainEvalLogs, rows: LoggedRows, spec: SourceSpec,
 def fit_logging_policy(
     policy: LoggingPolicy, copy: TrainingCopy, rows: LoggedRows, spec: SourceSpec, shards: Shards
 ) -> None:
-    """Sets a policy to the mean of those fitted to all folds but one; every rank calls it.
+    """Sets a policy's parameters to the mean of the policies that each leave out one fold; every rank calls it.
 
     Args:
         policy: receives the parameters.
         copy: this shard's training data.
-        rows: its rows, of which the usable ones are fitted to.
-        spec: numbers of features and actions.
+        rows: its rows; the policies are fitted to the usable ones.
+        spec: feature and action counts.
         shards: assignment of rows to processes.
     """
     folds = fold_of(np.asarray(copy.episode_hash))[copy.episode]
@@ -125,7 +125,7 @@ def _width(rows: LoggedRows, spec: SourceSpec) -> int:
 
 
 def _most_rows(width: int, spec: SourceSpec) -> int:
-    """Returns how many rows of a width a process fits to at most."""
+    """Returns the largest number of rows of this width that a process fits to."""
     products = FoldedSoftmax.uniform(spec).parameters.numel()
     return max(min(_MOST_VALUES // width, _MOST_PRODUCTS // products), 1)
 
@@ -136,7 +136,7 @@ def without_propensity(behavior: Behavior | None, counts: Mapping[str, int], row
     Args:
         behavior: estimated behaviour policy, or None if the log's propensities are used.
         counts: counts of the log's training copy.
-        rows: number of its rows.
+        rows: number of rows of the log.
     """
     if behavior is None:
         return counts.get("propensity_absent_rows", 0)
@@ -167,12 +167,12 @@ def _choices(
 
 
 def _problem(copy: TrainingCopy, folds: NDArray[np.int64], actions: NDArray[np.int32], group: Group) -> str:
-    """Returns why there is no policy to fit, on every rank alike; empty if there is.
+    """Returns why no policy can be fitted, the same on every rank; empty if one can.
 
     Args:
         copy: this shard's rows.
-        folds: [n] of its rows with a known action.
-        actions: [n] of the same rows.
+        folds: [n] folds of its rows with a known action.
+        actions: [n] actions of the same rows.
         group: all ranks.
     """
     present = group.all_reduce(torch.from_numpy(np.bincount(folds, minlength=FOLDS).astype(np.float64)))
@@ -192,7 +192,7 @@ class LoggedChoices:
     """Rows with known actions, in memory.
 
     Attributes:
-        state: [n, S + 1] float64, the last one 1.
+        state: [n, S + 1] float64; the last column is 1.
         mask: [n, K] bool.
         features: [n, K, F] float64 of candidates, or None.
         action: [n] int64.
@@ -221,7 +221,7 @@ class LoggedChoices:
 
     @property
     def uniform(self) -> Tensor:
-        """[n] probability of a choice if all are alike."""
+        """[n] probability of each choice under uniform choices."""
         return 1 / self.mask.sum(1).clamp(min=1).double()
 
 
@@ -238,7 +238,7 @@ class FoldedSoftmax:
 
     @classmethod
     def uniform(cls, spec: SourceSpec) -> FoldedSoftmax:
-        """Returns policies that take all choices alike."""
+        """Returns policies that take every choice with the same probability."""
         width = spec.num_action_features if spec.parametric else len(spec.action_names)
         parameters = torch.zeros(FOLDS, width * (spec.num_state_features + 1) + 1, dtype=torch.float64)
         parameters[:, -1] = _FIRST_EXPLORED
@@ -264,14 +264,17 @@ class FoldedSoftmax:
         return (1 - share) * chosen + share * rows.uniform.unsqueeze(1) * rows.mask
 
     def loss(self, rows: LoggedChoices) -> tuple[Tensor, Tensor]:
-        """Returns the sum of -log of logged choices' probabilities, each fold's left out for it, and its gradient."""
+        """Returns the summed negative log likelihood of the logged choices, and its gradient.
+
+        The policy of a fold counts the rows of all other folds.
+        """
         chosen = self.softmax(rows)
         index = rows.action.view(1, -1, 1).expand(FOLDS, -1, 1)
         logged = chosen.gather(2, index).squeeze(2)
         share = self.explored
         mixed = (1 - share) * logged + share * rows.uniform
         fitted = torch.arange(FOLDS).unsqueeze(1) != rows.fold
-        # by the softmax's utilities: responsibility * (softmax - logged choice)
+        # the derivative by a utility is responsibility * (softmax - logged choice)
         responsibility = fitted * (1 - share) * logged / mixed
         slope = chosen.scatter_add(2, index, torch.full_like(logged, -1.0).unsqueeze(2)) * responsibility.unsqueeze(2)
         if rows.features is not None:
@@ -287,20 +290,20 @@ def fold_of(episode_hash: Hashes) -> NDArray[np.int64]:
 
 
 def fitted_policy(parts: Sequence[LoggedChoices], spec: SourceSpec, group: Group) -> FoldedSoftmax:
-    """Returns the policies with the penalty that predicts choices of the own fold best; every rank calls it.
+    """Returns the policies with the penalty that predicts the choices of the left-out folds best; every rank calls it.
 
     Args:
         parts: this rank's rows.
-        spec: numbers of features and actions.
+        spec: feature and action counts.
         group: all ranks; each returns the same policies.
     """
     best = FoldedSoftmax.uniform(spec)
     parameters = best.parameters
-    least = _own_loss(best, parts, group)
+    least = _held_out_loss(best, parts, group)
     for penalty in _PENALTIES:
         parameters = _minimized(parameters, penalty, parts, group)
         policy = FoldedSoftmax(parameters)
-        loss = _own_loss(policy, parts, group)
+        loss = _held_out_loss(policy, parts, group)
         if loss >= least:
             break
         best = policy
@@ -308,8 +311,8 @@ def fitted_policy(parts: Sequence[LoggedChoices], spec: SourceSpec, group: Group
     return best
 
 
-def _own_loss(policy: FoldedSoftmax, parts: Sequence[LoggedChoices], group: Group) -> float:
-    """Returns the loss of all ranks' rows, each by the policy that was not fitted to it."""
+def _held_out_loss(policy: FoldedSoftmax, parts: Sequence[LoggedChoices], group: Group) -> float:
+    """Returns the loss of all ranks' rows, each under the policy that was not fitted to it."""
     total = torch.zeros(1, dtype=torch.float64)
     for rows in parts:
         total -= policy.probabilities(rows).gather(1, rows.action.unsqueeze(1)).log().sum()
@@ -317,7 +320,7 @@ def _own_loss(policy: FoldedSoftmax, parts: Sequence[LoggedChoices], group: Grou
 
 
 def _minimized(first: Tensor, penalty: float, parts: Sequence[LoggedChoices], group: Group) -> Tensor:
-    """Returns the parameters of least loss with a penalty on weights and biases; the sums are those of all ranks."""
+    """Returns the parameters with the least penalized loss over the rows of all ranks, starting at `first`."""
     parameters = first.clone().requires_grad_()
     count = float(group.all_reduce(torch.tensor(float(sum(len(rows.action) for rows in parts)))))
     center = torch.zeros_like(first)

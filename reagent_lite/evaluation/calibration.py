@@ -12,8 +12,8 @@ from reagent_lite.evaluation.interval import number, percent
 
 _EDGES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 1.0)
 _BINS = len(_EDGES) - 1
-_FEWEST = 5.0  # variance of a group's count, below which it is far from normal
-_LEVEL = 0.99  # of all groups together
+_FEWEST = 5.0  # least variance of a group's count: with less, the count is far from normal
+_LEVEL = 0.99  # confidence of all groups together
 _TOLERANCE = 0.1
 _SHOWN = 20
 
@@ -52,8 +52,8 @@ class Calibration:
     Attributes:
         rows: number of rows.
         groups: choices by action and estimated probability, except the rarest.
-        calibrated: whether no group deviates significantly, and by more than a tenth; false without groups.
-        resolution: relative deviation of a group that would be significant, on average over logged choices.
+        calibrated: whether no group deviates both significantly and by more than a tenth; false without groups.
+        resolution: smallest relative deviation of a group that is significant, averaged over logged choices.
     """
 
     rows: int

@@ -1,4 +1,4 @@
-"""Choices among candidates, by features and by item: those of a policy compared with those of the log.
+"""Choices among candidates, by features and by item, of a policy and of the log.
 
 pages and raw features, chunk by chunk ─► tally, summed over ranks ─► document
 """
@@ -22,7 +22,7 @@ from reagent_lite.types import FeatureSpec
 
 _BINS = 10  # of propensities
 _EXACT = 16  # up to this number of candidates, each number is counted separately
-_MOST_ITEMS = 200  # that the document names
+_MOST_ITEMS = 200  # named in the document
 _CHUNK_VALUES = 1 << 20  # 8 MB of float64, a few times
 _LENGTHS = (*range(1, _EXACT + 1), *(_EXACT << power for power in range(1, 17)))  # largest number in each bin
 
@@ -42,13 +42,13 @@ def candidate_choices(
 ) -> dict[str, Any]:
     """Returns `tally` over the rows of all ranks; every rank calls it.
 
-    A category is described by a column for each level, 1 where the candidate has it and 0 where it has another.
+    A category is described by a column for each level: 1 if the candidate has this level, 0 if it has another.
 
     Args:
         page: this rank's scored rows.
         copy: the training copy of these rows.
         numbers: [N] row numbers in the copy, in the page's order.
-        features: those of candidates, the same on every rank.
+        features: specs of the candidates' features, the same on every rank.
         group: the ranks.
         propensities_known: whether all rows of the log have a propensity.
         items: the item table; None without one.
@@ -77,10 +77,13 @@ def _by_level(raw: Tensor, features: Sequence[FeatureSpec]) -> Tensor:
     """Returns raw features [N, K, F] with a column for each level of categories, NaN where absent."""
     columns = []
     for column, feature in zip(raw.unbind(2), features, strict=True):
-        if not feature.levels:
+        if feature.levels:
+            columns += [
+                torch.where(column.isnan(), column, (column == code).to(column.dtype))
+                for code in feature.possible_values
+            ]
+        else:
             columns.append(column)
-        for code in feature.possible_values if feature.levels else ():
-            columns.append(torch.where(column.isnan(), column, (column == code).to(column.dtype)))
     return torch.stack(columns, 2)
 
 
@@ -99,12 +102,12 @@ def tally(
         ids: names of the F features.
         group: the ranks; every rank calls it.
         propensities_known: whether the log has propensities, the same on every rank.
-        named: counts items; None without an item table.
+        named: counter of items; None without an item table.
     """
-    sums = torch.zeros(4, dtype=torch.float64)  # rows, same choice, propensity, probability of the policy
+    sums = torch.zeros(4, dtype=torch.float64)  # rows, same choice, propensity, probability under the policy
     bins = torch.zeros(3, _BINS, dtype=torch.float64)
     lengths = torch.zeros(len(_LENGTHS), dtype=torch.float64)
-    moments = torch.zeros(2, 2, len(ids), dtype=torch.float64)  # of log and policy: weight, weighted sum
+    moments = torch.zeros(2, 2, len(ids), dtype=torch.float64)  # log and policy; weight and weighted sum
     for page, features in chunks():
         policy = page.model_propensities
         probability = page.at_logged(page.model_propensities)
@@ -112,8 +115,8 @@ def tally(
         sums += torch.stack((ones, (policy.argmax(1) == page.action).double(), page.propensity, probability)).sum(1)
         bin_index = ((page.propensity * _BINS - 1e-6).ceil().long() - 1).clamp(0, _BINS - 1)  # float32 has no 0.1
         bins.index_add_(1, bin_index, torch.stack((ones, page.propensity, probability)))
-        counted = torch.bucketize(page.mask.sum(1).clamp(max=_LENGTHS[-1]), torch.tensor(_LENGTHS))
-        lengths.index_add_(0, counted, ones)
+        length_bin = torch.bucketize(page.mask.sum(1).clamp(max=_LENGTHS[-1]), torch.tensor(_LENGTHS))
+        lengths.index_add_(0, length_bin, ones)
         if named is not None:
             named.add(page, features)
         weights, values = _weighted(page, features)
@@ -150,10 +153,10 @@ class NamedItems:
         if features:
             table = _by_level(torch.from_numpy(table).unsqueeze(1), features).squeeze(1).numpy()
         self._table = table
-        self._chosen = torch.zeros(2, len(items) + 1, dtype=torch.float64)  # by log and policy; the last: no item
+        self._chosen = torch.zeros(2, len(items) + 1, dtype=torch.float64)  # log and policy; last column: no item
 
     def add(self, page: EvaluationPage, features: Tensor) -> None:
-        """Adds rows of a page with features of their candidates [N, K, F], as `_by_level` has them."""
+        """Adds rows of a page with features of their candidates [N, K, F], a result of `_by_level`."""
         rows, choices, _ = features.shape
         values = np.concatenate((self._table, features.numpy().reshape(rows * choices, -1)))
         columns = tuple(range(values.shape[1]))
@@ -164,7 +167,7 @@ class NamedItems:
         self._chosen[1].index_add_(0, item.flatten(), page.model_propensities.double().flatten())
 
     def shares(self, group: Group) -> dict[str, Any]:
-        """Returns the shares of all ranks: `items`, of the most chosen ones, and `other_items` of the others."""
+        """Returns shares over all ranks: `items`, the share of each of the most chosen, and `other_items`, the rest."""
         counts = group.all_reduce(self._chosen)
         shares = (counts / counts.sum(1, keepdim=True)).nan_to_num(0.0)
         order = shares[:, :-1].amax(0).argsort(descending=True, stable=True)[:_MOST_ITEMS].tolist()

@@ -49,13 +49,13 @@ _GROUP_ROWS = 2**17
 _GROUP_BYTES = 2**24
 _OUTCOMES_AT_ONCE = 32
 _CHECKS = {False: "Self_Normalized_IPS_Reward", True: "Weighted_Per_Decision_Importance_Sampling"}
-"""The weighted estimate that checks the model of one-step, and of sequential estimates."""
+"""The weighted estimate that checks an estimate by a model alone; the key is `Estimator.sequential`."""
 _REASONS = {
     1: "model is better",
     0: "the interval contains 0: no difference is shown",
     -1: "against is better",
 }
-"""By the side of 0 on which a difference lies."""
+"""Reasons by the side of 0 on which a difference lies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,8 @@ class CPEResult:
         weighted: whether the log has propensities, which weights need.
         gamma: discount per step.
         level: confidence level of all intervals.
-        num_episodes_left_out, num_rows_beyond_horizon: episodes and rows that the config's limits leave unscored.
+        num_episodes_left_out, num_rows_beyond_horizon: number of episodes and rows not scored because of the limits
+            in the config.
     """
 
     outcomes: tuple[OutcomeResult, ...]
@@ -189,7 +190,7 @@ def evaluate_page(
         config: limits, level, range of rewards and number of resamples.
         generator: draws the resamples, and the episodes if there are too many; on the CPU.
         missing: result of missing_estimates: these estimates are undefined and not to be used.
-        calibration: that of the propensities, if they are estimated.
+        calibration: calibration of the propensities, if they are estimated.
         show: called with the number of outcomes done and the number of all outcomes.
     """
     missing = missing or {}
@@ -259,7 +260,7 @@ def estimates_of_page(
 def effective_episodes(
     page: EvaluationPage, *, gamma: float, config: EvaluationConfig, generator: torch.Generator
 ) -> float:
-    """Returns Overlap.effective_episodes alone; the arguments are those of evaluate_page."""
+    """Returns only Overlap.effective_episodes; the arguments are those of evaluate_page."""
     rows, _, _ = limit(page, config, generator)
     if not len(rows):
         return 0.0
@@ -301,15 +302,15 @@ def differences(model: CPEResult, against: CPEResult) -> dict[str, tuple[Estimat
     }
 
 
-def _differences(ours: tuple[Estimate, ...], theirs: tuple[Estimate, ...], level: float) -> tuple[Estimate, ...]:
-    bases = [estimate.basis.minus(other.basis) for estimate, other in zip(ours, theirs, strict=True)]
-    return tuple(map(_difference, ours, theirs, figures_of(bases, level)))
+def _differences(model: tuple[Estimate, ...], against: tuple[Estimate, ...], level: float) -> tuple[Estimate, ...]:
+    bases = [estimate.basis.minus(other.basis) for estimate, other in zip(model, against, strict=True)]
+    return tuple(map(_difference, model, against, figures_of(bases, level)))
 
 
 def _difference(model: Estimate, against: Estimate, figure: Interval) -> Estimate:
     named = (("model", model), ("against", against))
-    whose, worse = max(named, key=lambda pair: pair[1].verdict.severity)
-    reason = f"{whose}: {worse.reason}"
+    name, worse = max(named, key=lambda pair: pair[1].verdict.severity)
+    reason = f"{name}: {worse.reason}"
     if worse.verdict is Verdict.TRUSTWORTHY:
         reason = _REASONS[figure.side]
     return replace(model, figure=figure, normalized=math.nan, difference=figure, verdict=worse.verdict, reason=reason)
@@ -333,7 +334,7 @@ def limit(page: EvaluationPage, config: EvaluationConfig, generator: torch.Gener
 
 
 def sums_of_rows(page: EvaluationPage, rows: Tensor, gamma: float) -> EpisodeSums:
-    """Returns the terms of some rows of a page; `rows` are numbers, in order of time within an episode."""
+    """Returns the terms of some rows of a page, by row numbers in order of time within each episode."""
     # the rows of a group are copied: without a limit in bytes, many choices or outcomes would double the page
     groups = episode_groups(page.episode[rows], max_cells=min(_GROUP_ROWS, max(1, _GROUP_BYTES // page.row_bytes)))
     return EpisodeSums.of(tables_of(page.rows(rows[group]), gamma) for group in groups)
@@ -458,12 +459,7 @@ def _family(
 
 
 def figures_of(bases: Sequence[Basis], level: float) -> list[Interval]:
-    """Returns each estimate or difference with an interval that contains it.
-
-    Args:
-        bases: the estimates and differences.
-        level: confidence level.
-    """
+    """Returns each estimate or difference with an interval that contains it, at a confidence level."""
     distinct = list(dict.fromkeys(basis.question for basis in bases if basis.question is not None))
     ends = dict(zip(distinct, intervals(distinct, level), strict=True))
     figures = []

@@ -52,10 +52,10 @@ class Comparison:
     Attributes:
         outcome: "Reward", or "Metric" and its name, which may be "reward" as well.
         unit: averaged quantity, such as "discounted return per episode".
-        decides: whether the decision rests on it.
+        decides: whether the decision rests on this comparison.
         reference_name: name of the reference.
         reference: value of the reference; None if the estimates are differences themselves.
-        continued: reference of estimates that continue cut records; None if no record is cut.
+        continued: reference for estimates that continue cut records; None if no record is cut.
         events: events that the policy met; None if no outcome is usual.
         rows: the estimates; a difference is estimate - reference, from the same episodes.
         simulated: the same quantity in simulation; None if nothing was simulated or it is not comparable.
@@ -99,20 +99,20 @@ def compared(result: CPEResult, *, simulated: Interval | None = None, decides: b
         decides: false if the decision rests on the comparison with another model instead.
     """
     for index, outcome in enumerate(result.outcomes):
-        families = zip((outcome.sequential, outcome.one_step), _UNITS[index > 0], strict=True)
-        for by_row, (family, unit) in enumerate(families):
+        families = zip((False, True), (outcome.sequential, outcome.one_step), _UNITS[index > 0], strict=True)
+        for by_row, family, unit in families:
             if result.by_row and not by_row:
                 continue
-            first = not index and by_row == result.by_row
+            primary = index == 0 and by_row == result.by_row
             yield Comparison(
                 outcome=_title(index, outcome.name),
                 unit=unit,
-                decides=decides and first,
+                decides=decides and primary,
                 reference=family.logged,
                 continued=family.continued,
                 events=family.events,
                 rows=family.estimates,
-                simulated=simulated if first else None,
+                simulated=simulated if primary else None,
             )
 
 
@@ -121,7 +121,7 @@ def compared_models(differences: Mapping[str, Sequence[Estimate]], *, by_row: bo
 
     Args:
         differences: result of `cpe.differences`.
-        by_row: see `CPEResult.by_row`.
+        by_row: whether only rewards per row are compared, `CPEResult.by_row`.
     """
     for index, (name, estimates) in enumerate(differences.items()):
         for sequential, unit in zip((True, False), _UNITS[index > 0], strict=True):
@@ -130,7 +130,7 @@ def compared_models(differences: Mapping[str, Sequence[Estimate]], *, by_row: bo
             yield Comparison(
                 outcome=_title(index, name),
                 unit=unit,
-                decides=not index and sequential != by_row,
+                decides=index == 0 and sequential != by_row,
                 reference_name=OTHER,
                 reference=None,
                 rows=tuple(row for row in estimates if ESTIMATORS[row.name].sequential == sequential),
@@ -183,10 +183,10 @@ def evidence_of(
         result: all estimates from the log; None without a log.
         played: returns in simulation; None without one.
         estimated: the return that the log's estimates estimate.
-        differences: result of `cpe.differences` if another model decides; empty without one.
-        seen: see Evidence.
-        other_seen: see Evidence.
-        gate: see Evidence.
+        differences: result of `cpe.differences` if the comparison with another model decides.
+        seen: whether scored episodes were in the policy's training data.
+        other_seen: whether scored episodes were in the training data of the model it is compared with.
+        gate: decision of publish_if.
     """
     comparisons: list[Comparison] = []
     if result is not None:
@@ -264,8 +264,8 @@ _TABLE: tuple[tuple[bool | None, bool | None, bool | None, Choice, tuple[Standin
 def decide(evidence: Evidence) -> ShipDecision:
     """Returns the decision for all findings, by the table above.
 
-    Being better than random actions does not count while a comparison with another policy is undecided. Estimates on
-    episodes of a policy's training data flatter it and do not count in its favour.
+    Being better than random actions does not count if a comparison with another policy is undecided. Estimates on
+    episodes from a policy's training data flatter it and do not count in its favour.
     """
     findings = tuple(_unflattered(finding, evidence) for finding in _findings(evidence))
     by_standing = {standing: [finding for finding in findings if finding.standing is standing] for standing in Standing}
@@ -330,16 +330,16 @@ def _finding(
 
 def _unflattered(finding: Finding, evidence: Evidence) -> Finding:
     """Returns the finding, or an undecided one if it favours a policy that has learned from scored episodes."""
-    whose = {
+    flattered = {
         Standing.BETTER: "policy" if evidence.seen else "",
         Standing.WORSE: OTHER if evidence.other_seen else "",
     }.get(finding.standing, "")
-    if not whose or finding.source not in (FindingSource.GATE, FindingSource.LOG):
+    if not flattered or finding.source not in (FindingSource.GATE, FindingSource.LOG):
         return finding
     return replace(
         finding,
         standing=Standing.UNDECIDED,
-        reason=f"{finding.reason}; but the {whose} has learned from scored episodes, which flatters it",
+        reason=f"{finding.reason}; but the {flattered} has learned from scored episodes, which flatters it",
         next_step=_SCORE_OTHERS,
     )
 
@@ -369,18 +369,18 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
-    """Returns the finding of the trustworthy estimate with the narrowest difference, unless others contradict it.
+    """Returns the finding of the trustworthy estimate whose difference is narrowest, unless others contradict it.
 
-    All trustworthy estimates are valid; a poor model makes a doubly robust estimate wide.
+    All trustworthy estimates are valid, so the narrowest is the best: a poor model makes a doubly robust one wide.
     """
     trusted = comparison.trusted
     name = comparison.reference_name
     if not trusted:
         reference = f"{name}'s {comparison.reference}" if comparison.reference else name
         reason = f"no estimate of the {comparison.unit} can be trusted in comparison with the {reference}"
-        # the first rests on a model alone
+        # the first estimate rests on a model alone, the second has the reason why weights are not enough
         reason += "".join(f": {row.reason}" for row in comparison.rows[1:2] or comparison.rows)
-        return _finding(FindingSource.LOG, Standing.UNDECIDED, reason, mended_by(comparison, result))
+        return _finding(FindingSource.LOG, Standing.UNDECIDED, reason, _remedy(comparison, result))
     sides = {row.difference.side for row in trusted}
     if {1, -1} <= sides:
         reason = f"trustworthy estimates contradict each other about the {name}"
@@ -395,7 +395,7 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
         reason = f"{estimates} difference of {row.difference} from the {name} in the {comparison.unit}"
     else:
         continues = comparison.continued is not None and ESTIMATORS[row.name].continues
-        name, value = [*comparison.references.items()][continues]
+        name, value = list(comparison.references.items())[1 if continues else 0]
         reason = (
             f"{estimates} {comparison.unit} of {row.figure} against {value} of the {name}, "
             f"a difference of {row.difference}{'' if side else ', which may be 0'}"
@@ -404,12 +404,14 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
         reason += f" ({comparison.events})"
     if calibration is not None:
         reason += f"; {calibration}; {_UNSEEN}"
-    step = "" if side else more_data(row, comparison.reference, result)
+    step = "" if side else _more_data(row, comparison.reference, result)
     return _finding(FindingSource.LOG, _BY_SIDE[side], reason, step)
 
 
-def more_data(row: Estimate, reference: Interval | None, result: CPEResult | None) -> str:
-    """Returns how many scored episodes would show a difference of this size, or of 10 % of the logged value.
+def _more_data(row: Estimate, reference: Interval | None, result: CPEResult | None) -> str:
+    """Returns the advice to log more, with the number of episodes that would show a difference.
+
+    The difference is the present one, or 10 % of the logged value.
 
     The width of an interval is inversely proportional to the root of the number of episodes.
     """
@@ -417,8 +419,8 @@ def more_data(row: Estimate, reference: Interval | None, result: CPEResult | Non
         return _TRY_BOTH
     count = result.overlap.num_episodes
     difference = row.difference
-    toward = difference.value - difference.low if difference.value > 0 else difference.high - difference.value
-    sizes = [(toward, abs(difference.value), f"a difference of {difference.written(abs(difference.value))}")]
+    toward_zero = difference.value - difference.low if difference.value > 0 else difference.high - difference.value
+    sizes = [(toward_zero, abs(difference.value), f"a difference of {difference.written(abs(difference.value))}")]
     if reference is not None:
         tenth = abs(reference.value) / 10
         sizes.append(
@@ -435,8 +437,8 @@ def more_data(row: Estimate, reference: Interval | None, result: CPEResult | Non
     return f"log more: {scored} scored, it takes {', '.join(needed)}; or run an A/B test."
 
 
-def mended_by(comparison: Comparison, result: CPEResult | None) -> str:
-    """Returns the step that could make estimates of the policy trustworthy."""
+def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
+    """Returns the advice that could make estimates of the policy trustworthy."""
     if result is None or result.overlap is None:
         return "evaluate on a log with whole episodes of the policy in use."
     overlap = result.overlap

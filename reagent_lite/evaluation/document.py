@@ -22,7 +22,6 @@ _NOT_WRITTEN = ("basis", "weighted", "gamma")
 _WITHOUT_WEIGHTS = ("num_rows", "num_episodes", "horizon", "cut_share")
 """Figures of the overlap that do not rest on weights."""
 
-
 ESTIMATE_COLUMNS = ("policy", "outcome", "estimator", "estimate", "low", "high", "normalized", "verdict", "reason")
 """Columns of `estimate_rows`."""
 
@@ -164,8 +163,8 @@ class Findings:
         return {model.key: str(model.policy(self.config)) for model in self.models}
 
     @cached_property
-    def apart(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Reasons why log and simulation are not comparable, and remarks if they are; empty unless there are both."""
+    def obstacles_and_remarks(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Reasons why log and simulation are not comparable, and remarks; both empty unless both were evaluated."""
         if self.estimates is None or self.played is None:
             return (), ()
         estimated = self._estimated(self.estimates)
@@ -182,11 +181,11 @@ class Findings:
     @property
     def comparable(self) -> bool:
         """Whether simulated discounted returns and the log's estimates are the same quantity."""
-        return self.estimates is not None and self.played is not None and not self.apart[0]
+        return self.estimates is not None and self.played is not None and not self.obstacles_and_remarks[0]
 
     @cached_property
     def evidence(self) -> Evidence:
-        """Evidence of the decision about the model; if there is another model, the comparison with that one decides."""
+        """Evidence for the decision about the model; if there is another model, the comparison of the two decides."""
         if self.estimates is None:
             return Evidence(played=self.played)
         seen, *other_seen = self.estimates.log.seen
@@ -205,7 +204,7 @@ class Findings:
         return decide(self.evidence)
 
     def document(self) -> dict[str, Any]:
-        """Returns the content of the report file; undefined values are null, sections not asked for are absent."""
+        """Returns the content of the report file; undefined values are null, sections that do not apply are absent."""
         document: dict[str, Any] = {
             "config": resolved(self.config),
             "gamma": self.gamma,
@@ -242,7 +241,7 @@ class Findings:
         if self.played is not None:
             document["simulation"] = self.played.json()
             if self.estimates is not None:
-                obstacles, remarks = self.apart
+                obstacles, remarks = self.obstacles_and_remarks
                 document["simulation"] |= {"comparable": self.comparable, "remarks": [*obstacles, *remarks]}
         return document
 
@@ -254,7 +253,7 @@ class Findings:
         return {tag: finite(value) for tag, value in scores.items()}
 
     def estimate_rows(self) -> tuple[dict[str, Any], ...]:
-        """Returns the rows of `estimate_rows` of all models."""
+        """Returns `estimate_rows` for all models."""
         results = () if self.estimates is None else self.estimates.results
         return tuple(
             row

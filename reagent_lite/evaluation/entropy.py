@@ -1,4 +1,4 @@
-"""Entropy of a softmax policy: how near it is to greedy or uniform, and the temperature of another entropy."""
+"""Entropy of a softmax policy: how near it is to greedy or uniform, and which temperature gives another entropy."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _NEARLY_UNIFORM = 0.95
 
 
 class SoftmaxRows:
-    """Scores of rows of all ranks, whose softmax has an entropy at every temperature; every rank calls each method.
+    """Scores on the rows of all ranks, and the entropy of their softmax by temperature; every rank calls each method.
 
     Args:
         parts: this rank's scores [n, K] and choices [n, K] that the policy may take.
@@ -27,14 +27,14 @@ class SoftmaxRows:
     def __init__(self, parts: Iterable[tuple[Tensor, Tensor]], group: Group) -> None:
         pairs = [(scores.double().cpu(), mask.cpu()) for scores, mask in parts]
         longest = max((mask.shape[1] for _, mask in pairs), default=1)
-        none = torch.zeros(0, longest)
-        self._scores = torch.cat([none.double(), *(pad(scores, (0, longest - scores.shape[1])) for scores, _ in pairs)])
-        self._mask = torch.cat([none.bool(), *(pad(mask, (0, longest - mask.shape[1])) for _, mask in pairs)])
+        empty = torch.zeros(0, longest)
+        self._scores = torch.cat([empty.double(), *(pad(rows, (0, longest - rows.shape[1])) for rows, _ in pairs)])
+        self._mask = torch.cat([empty.bool(), *(pad(mask, (0, longest - mask.shape[1])) for _, mask in pairs)])
         self._group = group
         self._count = max(float(group.all_reduce(torch.tensor(float(len(self._mask)), dtype=torch.float64))), 1.0)
 
     def mean_entropy(self, temperature: float) -> float:
-        """Returns the mean entropy in nats."""
+        """Returns the mean entropy in nats at a temperature."""
         total = entropy(Softmax(temperature).propensities(self._scores, self._mask)).sum()
         return float(self._group.all_reduce(total)) / self._count
 
@@ -43,7 +43,7 @@ class SoftmaxRows:
         return float(self._group.all_reduce(self._mask.sum(1).clamp(min=1).double().log().sum())) / self._count
 
     def temperature(self, wanted: float) -> float:
-        """Returns the temperature with a mean entropy, the same on every rank."""
+        """Returns the temperature at which the mean entropy is `wanted` nats, the same on every rank."""
         highest = self._scores.masked_fill(~self._mask, LOWEST).amax(1)
         lowest = self._scores.masked_fill(~self._mask, -LOWEST).amin(1)
         spread = (highest - lowest)[self._mask.any(1)]
@@ -60,8 +60,8 @@ class PolicyEntropy:
         entropy: mean entropy of the policy.
         largest: mean entropy of uniform choices.
         logged: mean entropy of the logging policy; None if its propensities are unknown.
-        aim: the logging policy's entropy; half of the largest where that is unknown, nearly greedy or nearly uniform.
-        other_temperature: temperature with the entropy `aim`.
+        aim: the logging policy's entropy, or half of the largest if that is unknown, nearly greedy or nearly uniform.
+        other_temperature: temperature at which the mean entropy is `aim`.
     """
 
     policy: Softmax
@@ -102,16 +102,16 @@ class PolicyEntropy:
         kind = _extreme(self.entropy, self.largest)
         if not kind or (kind == "greedy" and self.logged is not None and _extreme(self.logged, self.largest) == kind):
             return ()
-        whose = ', as in the log (rl.temperature "auto")' if self.aim == self.logged else ""
+        origin = ', as in the log (rl.temperature "auto")' if self.aim == self.logged else ""
         return (
             f"{self.policy} is nearly {kind}: its mean entropy is {self.entropy / self.largest:.1%} of that of "
             f"uniform choices; at temperature {number(self.other_temperature)} it is "
-            f"{self.aim / self.largest:.1%}{whose}",
+            f"{self.aim / self.largest:.1%}{origin}",
         )
 
 
 def _extreme(nats: float, largest: float) -> str:
-    """Returns "greedy" or "uniform" where an entropy is nearly that of such choices, else ""."""
+    """Returns "greedy" or "uniform" if an entropy is nearly that of such choices, else ""."""
     if not largest:  # there is nothing to choose
         return ""
     if nats >= _NEARLY_UNIFORM * largest:

@@ -34,7 +34,7 @@ class TrainEvalLogs:
 
     Attributes:
         train: this machine's training data.
-        held_out: its eval data, or None if a share of `train` is scored.
+        held_out: this machine's eval data, or None if a share of `train` is scored.
         same: whether the eval data of all machines are their training data.
         shards: assignment of rows to processes.
     """
@@ -59,7 +59,7 @@ class TrainEvalLogs:
         hashes = np.array(copy.episode_hash, np.uint64)
         nameless = copy.counts.get("rows_without_mdp_id", 0)
         if nameless and salt:
-            hashes[-nameless:] = mix(hashes[-nameless:] ^ np.uint64(salt))  # they come last in a copy
+            hashes[-nameless:] = mix(hashes[-nameless:] ^ np.uint64(salt))  # a copy has them after all others
         return hashes
 
 
@@ -87,18 +87,18 @@ def scored_episodes(
 ) -> ScoredEpisodes:
     """Returns the scored episodes, and this rank's rows of them; every rank calls it.
 
-    Whole episodes are scored, and models are fitted to the others. Eval episodes that are in no machine's training data
-    are all scored; of the others, and of the training data if there is no eval data, about held_out_share by hash.
-    Episodes with an unknown action are left out whole: without one row the weights of all later rows are wrong.
-    Episodes with an aggregated row are left out as well, as the actions inside it are unknown. An episode that
-    several machines have is scored once; if each has different rows of it, all of them are scored.
+    Whole episodes are scored, and models are fitted to the others. All eval episodes that are in no machine's training
+    data are scored. Of the other eval episodes, or of the training episodes if there is no eval data, about
+    held_out_share are scored, chosen by hash. An episode with an unknown action is left out: without that row the
+    weights of all later rows are wrong. So is an episode with an aggregated row, as the actions inside it are unknown.
+    An episode that several machines have is scored once; if each has different rows of it, all of them are scored.
 
     Args:
         sides: training and eval data.
         settings: settings of the evaluation.
         seed: seed of the draw if there are more than max_episodes.
-        few: scores at least one episode and leaves at least one for fitting, for any hashes; only for a log on one
-            machine.
+        few: scores at least one episode and leaves at least one for fitting, whatever the hashes are; only for a log
+            on one machine.
     """
     shards = sides.shards
     copy = sides.scored
@@ -138,7 +138,7 @@ class _EpisodeCandidates:
 
     Attributes:
         numbers: [E] episode numbers in the shard's copy.
-        hashes: [E].
+        hashes: [E] hashes of the episodes.
         digest: [E] uint64, equal for episodes with equal rows, including states and candidates; 0 for a single shard.
         unknown: [E] whether a row has no action.
         summed: [E] whether a row spans several steps.
@@ -233,10 +233,10 @@ def _find(ascending: Hashes, hashes: Hashes) -> NDArray[np.int64]:
 
 
 def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> tuple[Hashes, list[str]]:
-    """Draws at most `most` of all shards' hashes, ascending, and returns them with notes.
+    """Draws at most `most` of all shards' hashes, and returns them in ascending order with notes.
 
-    The draw takes the first hashes in an order given by the seed. The first of all shards are among the first of each
-    shard, so a shard sends only these.
+    The draw takes the first hashes in an order given by the seed. The first hashes of all shards together are among
+    the first of each shard, so a shard sends only those.
     """
     count = sum(shards.counts(len(hashes)))
     proposed = drawn(hashes, most, seed)
@@ -289,13 +289,13 @@ def _left_out(candidates: _EpisodeCandidates, flags: _Flags, selected: NDArray[n
 
 
 def episode_digests(copy: TrainingCopy, wanted: NDArray[np.bool_]) -> Hashes:
-    """Returns a number per episode, [episodes], that identifies states, actions, choices and rewards of its rows.
+    """Returns a digest of each episode's states, actions, choices, rewards and propensities, [episodes].
 
     It does not depend on the order of rows, features and files, nor on features that no row of the episode has.
 
     Args:
         copy: training or eval data.
-        wanted: [episodes] episodes to identify; the number of the others is 0.
+        wanted: [episodes] bool, episodes to digest; the digest of the others is 0.
     """
     digests = np.zeros(len(wanted), np.uint64)
     if not wanted.any():

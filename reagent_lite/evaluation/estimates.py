@@ -50,7 +50,7 @@ class EvaluationLog:
         copy: rows of the log.
         evaluated: raw rows for scoring and fitting.
         columns: probabilities in columns of the log, by the key of the policy.
-        reading: normalization and networks for the models of given policies.
+        reading: normalization and network shapes for the models of given policies.
         seen: whether each policy has learned from this log.
         warnings: problems of the log.
     """
@@ -100,7 +100,7 @@ class EvaluationLog:
             config: config of the workflow.
             policies: the policies.
             copy: rows of the log.
-            columns: see the attributes.
+            columns: probabilities in columns of the log, by the key of the policy.
             gamma: discount per step.
             items: the item table; None without one.
 
@@ -168,8 +168,8 @@ class Estimates:
         results: result of each policy.
         choices: choices of each policy, as JSON: "actions", shares of named actions, and "candidates", from
             candidates.tally.
-        compared: {outcome: differences} of two policies.
-        warnings: sentences.
+        compared: {outcome: differences} of two policies; empty for a single policy.
+        warnings: problems of the log and of the policies on it, in sentences.
     """
 
     log: EvaluationLog
@@ -209,7 +209,7 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
 
 
 def _is_modelled(policy: EvaluatedPolicy, columns: Mapping[str, PolicyColumn]) -> bool:
-    """Returns whether the probabilities of all choices are known, so that models can be fitted to the policy."""
+    """Returns whether the policy's probabilities of all choices are known, so that models can be fitted to it."""
     if isinstance(policy, ExportedModel):
         return True
     return columns[policy.key].complete if policy.key in columns else policy.path == UNIFORM
@@ -230,9 +230,7 @@ def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: EvaluationL
         heads = reading.heads(copy, gamma=rows.gamma, target_update_rate=config.evaluation.target_update_rate)
     described = copy.parametric and _is_modelled(policy, log.columns)
     features = reading.normalization["action"].features if described else ()
-    return PolicyEvaluator(
-        rows, probabilities, heads, title=policy.key, candidate_features=features, asked_once=exported
-    )
+    return PolicyEvaluator(rows, probabilities, heads, title=policy.key, candidate_features=features, cached=exported)
 
 
 def _shares(page: EvaluationPage, log: EvaluationLog) -> dict[str, Any]:
@@ -252,26 +250,26 @@ def _feature_warnings(model: ExportedModel, copy: TrainingCopy) -> list[str]:
     Raises:
         DataError: no feature is in both; a feature is a text in one of them and a number in the other.
     """
-    sides = [("state", copy.state_ids, model.bundle.state_feature_ids)]
+    kinds = [("state", copy.state_ids, model.bundle.state_feature_ids)]
     if model.bundle.parametric:
-        sides.append(("candidate", copy.action_ids, model.bundle.action_feature_ids))
+        kinds.append(("candidate", copy.action_ids, model.bundle.action_feature_ids))
     for column, spec in model.reading.normalization.items():
         require_texts(copy, column, spec, f"{model.key} {model.path}")
     warnings = []
-    for side, have, reads in sides:
-        unknown = sorted(set(have) - set(reads))
-        missing = sorted(set(reads) - set(have))
-        if reads and len(missing) == len(reads):
+    for kind, logged, read in kinds:
+        unknown = sorted(set(logged) - set(read))
+        missing = sorted(set(read) - set(logged))
+        if read and len(missing) == len(read):
             where = f"{model.key} {model.path}"
-            raise DataError(Problem(where, f"a log with some of the {side} features {_listed(reads)}", _listed(have)))
+            raise DataError(Problem(where, f"a log with some of the {kind} features {_listed(read)}", _listed(logged)))
         if unknown:
             warnings.append(
-                f"{model.key} does not know {counted(len(unknown), f'{side} feature')} of the log, "
+                f"{model.key} does not know {counted(len(unknown), f'{kind} feature')} of the log, "
                 f"left out: {_listed(unknown)}"
             )
         if missing:
             warnings.append(
-                f"{len(missing)} of {len(reads)} {side} features that {model.key} reads are missing in "
+                f"{len(missing)} of {len(read)} {kind} features that {model.key} reads are missing in "
                 f"every row of the log: {_listed(missing)}"
             )
     return warnings
@@ -282,7 +280,7 @@ def _listed(ids: Sequence[int]) -> str:
     return ", ".join(map(str, ids[:_NAMED_FEATURES])) + more if len(ids) else "none"
 
 
-def _never_logged(model: EvaluatedPolicy, page: EvaluationPage, log: EvaluationLog) -> list[str]:
+def _never_logged(policy: EvaluatedPolicy, page: EvaluationPage, log: EvaluationLog) -> list[str]:
     """Returns sentences on named actions that the policy takes and the log never has, the likeliest first."""
     share = page.model_propensities.mean(0).numpy()[: len(log.copy.action_names)]  # empty for candidates
     action = np.asarray(log.copy.action)
@@ -291,13 +289,13 @@ def _never_logged(model: EvaluatedPolicy, page: EvaluationPage, log: EvaluationL
         number for number in np.argsort(-share, kind="stable") if share[number] > _MIN_SHARE and not logged[number]
     ]
     sentences = [
-        f"{model.key} takes {log.copy.action_names[number]!r} in {share[number]:.1%} of the scored rows, and no "
+        f"{policy.key} takes {log.copy.action_names[number]!r} in {share[number]:.1%} of the scored rows, and no "
         "row of the log has it, so the log has no evidence of what it earns"
         for number in unlogged[:_NAMED_ACTIONS]
     ]
     if more := unlogged[_NAMED_ACTIONS:]:
         sentences.append(
-            f"{model.key} takes {counted(len(more), 'more action')} that no row of the log has, "
+            f"{policy.key} takes {counted(len(more), 'more action')} that no row of the log has, "
             f"together in {share[more].sum():.1%} of the scored rows"
         )
     return sentences

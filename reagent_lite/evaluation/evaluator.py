@@ -52,13 +52,13 @@ class EvaluationRows:
         train_rows: source of the other rows.
         metric_names: outcomes besides the reward.
         num_rows: number of rows of the log, on all machines.
-        without_propensity: number of these rows without a propensity; 0 if propensities are estimated.
+        without_propensity: number of these rows with neither a propensity nor an estimate of it.
         gamma: discount per step.
         settings: settings of the evaluation.
         seed: seed of initial models, of the order of rows, and of resamples.
         learning: how much the policy learns in this run; None for a policy that was learned before.
         unknown: reasons why estimators lack probabilities of the policy, by the estimator's name.
-        behavior: estimated behaviour policy, which `rows` have the propensities of; None if the log's own are used.
+        behavior: estimated behaviour policy, the source of the propensities of `rows`; None if these were logged.
         items: the item table; None without one.
     """
 
@@ -102,7 +102,7 @@ class EvaluationRows:
         return fit_plan(self.sides.shards, self.fit_counts, self.settings, passes, self.seed + 1)
 
     def steps(self, *, final: bool) -> int:
-        """Returns the largest number of optimizer steps of a fit after an epoch, or of the fit at the end."""
+        """Returns the largest number of optimizer steps of the final fit, or of a fit after an epoch."""
         return fit_steps(self.sides.shards, self.fit_counts, self.settings, self.learning, final=final)
 
     def source(self, first_pass: int, steps: int) -> LoggedSource:
@@ -122,13 +122,13 @@ class PolicyEvaluator:
         heads: models of the policy, not fitted yet.
         title: name of the policy in progress bars.
         candidate_features: features that describe the chosen candidates; empty for named actions.
-        asked_once: evaluates the policy once per fitted row instead of in every pass, which takes memory for the
-            probabilities. Used for exported models: the threads of onnxruntime and of torch slow each other down.
+        cached: evaluates the policy once per fitted row and keeps the probabilities in memory, instead of evaluating
+            it in every pass. Used for exported models: the threads of onnxruntime and of torch slow each other down.
 
     Attributes:
         log: the rows.
         policy: the policy.
-        models: its models, fitted so far.
+        models: its models, as far as they are fitted.
     """
 
     def __init__(
@@ -139,13 +139,13 @@ class PolicyEvaluator:
         *,
         title: str = "the policy",
         candidate_features: tuple[FeatureSpec, ...] = (),
-        asked_once: bool = False,
+        cached: bool = False,
     ) -> None:
         self.policy = policy
         self.log = log
         self._title = title
         self._candidate_features = candidate_features
-        self._asked_once = asked_once
+        self._cached = cached
         self.models = PolicyModels(heads, log.settings, log.group)
         if sum(log.fit_counts):
             steps = num_steps(log.plan(1), log.settings)
@@ -157,7 +157,7 @@ class PolicyEvaluator:
         """Fits the models further and returns the mean losses; empty without rows.
 
         Args:
-            final: fits as long as the config sets for the end of a run instead of after an epoch.
+            final: fits for as long as the config sets for the end of a run, not for an epoch.
         """
         log = self.log
         if not sum(log.fit_counts) or (final and log.settings.final_fit_passes is None and not self._can_be_checked()):
@@ -165,21 +165,22 @@ class PolicyEvaluator:
         passes = fit_passes(log.settings, final=final)
         steps = log.steps(final=final)
         source = log.source(self.models.passes, steps)
-        policy = self._remembered(source) if self._asked_once else self.policy
-        checked = log.checked if final else ()
-        asked = [(batch, self.policy(batch.next_state, batch.next_actions)) for batch in checked]
+        policy = self._cached_policy(source) if self._cached else self.policy
+        checked = [
+            (batch, self.policy(batch.next_state, batch.next_actions)) for batch in (log.checked if final else ())
+        ]
         rows = min(steps * log.settings.minibatch_size, passes * log.fit_rows.count)
         batches = self._shown("fitting models of", _first(source, steps), rows)
         self.models.passes += passes
-        losses = self.models.fit(batches, policy, asked)
+        losses = self.models.fit(batches, policy, checked)
         log.fit_rows.release()
         return losses
 
     def page(self, *, final: bool) -> tuple[EvaluationPage | None, dict[str, Any]]:
-        """Returns the page of all ranks' scored rows on rank 0, None on the others, and the chosen candidates as JSON.
+        """Returns the page of all ranks' scored rows (None on ranks other than 0), and the chosen candidates as JSON.
 
         Args:
-            final: describes the candidates; otherwise the JSON is empty.
+            final: whether to describe the candidates; otherwise the JSON is empty.
         """
         log = self.log
         part = self._part_of_page("scoring rows by", self.models.heads)
@@ -272,7 +273,7 @@ class PolicyEvaluator:
         """Numbers of the scored rows in the order of a page."""
         return np.argsort(self.log.split.scored.episode, kind="stable")
 
-    def _remembered(self, source: LoggedSource) -> PolicyProbabilities:
+    def _cached_policy(self, source: LoggedSource) -> PolicyProbabilities:
         """Returns a policy that looks up the probabilities at the next states of the source's last batch."""
         numbers = self.log.fit_rows.usable
         assert numbers is not None

@@ -1,4 +1,4 @@
-"""An exported model under evaluation: its probabilities of logged choices, and models fitted to its policy.
+"""An exported model under evaluation: its probabilities on logged rows, and models fitted to its policy.
 
 raw rows ─┬─► the bundle, through onnxruntime ─────────────► probabilities
           └─► the bundle's own normalization ─► networks ──► expected outcomes, values
@@ -52,7 +52,7 @@ class Reading:
 
     @classmethod
     def fitted(cls, copy: TrainingCopy, config: EvaluateConfig) -> "Reading":
-        """Returns the defaults of training, with normalization fitted to a log; rare features are not normalized.
+        """Returns the default network shapes, and normalization fitted to a log; rare features are not normalized.
 
         Raises:
             DataError: a feature cannot be fitted.
@@ -72,7 +72,7 @@ class Reading:
         return cls(normalization={key: specs[name].spec for key, name in names.items()}, training=TrainingConfig())
 
     def spec(self, copy: TrainingCopy) -> SourceSpec:
-        """Returns the numbers of features and choices of a log, once it is normalized."""
+        """Returns the feature and action counts of a log after normalization."""
         return SourceSpec(
             num_state_features=self.normalization["state"].width,
             num_action_features=self.normalization["action"].width if copy.parametric else 0,
@@ -119,7 +119,7 @@ class ExportedModel:
         path: its folder.
         bundle: its bundle, loaded and verified.
         config: config it was trained with, as JSON.
-        reading: its normalization and the shape of its networks, used by models of its policy as well.
+        reading: its normalization and network shapes, which models of its policy share.
     """
 
     key: str
@@ -163,7 +163,7 @@ class ExportedModel:
         return {key: self.bundle.manifest[key] for key in ("workflow", "steps", "data_hash", "config_hash")}
 
     def learned_from(self, content: str) -> bool:
-        """Whether it was trained on rows with this content, see `content_of`; false for simulation alone."""
+        """Returns whether it was trained on rows with this content hash (`content_of`); false for simulation alone."""
         alone = (self.config.get("simulation") or {}).get("share") == 1
         return self.bundle.manifest["data_hash"] == content and not alone
 
@@ -174,7 +174,7 @@ class ExportedModel:
         return None if value is None else float(value)
 
     def spans(self, copy: TrainingCopy) -> Spans:
-        """Returns the spans by which rows of a log are discounted: steps, or time if it was trained so.
+        """Returns the spans by which rows of a log are discounted: steps, or times if it was trained with times.
 
         Raises:
             DataError: rows before the end without a positive time_diff, if time is the discount.
@@ -202,8 +202,8 @@ class ExportedPolicy:
 
     Args:
         model: the model.
-        config: selects the policy derived from its values.
-        choices: predictions of the model's bundle for rows.
+        config: selects the policy to derive from its values.
+        choices: computes the bundle's predictions.
     """
 
     def __init__(self, model: ExportedModel, config: EvaluateConfig, choices: Choices) -> None:

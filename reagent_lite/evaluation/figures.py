@@ -33,8 +33,8 @@ def figures(
     """Returns TensorBoard tags and their values, means over the rows of all ranks. Every rank calls it.
 
     Args:
-        batches: this rank's rows, weight 1 each, or none.
-        learner: gives values and TD loss of rows.
+        batches: this rank's rows, each of weight 1; may be empty.
+        learner: computes values and TD loss of rows.
         group: sums over ranks.
         action_names: names of fixed actions; empty for candidates, which have no tags of their own.
         policy: the policy that is evaluated.

@@ -1,4 +1,4 @@
-"""Models of a policy, fitted to episodes of a log that are not scored; in training and for exported models.
+"""Models of a policy, fitted to the episodes of a log that are not scored; in training and for exported models.
 
 episodes ─┬─► scored     (episodes.py)
           ├─► checked    a few rows whose loss decides when a long fit ends
@@ -38,7 +38,7 @@ _EPOCH_SHARE = 1 / 8
 _FINAL_SHARE = 1 / 4
 _FEWEST_FINAL_STEPS = 200  # a second or two
 
-Asked = tuple[TransitionBatch, Tensor]
+RowsOfPolicy = tuple[TransitionBatch, Tensor]
 """Rows, and the policy's probabilities [B, K] at their next states."""
 
 
@@ -59,10 +59,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning:
-    """How much the policy learns, beside which fits of models should take little time.
+    """How much the policy learns; fitting models should take little time in comparison.
 
     Attributes:
-        rows: rows that it learns from in an epoch, on all machines.
+        rows: number of rows that it learns from in an epoch, on all machines.
         epochs: number of epochs.
     """
 
@@ -97,7 +97,7 @@ def split_log(
 
 
 def fit_passes(settings: EvaluationConfig, *, final: bool) -> int:
-    """Returns the most passes of a fit after an epoch, or of the fit at the end."""
+    """Returns the largest number of passes of the final fit, or of a fit after an epoch."""
     return (settings.final_fit_passes or _FINAL_PASSES) if final else (settings.fit_passes or 1)
 
 
@@ -118,7 +118,7 @@ def fit_plan(
 
 
 def num_steps(plan: ReadPlan, settings: EvaluationConfig) -> int:
-    """Returns how many steps of a plan max_fit_rows leaves."""
+    """Returns the number of a plan's steps, limited by max_fit_rows."""
     return min(plan.num_steps, max(settings.max_fit_rows // settings.minibatch_size, 1))
 
 
@@ -127,8 +127,8 @@ def fit_steps(
 ) -> int:
     """Returns the largest number of optimizer steps of a fit.
 
-    Where the config does not set the passes, the models are fitted to an eighth of an epoch's rows after an epoch, and
-    at the end to a quarter of the rows of all epochs: a row takes them about as long as it takes the policy.
+    If the config does not set the passes, the models are fitted to an eighth of an epoch's rows after an epoch, and at
+    the end to a quarter of the rows of all epochs: a row takes them about as long as it takes the policy.
 
     Args:
         shards: assignment of rows to processes.
@@ -186,12 +186,12 @@ class PolicyModels:
         sums = torch.stack([self.heads.scale_sums(batch) for batch in batches]).sum(0)
         self.heads.set_scales(self._group.all_reduce(sums))
 
-    def rehearse(self, rows: Asked) -> None:
+    def rehearse(self, rows: RowsOfPolicy) -> None:
         """Fixes the order in which processes add gradients; see distributed.group.rehearse."""
         rehearse(self._wrapped, lambda: self._wrapped(*rows)[0])
 
     def fit(
-        self, batches: Iterable[TransitionBatch], policy: PolicyProbabilities, checked: Sequence[Asked] = ()
+        self, batches: Iterable[TransitionBatch], policy: PolicyProbabilities, checked: Sequence[RowsOfPolicy] = ()
     ) -> dict[str, float]:
         """Takes one optimizer step per batch and returns the mean losses of all ranks.
 
@@ -207,7 +207,7 @@ class PolicyModels:
         return {name: float(self._group.all_reduce(loss)) / self._group.world_size for name, loss in losses.items()}
 
     @torch.no_grad()
-    def _loss(self, checked: Sequence[Asked]) -> float:
+    def _loss(self, checked: Sequence[RowsOfPolicy]) -> float:
         total = torch.zeros(2, dtype=torch.float64, device=self._group.device)
         for batch, propensities in checked:
             total += torch.stack((self.heads(batch, propensities)[0].double(), batch.weight.sum().double()))

@@ -25,19 +25,19 @@ class Gate:
 
 
 def decide(result: CPEResult, condition: PublishConfig) -> Gate:
-    """Checks whether an evaluation fulfils a condition."""
-    asked = condition.model_dump(mode="json")
+    """Returns whether an evaluation fulfils a condition, and why."""
+    settings = condition.model_dump(mode="json")
     for outcome in result.outcomes:
         for family in (outcome.one_step, outcome.sequential):
             for estimate in family.estimates:
                 if (outcome.name, estimate.name) == (condition.outcome, condition.estimator):
-                    return _decide(estimate, family, condition, asked)
-    nothing = dict.fromkeys(("estimate", "difference", "logged", "continued", "bound", "lower", "verdict"))
+                    return _decide(estimate, family, condition, settings)
+    undefined = dict.fromkeys(("estimate", "difference", "logged", "continued", "bound", "lower", "verdict"))
     reason = "no episodes could be scored"
-    return Gate(passed=False, reason=reason, document={**asked, **nothing, "reason": reason})
+    return Gate(passed=False, reason=reason, document={**settings, **undefined, "reason": reason})
 
 
-def _decide(estimate: Estimate, family: Family, condition: PublishConfig, asked: dict[str, Any]) -> Gate:
+def _decide(estimate: Estimate, family: Family, condition: PublishConfig, settings: dict[str, Any]) -> Gate:
     above = condition.lower_bound_above
     bound, tested = (0.0, estimate.difference) if above == "logged" else (above, estimate.figure)
     lower = finite(tested.low)
@@ -55,7 +55,7 @@ def _decide(estimate: Estimate, family: Family, condition: PublishConfig, asked:
             f"{'above' if passed else 'not above'} {number(bound)}"
         )
     document = {
-        **asked,
+        **settings,
         "estimate": estimate.figure.json(),
         "difference": estimate.difference.json(),
         "logged": family.logged.json(),

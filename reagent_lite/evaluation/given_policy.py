@@ -41,7 +41,7 @@ class GivenPolicy:
 
     @property
     def column(self) -> str:
-        """Name of the log's column with its probabilities; "" if there is none."""
+        """Name of the log's column with the policy's probabilities; "" if it has no column."""
         return self.path.removeprefix(COLUMN) if self.path.startswith(COLUMN) else ""
 
     def policy(self, config: EvaluateConfig) -> str:
@@ -59,7 +59,7 @@ class GivenPolicy:
         copy = log.sides.train
         if self.path == UNIFORM:
             return log, _uniform
-        if column is None:
+        if column is None:  # the logging policy: the last scalar of a row is its propensity
             column = PolicyColumn(values=log.rows.scalars[:, 3:].numpy(), complete=False)
         width = log.rows.state.width
         if column.complete:
@@ -74,8 +74,10 @@ class GivenPolicy:
             split = replace(log.split, fitted=log.split.fitted[:0], checked=log.split.checked[:0])
             policy = partial(_of_logged, width)
         state = log.rows.state
-        beside = _Beside(values=state.values, width=width, mapped=state.mapped, probabilities=torch.from_numpy(values))
-        rows = replace(log.rows, state=beside)
+        extended = _StatesWithProbabilities(
+            values=state.values, width=width, mapped=state.mapped, probabilities=torch.from_numpy(values)
+        )
+        rows = replace(log.rows, state=extended)
         return replace(log, rows=rows, train_rows=rows, split=split, unknown=unknown), policy
 
 
@@ -85,11 +87,11 @@ def _uniform(state: Tensor, actions: Actions) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Beside(FeatureColumns):
+class _StatesWithProbabilities(FeatureColumns):
     """States with a policy's probabilities appended.
 
     Attributes:
-        probabilities: [R, P] for the log's rows; unknown for other states.
+        probabilities: [R, P] probabilities for the log's rows; those for other states are unknown.
     """
 
     probabilities: Tensor
@@ -109,14 +111,14 @@ def _complete(width: int, state: Tensor, actions: Actions) -> Tensor:
 
 
 def _of_logged(width: int, state: Tensor, actions: Actions) -> Tensor:
-    """Returns the probability of the logged action, which follows `width` features with its index; NaN for others."""
+    """Returns the probability of the logged action, NaN for others; probability and action follow `width` features."""
     probability, action = state[:, width:].unbind(1)
     index = action.nan_to_num(0.0).long().clamp(0, actions.mask.shape[1] - 1).unsqueeze(1)
     return torch.full(actions.mask.shape, torch.nan).scatter(1, index, probability.unsqueeze(1))
 
 
 def _unknown_next(copy: TrainingCopy) -> dict[str, str]:
-    """Returns why estimates of returns by a model are missing: next states, with their choices, that are not rows."""
+    """Returns why estimates of returns by a model are missing, if next states with their choices are not rows."""
     after = np.minimum(np.arange(len(copy)) + 1, len(copy) - 1)
     followed = np.asarray(copy.next_index) == after
     if copy.parametric:

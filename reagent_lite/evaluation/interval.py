@@ -46,7 +46,7 @@ class Interval:
         return int(self.low > 0) - int(self.high < 0)
 
     def excludes(self, value: float) -> bool:
-        """Whether a value lies outside the interval; false if the interval is undefined."""
+        """Returns whether a value lies outside the interval; false if the interval is undefined."""
         return value < self.low or value > self.high
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Interval:
         return f"{value} ({low} to {high})"
 
     def written(self, end: float) -> str:
-        """Returns a figure with as many decimals as give the interval's width two digits."""
+        """Returns a figure as text, with as many decimals as show two digits of the interval's width."""
         width = self.high - self.low
         integers = self.defined and all(figure == int(figure) for figure in (self.value, self.low, self.high))
         if integers or not (self.defined and 0 < width < 1e7):
@@ -75,7 +75,7 @@ def finite(value: float | None) -> float | None:
 
 
 def number(value: float | None) -> str:
-    """Returns a figure with three digits, or in whole units from 1,000 to a million; "–" if it is undefined."""
+    """Returns a figure as text with three digits, in whole units from 1,000 to a million; "–" if it is undefined."""
     if value is None or not math.isfinite(value):
         return "–"
     if 1e6 <= abs(value) < 1e12:

@@ -59,23 +59,23 @@ class Overlap:
         effective_rows: (sum w)^2 / sum w^2 over rows.
         mean_weight: mean w over rows: about 1 if the propensities are right and the log covers the policy.
         largest_row_share: share of the largest w in the sum of all w.
-        matched_rows: rows whose action the policy may choose, w > 0.
-        rows_above_tau: rows whose w exceeds SWITCH_TAU.
+        matched_rows: number of rows whose action the policy may choose, w > 0.
+        rows_above_tau: number of rows whose w exceeds SWITCH_TAU.
         shrunk_share: share of the sum of w that Shrunk_Doubly_Robust_Reward leaves to its model.
         unsupported_share: share of rows logged with probability 1 although the policy may choose otherwise; a log
             without propensities also has 1.0 in every row.
         enough: required number of effective episodes, evaluation.min_effective_episodes.
-        horizon: rows of the longest episode.
+        horizon: number of rows of the longest episode.
         horizon_reached: number of leading steps with at least `enough` effective episodes.
-        judged_step: step by which 95 % of discounted time has passed; the next three figures are those of rho there.
+        judged_step: step by which 95 % of discounted time has passed; the next three figures are of rho at this step.
         effective_episodes: (sum rho)^2 / sum rho^2.
-        mean_episode_weight: mean rho, should be 1; its interval is the normal one, which needs no resamples.
+        mean_episode_weight: mean rho, should be 1; its interval is a normal one, which needs no resamples.
         largest_episode_share: share of the largest rho in the sum of all rho.
-        effective_episodes_by_step: [horizon].
+        effective_episodes_by_step: [horizon] (sum rho_t)^2 / sum rho_t^2.
         mean_weight_by_step: [horizon] mean rho_t.
         cut_share: share of episodes whose last row is not an end (time limit, or cut at the scored horizon): estimates
             by weights alone count the logged part, those with value models also what follows.
-        calibration: that of the propensities, if they are estimated.
+        calibration: calibration of the propensities, if they are estimated.
     """
 
     num_rows: int

@@ -41,7 +41,7 @@ class EvaluationPage:
         mask: [N, K] bool, choices of the row; false for padding.
         steps: [N] float64, time steps the row spans.
         bootstrap: [N] float64, 0 after a true end.
-        propensity: [N] float64, logged policy's probability of `action`.
+        propensity: [N] float64, logging policy's probability of `action`.
         model_propensities: [N, K] float64, evaluated policy's probabilities.
         outcomes: [N, T] float64, reward and metrics.
         reward_model: [N, K, T] float64, expected outcomes.
@@ -100,7 +100,7 @@ class EvaluationPage:
 
     @property
     def weight(self) -> Tensor:
-        """[N] probability of the logged choice under the evaluated policy divided by that under the logged policy.
+        """[N] probability of the logged choice under the evaluated policy divided by that under the logging policy.
 
         It is 1 if they differ by rounding only, as errors would grow in products over hundreds of steps.
         """
@@ -124,10 +124,10 @@ def build_page(
 
     Args:
         batches: rows in order of time within each episode. Each row spans its own steps only, so an n-step source must
-            be read with n = 1. Rows with weight 0 are padding and left out.
+            be read with n = 1. Rows with weight 0 are padding and are left out.
         episodes: [N] code of each row that is not padding; rows of an episode need not be adjacent.
         policy: the evaluated policy; unknown probabilities are NaN and count as 0.
-        models: models of the policy, fitted to other episodes (held_out); None for predictions of 0.
+        models: models of the policy, fitted to other episodes; None for predictions of 0.
         metric_names: names of the M columns of `metrics`.
     """
     names = (REWARD_NAME, *metric_names)
@@ -170,7 +170,9 @@ def gather_page(part: EvaluationPage, sequence: Tensor, group: Group) -> Evaluat
 def padded(name: str, column: Tensor, num_choices: int) -> Tensor:
     """Pads a page's column with zeros to a number of choices, if it has an axis of choices."""
     missing = num_choices - column.shape[1] if name in BY_CHOICE else 0
-    return F.pad(column, (*(0, 0) * (column.dim() - 2), 0, missing)) if missing else column  # else a copy
+    if not missing:
+        return column  # F.pad would copy it
+    return F.pad(column, (*(0, 0) * (column.dim() - 2), 0, missing))
 
 
 def tables_of(page: EvaluationPage, gamma: float) -> tuple[EpisodeTable, ...]:
@@ -192,23 +194,23 @@ def tables_of(page: EvaluationPage, gamma: float) -> tuple[EpisodeTable, ...]:
     last = torch.cat((rank[1:] != rank[:-1], torch.ones(1, dtype=torch.bool)))
     tail_discount = torch.pow(gamma, steps.cumsum(1)) * table(last.double())
 
-    def of(target: int) -> EpisodeTable:
-        reward_model = page.reward_model[:, :, target]
-        q = page.q_values[:, :, target]
+    def table_of(outcome: int) -> EpisodeTable:
+        reward_model = page.reward_model[:, :, outcome]
+        q = page.q_values[:, :, outcome]
         pi = page.model_propensities
         return EpisodeTable(
             running=running,
             weight=weight,
             discount=discount,
-            reward=table(page.outcomes[:, target]),
+            reward=table(page.outcomes[:, outcome]),
             reward_taken=table(page.at_logged(reward_model)),
             reward_expected=table(expected_value(reward_model, pi)),
             value_taken=table(page.at_logged(q)),
             value_expected=table(expected_value(q, pi)),
-            tail=tail_discount * table(page.next_value[:, target]),
+            tail=tail_discount * table(page.next_value[:, outcome]),
         )
 
-    return tuple(map(of, range(len(page.names))))
+    return tuple(map(table_of, range(len(page.names))))
 
 
 def episode_groups(episode: Tensor, max_cells: int = 2**17, max_episodes: int = 4096) -> list[Tensor]:
@@ -239,10 +241,10 @@ def episode_groups(episode: Tensor, max_cells: int = 2**17, max_episodes: int = 
 
 
 def held_out(episode_hash: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
-    """Returns which rows are scored, [N], given the hash of each row's episode; whole episodes are scored or fitted.
+    """Returns which episodes are held out, given the hash of each: about `share` of them.
 
-    True for about `share` of the episodes. The choice depends on the hash alone and is the same on every process. The
-    hash is mixed first, so that the choice is independent of any other split by the same hash.
+    The choice depends on the hash alone and is the same on every process. The hash is mixed first, so that the choice
+    is independent of any other split by the same hash.
     """
     return np.asarray((mix(episode_hash.astype(np.uint64)) >> np.uint64(11)).astype(np.float64) < share * 2.0**53)
 
@@ -304,7 +306,7 @@ def _allowed_only(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _order(sequence: Tensor, episode: Tensor) -> Tensor:
-    """Returns the index of each row, [N], in the order of (episode, sequence)."""
+    """Returns the index of each row, [N], once rows are sorted by (episode, sequence)."""
     order = torch.from_numpy(np.lexsort((sequence.numpy(), episode.numpy())))
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
 
@@ -312,7 +314,8 @@ def _order(sequence: Tensor, episode: Tensor) -> Tensor:
 def _joined(parts: Iterator[Tensor], indices: Sequence[Tensor], num_rows: int) -> Tensor | None:
     """Returns a column of num_rows rows with each part at its indices; None if there are no parts."""
     whole = None
-    for values, index in zip(parts, indices, strict=True):  # parts come first: on ranks other than 0 they only send
+    # `parts` is the first argument of zip, which advances it on every rank: on ranks other than 0 it sends and ends
+    for values, index in zip(parts, indices, strict=True):
         if whole is None:
             whole = values.new_empty(num_rows, *values.shape[1:])
         whole[index] = values

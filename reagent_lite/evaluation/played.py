@@ -61,9 +61,9 @@ class Played:
         parameters: constants of its dynamics.
         time_limit: largest number of steps of an episode.
         episodes: number of episodes of each policy.
-        longest: steps of a model's longest episode.
+        longest: number of steps of the longest episode of any model.
         policies: results by key: MODEL first, then AGAINST and RANDOM, uniformly random actions.
-        differences: MODEL minus the policy of the key, episode by episode.
+        differences: MODEL minus the policy with this key, episode by episode.
     """
 
     env: str
@@ -82,7 +82,9 @@ class Played:
         lowest = all_episodes.amin(1)
         highest = all_episodes.amax(1)
         pairs = {key: earned[MODEL] - values for key, values in earned.items() if key != MODEL}
-        largest = [values.abs().amax(1) for values in pairs.values()]  # as much the other way round is possible
+        largest = [
+            values.abs().amax(1) for values in pairs.values()
+        ]  # a difference may be as large in either direction
         means = mean_returns(
             torch.cat((*earned.values(), *pairs.values())),
             torch.cat((*[lowest] * len(earned), *(-most for most in largest))),
@@ -140,7 +142,7 @@ def mean_returns(values: Tensor, lowest: Tensor, highest: Tensor, level: float) 
     """Returns the row means of episodes' results [n, E] with intervals by empirical likelihood.
 
     Any result between `lowest` and `highest` [n] is possible, as rare ones may be missing in these episodes. If the
-    two are equal, the interval is undefined: episodes that do not vary do not say how much others would.
+    two are equal, the interval is undefined: episodes that do not vary do not show how much others would.
     """
     ones = torch.ones_like(values[0])
     ranges = list(zip(lowest.tolist(), highest.tolist(), strict=True))
@@ -190,7 +192,7 @@ class EstimatedReturn:
         return discounted if discounted.defined and not any(self.obstacles(played)) else None
 
     def obstacles(self, played: Played) -> Iterator[str]:
-        """Yields reasons why simulated discounted returns are another quantity, if the log is from the environment."""
+        """Yields reasons why simulated discounted returns are another quantity, even with a log of this environment."""
         if self.by_time:
             yield "Estimates discount by time_diff, as the model was trained, simulated returns by steps."
         if self.gamma == 0 and self.longest > 1:

@@ -40,10 +40,10 @@ class _FirstEpisodes(Observer):
         self.running.logical_and_(env.ended == 0)
         self._factor.mul_(self._gamma)
 
-    def table(self, player: Actor) -> Tensor:
-        """Returns the results of a player, see `play`."""
+    def table(self, actor: Actor) -> Tensor:
+        """Returns an actor's table of results, as documented in `play`."""
         earned = torch.stack((self.total, self.discounted)).flatten(1)
-        rows = earned if player.rows is None else earned[:, player.rows]
+        rows = earned if actor.rows is None else earned[:, actor.rows]
         means = rows.view(2, len(self.length), -1).mean(2)
         return torch.stack((*means, self.length.double(), (~self.terminated).double())).cpu()
 
@@ -51,21 +51,21 @@ class _FirstEpisodes(Observer):
 @torch.no_grad()
 def play(
     env: VectorEnv,
-    players: Sequence[Actor],
+    actors: Sequence[Actor],
     *,
     gamma: float,
     on_step: Callable[[int], None] = lambda ended: None,
     capture: Callable[[Step], Step] = lambda step: step,
 ) -> tuple[Tensor, ...]:
-    """Plays one episode in every environment, from a fresh start, and returns a table of each player's results.
+    """Plays one episode in every environment, from a fresh start, and returns a table of each actor's results.
 
     A table is [4, E] float64 on the CPU: return, discounted return, length, and whether the time limit ended the
-    episode, for E episodes. A return is a sum of rewards, that of several agents their mean.
+    episode, for E episodes. A return is a sum of rewards; if an actor plays several agents, it is the mean of theirs.
 
     Args:
         env: the environments; they are reset.
-        players: a single player, or one for each agent type.
-        gamma: discount a step.
+        actors: a single actor, or one for each agent type.
+        gamma: discount per step.
         on_step: called every few steps with the number of episodes that have ended.
         capture: turns a step on fixed buffers into one that is replayed on the device.
 
@@ -76,12 +76,12 @@ def play(
     count = env.num_envs
     results = _FirstEpisodes(env, gamma)
     active: Tensor | None = None  # environments that the policies act in; None for all
-    step_all = partial(play_step, env, players, results, step=env.advance)
+    step_all = partial(play_step, env, actors, results, step=env.advance)
     whole_step = capture(step_all)
     for step in range(env.time_limit):
         if active is None:
             whole_step()
-        else:  # of another size each time
+        else:  # not captured: the number of environments changes
             step_all(envs=active)
         if step % _CHECK_EVERY == 0:
             left = int(results.running.sum())
@@ -93,4 +93,4 @@ def play(
     env.check()
     require_finite_returns(results.total, env.spec.name)
     on_step(count)
-    return tuple(results.table(player) for player in players)
+    return tuple(results.table(actor) for actor in actors)

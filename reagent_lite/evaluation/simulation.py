@@ -4,7 +4,7 @@
 2 play     an episode in each of E environments ─► returns, discounted returns, lengths
 3 compare  means with intervals by empirical likelihood, and differences episode by episode
 
-Actions are drawn with the same probabilities as in estimates from a log, given as logits.
+Actions are drawn with the probabilities that estimates from a log use as well, given as logits.
 """
 
 from collections.abc import Sequence
@@ -79,8 +79,8 @@ class Arena:
         count = self._env.num_envs
         with progress(f"playing {key}", "episodes") as show:
             # at temperature 1, the softmax of log probabilities is the probabilities
-            player = Actor(policy=policy, epsilon=torch.zeros(1, device=self._env.device), temperature=1.0)
-            (table,) = play(self._env, (player,), gamma=gamma, on_step=lambda ended: show(ended, count))
+            actor = Actor(policy=policy, epsilon=torch.zeros(1, device=self._env.device), temperature=1.0)
+            (table,) = play(self._env, (actor,), gamma=gamma, on_step=lambda ended: show(ended, count))
         return table
 
 

@@ -1,4 +1,4 @@
-"""An exported model: loaded, verified and asked for decisions; needs onnxruntime and numpy only.
+"""An exported model: loading, verification and decisions; needs onnxruntime and numpy only.
 
 folder ─► every byte verified ─► model.onnx in onnxruntime ─► predict: q, greedy, propensities ─► act: a draw
 
@@ -58,16 +58,16 @@ class Prediction:
     mask: NDArray[np.bool_]
 
     def draw(self, rng: np.random.Generator | int | None = None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Draws an action per row by inverting the cumulative propensities; see `Bundle.act`."""
+        """Draws an action per row by inverting the cumulative propensities; returns what `Bundle.act` returns."""
         rng = np.random.default_rng(rng)
         cumulative = self.propensities.cumsum(1, dtype=np.float64)
         total = cumulative[:, -1]
-        some = total > 0
+        has_choice = total > 0
         # u < 1, but u * total can round up to total
         target = np.minimum(rng.random(len(total)) * total, np.nextafter(total, 0))
-        actions: NDArray[np.int64] = np.where(some, (cumulative > target[:, None]).argmax(1), -1)
+        actions: NDArray[np.int64] = np.where(has_choice, (cumulative > target[:, None]).argmax(1), -1)
         drawn = self.propensities[np.arange(len(total)), actions]
-        return actions, np.where(some, drawn / np.where(some, total, 1.0), 0.0)
+        return actions, np.where(has_choice, drawn / np.where(has_choice, total, 1.0), 0.0)
 
 
 class Bundle:
@@ -162,19 +162,22 @@ class Bundle:
         return self._item_values[rows]
 
     def states(self, maps: Sequence[FeatureMap]) -> NDArray[np.float32]:
-        """Returns [N, F] of sparse maps {feature id: value}; NaN where a feature is absent or null.
+        """Returns the features [N, F] in sparse maps {feature id: value}; NaN where a feature is absent or null.
 
         A feature with levels takes texts and gets their codes (`categories.code_of`); other features take numbers. A
         text that is not a level counts as other.
 
         Raises:
-            BundleError: for an unknown feature id, a number in place of a text, and any other value that is not a
-                number.
+            BundleError: an unknown feature id, a number in place of a text, or any other value that is not a number.
         """
         return self._state.of_maps("states", maps)
 
     def candidates(self, lists: Sequence[Sequence[FeatureMap] | Sequence[ItemId]]) -> list[NDArray[np.float32]]:
-        """Returns [K_i, F] for each row of its candidates' sparse maps or ids; errors of `states` and `items_of`."""
+        """Returns the features [K_i, F] of each row's candidates, given by sparse maps or by ids of items.
+
+        Raises:
+            BundleError: as in `states` and `items_of`.
+        """
         return [self._candidates(f"candidates[{row}]", choices) for row, choices in enumerate(lists)]
 
     def _candidates(self, where: str, choices: Any) -> NDArray[np.float32]:
@@ -211,7 +214,7 @@ class Bundle:
                 order of `items.ids`.
 
         Raises:
-            BundleError: for wrong shapes or types and for infinity.
+            BundleError: a wrong shape or type, or infinity.
         """
         state = self._state.of_arrays("values", values)
         num_rows = len(state)
@@ -235,7 +238,7 @@ class Bundle:
         candidates: Sequence[Sequence[FeatureMap] | Sequence[ItemId]] | None = None,
         mask: ArrayLike | None = None,
     ) -> Prediction:
-        """Returns the prediction for sparse maps as in a log; see `states`, `candidates` and `predict`."""
+        """Returns the prediction for sparse maps as in a log, the arguments of `states` and `candidates`."""
         choices: Any = candidates
         if self.parametric and candidates is not None:
             choices = self.candidates(candidates)
@@ -256,10 +259,10 @@ class Bundle:
         propensities.
 
         Args:
-            values: see `predict`.
-            presence: see `predict`.
-            mask: see `predict`.
-            candidates: see `predict`.
+            values: raw state features, as in `predict`.
+            presence: false where a feature is missing, as in `predict`.
+            mask: allowed choices, as in `predict`.
+            candidates: candidates of each row, as in `predict`.
             rng: source of the draws, or its seed; None: a new generator, seeded by the system.
 
         Returns:
@@ -267,7 +270,7 @@ class Bundle:
             allowed.
 
         Raises:
-            BundleError: see `predict`.
+            BundleError: a wrong shape or type, or infinity.
         """
         return self.predict(values, presence, mask, candidates).draw(rng)
 
@@ -334,7 +337,7 @@ class Bundle:
 def parts(widths: Iterable[int], most: int) -> Iterator[slice]:
     """Yields slices of consecutive rows that have at most `most` values once padded to the widest row of the slice.
 
-    A wider row is a slice of its own.
+    A row with more values than that is a slice by itself.
     """
     start = stop = widest = 0
     for stop, width in enumerate(widths):
@@ -357,7 +360,7 @@ def load_bundle(path: str | os.PathLike[str], *, threads: int = 0) -> Bundle:
         BundleError: a file is missing, unlisted or altered, the manifest describes no model, or onnxruntime cannot read
             the model; names all such files.
     """
-    import onnxruntime  # it starts threads
+    import onnxruntime  # not before it is needed, as it starts threads
 
     folder = Path(path)
     manifest, files = _verified(folder)
@@ -440,7 +443,7 @@ _KEYS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
 
 
 def _verified(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Returns manifest and files of one bundle, even if the folder is replaced while it is read."""
+    """Returns manifest and files of a single bundle, even if the folder is replaced while it is read."""
     while True:
         before = _identity(folder)
         try:
@@ -472,5 +475,5 @@ def _recorded(lists: Any) -> NDArray[Any]:
 
 
 def _flags(where: str, given: Any, shape: tuple[int | None, ...]) -> NDArray[np.bool_]:
-    """Returns a bool array; see `checked_array`."""
+    """Returns an argument as a bool array, checked by `checked_array`."""
     return checked_array(where, given, shape, "b", "an array of bool")

@@ -70,7 +70,7 @@ class Choices:
         return torch.from_numpy(q).to(state.device)
 
     def logarithms(self, state: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-        """Returns the logarithms [N, K] of the model's probabilities, whose softmax are these probabilities."""
+        """Returns the logarithms [N, K] of the model's probabilities; their softmax is the probabilities."""
         probabilities = torch.from_numpy(self(state, mask, features).propensities)
         return probabilities.log().float().to(state.device)
 

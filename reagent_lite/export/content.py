@@ -1,4 +1,4 @@
-"""The contents of a bundle besides the model: origin, evaluation, and rows to check it on."""
+"""The contents of a bundle besides the model: origin, evaluation, and rows to check the model on."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from reagent_lite.item_table import ItemTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRows:
-    """Raw rows like those that the model will see, for example rows of the evaluation data.
+    """Raw rows such as the model will see, for example rows of the evaluation data.
 
     Attributes:
         values: [N, F] float32 state features, NaN where missing, N at least 1.

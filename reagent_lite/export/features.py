@@ -54,7 +54,7 @@ class FeatureSet:
         return {self.ids[column]: count for column, count in counts.items() if count}
 
     def of_maps(self, where: str, maps: Sequence[FeatureMap]) -> NDArray[np.float32]:
-        """Returns [N, F] of N sparse maps {feature id: value}; NaN where a feature is absent or null.
+        """Returns the features [N, F] in N sparse maps {feature id: value}; NaN where a feature is absent or null.
 
         Raises:
             BundleError: an unknown feature id, a value of a category that is not a text, or another value that is not a
@@ -78,7 +78,7 @@ class FeatureSet:
         return values.astype(np.float32)
 
     def _number(self, where: str, key: object, value: Any) -> float | Problem:
-        """Returns the number that stands for the value of a map."""
+        """Returns the number that stands for a value of a map, or what is wrong with the value."""
         if str(key) not in self.columns:
             advice = "A model cannot use a feature it was not trained on: leave it out, or train with it"
             return Problem(where, f"feature ids among {listed(self.columns)}", repr(key), advice)
@@ -96,8 +96,12 @@ class FeatureSet:
         return float(value)
 
     def of_arrays(self, where: str, given: Any) -> NDArray[np.float32]:
-        """Returns [N, F] of an array, or of the columns of a frame by name; NaN where missing. See `checked_array`."""
-        names = getattr(given, "column_names", getattr(given, "columns", None))  # of Arrow; of pandas and polars
+        """Returns the features [N, F] in an array, or in the columns of a frame by name; NaN where missing.
+
+        Raises:
+            BundleError: a wrong shape or type, or a frame without one of the columns.
+        """
+        names = getattr(given, "column_names", getattr(given, "columns", None))  # Arrow, or pandas and polars
         if names is not None and self.columns:
             by_text = {str(name): name for name in names}
             if lacking := [name for name in self.columns if name not in by_text]:
@@ -120,7 +124,7 @@ class FeatureSet:
 def _numbers(where: str, given: Any) -> NDArray[np.float64]:
     """Returns the numbers of a frame's column, NaN where missing."""
     values = np.asarray(given)
-    if values.dtype == np.object_:  # as None makes it
+    if values.dtype == np.object_:  # a column with None
         values = np.array([np.nan if value is None else value for value in values.flat])
     return checked_array(where, values, (None,), "bfiu", "real numbers, NaN or None where missing").astype(np.float64)
 
@@ -142,10 +146,10 @@ def checked_array(where: str, given: Any, shape: tuple[int | None, ...], kinds: 
         given: an array, or nested lists.
         shape: expected sizes; None accepts any size.
         kinds: accepted kinds of dtypes, as numpy's letters.
-        expected: the same in words.
+        expected: the accepted kinds in words, for the message.
 
     Raises:
-        BundleError: for another shape or type.
+        BundleError: another shape or type.
     """
     try:
         array = np.asarray(given)

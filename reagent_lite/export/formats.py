@@ -71,16 +71,16 @@ def _write_onnx(predictor: Predictor, path: Path) -> None:
 
 
 def _replay_onnx(predictor: Predictor, path: Path) -> Replay:
-    import onnxruntime  # it starts threads
+    import onnxruntime  # not before it is needed, as it starts threads
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
-    def served(inputs: Inputs) -> Outputs:
+    def run(inputs: Inputs) -> Outputs:
         feed = {name: tensor.numpy() for name, tensor in zip(predictor.inputs, inputs, strict=True)}
         q, greedy, propensities, choices = map(torch.from_numpy, session.run(list(predictor.outputs), feed))
         return q, greedy, propensities, choices
 
-    return _replay(predictor, path.name, served)
+    return _replay(predictor, path.name, run)
 
 
 def _write_safetensors(predictor: Predictor, path: Path) -> None:
@@ -109,7 +109,7 @@ FORMATS: Final = {
 
 
 def _example(predictor: Predictor) -> Inputs:
-    """Returns inputs of 3 rows (and 2 candidates) without any features."""
+    """Returns inputs of 3 rows (and 2 candidates) in which every feature is missing."""
     shapes = {
         name: [_EXAMPLE[axis] if isinstance(axis, str) else axis for axis in axes]
         for name, axes in predictor.inputs.items()
@@ -124,11 +124,11 @@ def _weights(predictor: Predictor) -> dict[str, Tensor]:
     return {**predictor.scorer.state_dict(), **predictor.restriction.state_dict()}
 
 
-def _replay(predictor: Predictor, file: str, served: Callable[[Inputs], Outputs]) -> Replay:
+def _replay(predictor: Predictor, file: str, run: Callable[[Inputs], Outputs]) -> Replay:
     """Returns the replay of a file that has all outputs of the predictor; its decisions must follow from its q."""
 
     def replay(inputs: Inputs) -> Pair:
-        q, greedy, propensities, choices = (output.numpy() for output in served(inputs))
+        q, greedy, propensities, choices = (output.numpy() for output in run(inputs))
         _check_decision(file, q, greedy, propensities, choices, predictor.policy)
         live = predictor(*inputs)
         compare_choices(file, live[3].numpy(), choices)
@@ -145,7 +145,7 @@ def _check_decision(
     mask: NDArray[np.bool_],
     policy: TargetPolicy,
 ) -> None:
-    """Raises BundleError unless choice and propensities, computed from q in float64, are those given."""
+    """Raises BundleError if choice or propensities are not those that follow from q, computed in float64."""
     allowed = np.where(mask, q.astype(np.float64), -np.inf)
     choice = np.where(mask.any(1), allowed.argmax(1), -1)
     wrong = np.flatnonzero(choice != greedy)

@@ -108,14 +108,14 @@ def _choices(predictor: Predictor, items: ItemTable | None) -> str:
 
 
 def _policy(predictor: Predictor) -> str:
-    drawn = (
+    text = (
         f"{str(predictor.policy).capitalize()}, over the allowed choices. `propensities` are its probabilities; "
         "`draw` and `bundle.act` draw from them. The evaluation below is that of this policy."
     )
     if predictor.threshold is None:
-        return drawn
+        return text
     return (
-        f"{drawn} A choice is allowed if a model of the log finds it at least {predictor.threshold:g} times as likely "
+        f"{text} A choice is allowed if a model of the log finds it at least {predictor.threshold:g} times as likely "
         "as the likeliest open choice (BCQ): see `choices` of `model.onnx`. q of the other choices was not learned for "
         "use; `model.torchscript` lowers it by 1e10."
     )
@@ -134,8 +134,8 @@ def _features(ids: tuple[int, ...], parameters: dict[str, str]) -> str:
     table = "\n".join(("| feature, in column order | type |", "|---|---|", *rows))
     if not categories:
         return table
-    listed = "\n".join(("| category | level | code |", "|---|---|---|", *categories))
-    return f"{table}\n\n{_CODES}\n\n{listed}"
+    table_of_codes = "\n".join(("| category | level | code |", "|---|---|---|", *categories))
+    return f"{table}\n\n{_CODES}\n\n{table_of_codes}"
 
 
 def _candidates(predictor: Predictor, content: BundleContent) -> dict[str, str]:

@@ -9,7 +9,7 @@ def with_items_of(bundle: Bundle, path: str | None) -> Bundle:
     """Returns the model with the item table at a path; with None, the model itself.
 
     Raises:
-        DataError: see `read_items`.
+        DataError: the table cannot be read.
         BundleError: the model has no items, the table lacks a feature that the model reads, or a feature is a text in
             one and a number in the other.
     """
@@ -19,16 +19,11 @@ def with_items_of(bundle: Bundle, path: str | None) -> Bundle:
         todo = "Leave items out, and describe candidates by their features"
         raise BundleError(Problem("items", "nothing, as the model was trained without data.items", path, todo))
     items = read_items(path, bundle.item_id)
-    texts = bundle.levels["action"]
-    expected = {False: "numbers", True: "texts"}
-    raise_any(
-        [
-            Problem(
-                f"{path}: {feature}", f"{expected[str(feature) in texts]}, which the model reads", expected[is_text]
-            )
-            for feature in bundle.action_feature_ids
-            if (is_text := feature in items.texts) != (str(feature) in texts) and feature in items.feature_ids
-        ],
-        BundleError,
-    )
+    problems = []
+    for feature in bundle.action_feature_ids:
+        expected = "texts" if str(feature) in bundle.levels["action"] else "numbers"
+        got = "texts" if feature in items.texts else "numbers"
+        if feature in items.feature_ids and got != expected:
+            problems.append(Problem(f"{path}: {feature}", f"{expected}, which the model reads", got))
+    raise_any(problems, BundleError)
     return bundle.with_items(items, path)

@@ -59,7 +59,7 @@ def onnx_model(
     return model
 
 
-class _Calls(Tracer):
+class _FunctionTracer(Tracer):
     """Traces into torch's own modules too, so that only calls of functions are left."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -76,7 +76,7 @@ class _Writer(Interpreter):
     """
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__(module, garbage_collect_values=False, graph=_Calls().trace(module))
+        super().__init__(module, garbage_collect_values=False, graph=_FunctionTracer().trace(module))
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
         self.value: Any = None
@@ -140,24 +140,26 @@ class _Writer(Interpreter):
         """Returns the name of a list of sizes: numbers, sizes of tensors, or the shape of a tensor."""
         if isinstance(sizes[0], Node) and isinstance(self.env[sizes[0]], torch.Size):
             return self._names[sizes[0]]
-        return self.add("Concat", *(self._names[s] if isinstance(s, Node) else self.ints(s) for s in sizes), axis=0)
+        names = (self._names[size] if isinstance(size, Node) else self.ints(size) for size in sizes)
+        return self.add("Concat", *names, axis=0)
 
 
 _Call = Callable[..., str]
+"""Writes a torch call with its arguments as ONNX nodes and returns the name of the result."""
 
 
 def _elementwise(operator: str) -> _Call:
-    """Takes tensors and numbers, in the type of the result."""
+    """Writes an operator on tensors and numbers, each cast to the type of the result."""
     return lambda w, *x: w.add(operator, *map(w.operand, x))
 
 
 def _unary(operator: str) -> _Call:
-    """Takes one tensor in its own type; torch's further arguments have ONNX's default values."""
+    """Writes an operator on one tensor, without a cast; torch's further arguments have ONNX's default values."""
     return lambda w, x, *_, **__: w.add(operator, w.name_of(x))
 
 
 def _compared(operator: str) -> _Call:
-    """Takes tensors and numbers, in their common type."""
+    """Writes a comparison of tensors and numbers, each cast to their common type."""
 
     def write(w: _Writer, *x: Any) -> str:
         dtype = torch.result_type(*map(w.value_of, x))
@@ -167,7 +169,7 @@ def _compared(operator: str) -> _Call:
 
 
 def _reduced(operator: str) -> _Call:
-    """Reduces axes, counted from the first: without rows, onnxruntime confuses axes counted from the last."""
+    """Writes a reduction; its axes count from the first, as onnxruntime confuses negative axes if there are no rows."""
 
     def write(w: _Writer, x: Node, dim: int | Sequence[int], keepdim: bool = False) -> str:
         axes = [axis % w.value_of(x).dim() for axis in (dim if isinstance(dim, Sequence) else (dim,))]
@@ -208,7 +210,7 @@ def _clamp(w: _Writer, x: Node, min: float | None = None, max: float | None = No
 
 
 def _item(w: _Writer, x: Node, index: Any) -> str:
-    """Slices axes, and drops axes with an integer index; a size stays a list of one."""
+    """Slices axes, and drops axes with an integer index; of a shape, returns a list with one size."""
     whole = w.value_of(x)
     name = w.name_of(x)
     dropped = []

@@ -22,11 +22,11 @@ Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 Axes = tuple[str | int, ...]
 Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
 Replay = Callable[[Inputs], Pair]
-"""From inputs to q of the live predictor and q of a file, which have the same shape."""
+"""Returns q of the live predictor and q of a file for some inputs; both have the same shape."""
 
 
 class Predictor(nn.Module):
-    """Base of the two predictors: finished parts, and the inputs and outputs of the exported graph.
+    """Base of the two predictors: their parts, and the inputs and outputs of the exported graph.
 
     Attributes:
         state_preprocessor: forward(values [..., F] float32, presence [..., F] bool) -> [..., W].
@@ -95,7 +95,7 @@ class DiscretePredictor(Predictor):
 
     @property
     def inputs(self) -> dict[str, Axes]:
-        """See `Predictor.inputs`."""
+        """Axes of each argument of `forward`."""
         state = ("rows", len(self.state_feature_ids))
         return {"values": state, "presence": state, "action_mask": ("rows", len(self.action_names))}
 
@@ -138,7 +138,7 @@ class ParametricPredictor(Predictor):
 
     @property
     def inputs(self) -> dict[str, Axes]:
-        """See `Predictor.inputs`."""
+        """Axes of each argument of `forward`."""
         state = ("rows", len(self.state_feature_ids))
         action = ("rows", "candidates", len(self.action_feature_ids))
         return {
@@ -167,8 +167,8 @@ class ParametricPredictor(Predictor):
             action_mask: [N, K] bool, false for forbidden candidates and for padding.
 
         Returns:
-            q [N, K], greedy [N], propensities [N, K] and choices [N, K] as in `DiscretePredictor`; q of padding is
-            undefined.
+            q [N, K], greedy [N], propensities [N, K] and choices [N, K] as in `DiscretePredictor`; q is undefined for
+            padding.
         """
         infinite_features = infinite(action_values, action_presence)
         in_candidates = (infinite_features & action_mask.unsqueeze(2)).any(2).any(1)

@@ -1,9 +1,9 @@
-"""The allowed difference between an exported q and the live network's q; numpy only, as readers use it too.
+"""The allowed difference between an exported q and the live network's q; numpy only, as `bundle.py` uses it too.
 
 A q differs if |other − live| > atol + rtol · scale; scale is the largest |q| of the live network over the whole check.
 The 2019 check multiplied rtol by each |q|. With its defaults (atol 0, rtol 5e-5) a q near 0 failed by float32 noise,
-because rounding errors are as large as the terms that cancel, not as their sum. A common scale is as strict for every q
-of ordinary size.
+because rounding errors are proportional to the terms that cancel, not to their sum. For every q of ordinary size, a
+common scale is as strict.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from reagent_lite.errors import BundleError, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Bounds of a comparison; `scale` is explained at the top of this file.
+    """Bounds of a comparison.
 
     Attributes:
-        atol: absolute (`rl.predictor_atol_check`).
-        rtol: relative to the scale (`rl.predictor_rtol_check`).
+        atol: absolute bound (`rl.predictor_atol_check`).
+        rtol: bound relative to the largest |q| of the check (`rl.predictor_rtol_check`).
         ratio_different: share of q that may differ by more (`rl.ratio_different_predictions_tolerance`).
     """
 

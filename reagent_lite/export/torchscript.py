@@ -3,8 +3,8 @@
     discrete    module((values [N, F], presence [N, F])) -> (action names, q [N, A])
     parametric  module((state values, presence), (action values, presence)) -> (["Q"], q [N, 1]), one row per pair
 
-With BCQ the file lowers q of a choice that the log hardly takes by 1e10, as in 2019, so that the largest q is the
-policy's choice. Whether a choice is lowered depends on all choices of the state.
+With BCQ the file lowers q by 1e10 for choices that are too rare in the log, as in 2019, so that the largest q is the
+policy's choice. Whether q of a choice is lowered depends on all choices of the state.
 
 The scorer is traced, so it may be any Python code. The preprocessor and the parts of the contract that are not tensors
 (tuples, names, the refusal of infinity, lists of candidates) are scripted.
@@ -54,18 +54,18 @@ def replay_torchscript(predictor: Predictor, path: Path) -> Replay:
         if tuple(names) != predictor.action_names:
             raise BundleError(Problem(path.name, f"action names {predictor.action_names}", f"{names}"))
         live, _, _, choices = predictor(values, presence, torch.ones_like(mask))
-        return _kept(path.name, live, choices, q)
+        return _comparable(path.name, live, choices, q)
 
     def parametric(inputs: Inputs) -> Pair:
         values, presence, candidates, candidate_presence, mask = inputs
         q = torch.zeros(mask.shape)
-        for part in _rounds(predictor, values, presence):
+        for part in _separate_calls(predictor, values, presence):
             row, slot = mask[part].nonzero(as_tuple=True)
             row = part[row]
             pairs = (candidates[row, slot], candidate_presence[row, slot])
             q[row, slot] = module((values[row], presence[row]), pairs)[1].squeeze(1)
         live, _, _, choices = predictor(*inputs)
-        return _kept(path.name, live[mask], choices[mask], q[mask])
+        return _comparable(path.name, live[mask], choices[mask], q[mask])
 
     return parametric if predictor.parametric else discrete
 
@@ -116,7 +116,7 @@ class DiscreteModule(_CallContract):
 class ParametricModule(_CallContract):
     """Calls of 2019 for candidates.
 
-    If q depends on the other candidates, rows with equal preprocessed states are one list.
+    If q depends on the other candidates of a state, the rows with equal preprocessed states are scored as one list.
     """
 
     lists: Final[bool]
@@ -183,7 +183,7 @@ class _RestrictedScorer(nn.Module):
 
 
 def _traced(predictor: Predictor, *example: Tensor) -> nn.Module:
-    # torch's own check compares the example only; the check of the file compares many rows
+    # check_trace compares the example only; the check of the written file compares many rows
     traced: nn.Module = torch.jit.trace(_RestrictedScorer(predictor), example, check_trace=False)  # type: ignore[no-untyped-call]
     return traced
 
@@ -206,8 +206,8 @@ def _needs_candidate_list(predictor: Predictor) -> bool:
     return predictor.threshold is not None or bool(getattr(predictor.scorer, "needs_candidate_list", False))
 
 
-def _rounds(predictor: Predictor, values: Tensor, presence: Tensor) -> Iterator[Tensor]:
-    """Yields row indices for separate calls: rows with equal states would share a list in one call."""
+def _separate_calls(predictor: Predictor, values: Tensor, presence: Tensor) -> Iterator[Tensor]:
+    """Yields the row indices of separate calls: in a single call, rows with equal states would share a list."""
     if not _needs_candidate_list(predictor):
         yield torch.arange(values.shape[0])
         return
@@ -217,19 +217,20 @@ def _rounds(predictor: Predictor, values: Tensor, presence: Tensor) -> Iterator[
         yield (slot == number).nonzero().squeeze(1)
 
 
-def _kept(file: str, live: Tensor, choices: Tensor, served: Tensor) -> Pair:
+def _comparable(file: str, live: Tensor, choices: Tensor, restored: Tensor) -> Pair:
     """Returns q of the live predictor and q of the file, both 0 if one of them excludes the choice."""
-    left = ~(served < live - _EXCLUDED / 2)  # NaN stays, so that the comparison of q reports it
-    compare_choices(file, choices.numpy(), left.numpy())
-    both = left & choices
-    return live.where(both, 0.0).numpy(), served.where(both, 0.0).numpy()
+    restored_choices = ~(restored < live - _EXCLUDED / 2)  # NaN stays, so that the comparison of q reports it
+    compare_choices(file, choices.numpy(), restored_choices.numpy())
+    both = restored_choices & choices
+    return live.where(both, 0.0).numpy(), restored.where(both, 0.0).numpy()
 
 
 @contextmanager
 def _without_deprecation() -> Iterator[None]:
     """Silences torch's deprecation of TorchScript, which is kept for users of 2019; ONNX is the primary format.
 
-    Tracing also warns about torch's own layers; formats.py refuses a network that branches on values.
+    Warnings of the tracer are silenced as well: it warns about torch's own layers, and formats.py refuses a network
+    that branches on values.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]

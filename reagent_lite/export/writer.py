@@ -1,9 +1,9 @@
-"""Writes a bundle; it appears under its final name once every file has been read back and checked.
+"""Writes a bundle, which appears under its final name once every file has been read back and checked.
 
-predictor, content ─► temporary folder: model files, JSON, golden.json, MODEL_CARD.md, manifest.json last
-                   ─► each file against the live predictor, on the sample rows, 1 row and 1000 rows with features
-                      removed; the bundle loaded; golden.json repeated
-                   ─► fsync ─► in place of an older model in one step, which is then removed
+1 write    model files, JSON, golden.json, MODEL_CARD.md and at last manifest.json, in a temporary folder
+2 check    each file against the live predictor, on the sample rows, and on 1 row and 1000 rows with features removed;
+           the bundle is loaded, and the predictions of golden.json are repeated
+3 replace  fsync; the folder takes the place of an older model in one step, and the older one is removed
 """
 
 import copy
@@ -43,7 +43,7 @@ def write_bundle(folder: Path, predictor: Predictor, *, content: BundleContent) 
     Args:
         folder: final name of the bundle; its parents are created.
         predictor: the model; a copy in evaluation mode on the CPU is exported.
-        content: everything else.
+        content: the contents besides the model.
 
     Returns:
         `folder`.
@@ -69,7 +69,7 @@ def require_formats(predictor: Predictor, sample: SampleRows, tolerance: Toleran
 
     Raises:
         BundleError: the outputs of a file differ.
-        Exception: of any class, from a format that does not support a call of the network.
+        Exception: a format does not support a call of the network; of any class.
     """
     live = copy.deepcopy(predictor).cpu().eval().requires_grad_(False)
     batches = list(check_batches(graph_inputs(live, sample), np.random.default_rng(0)))
@@ -191,22 +191,22 @@ def check_batches(inputs: Inputs, rng: np.random.Generator) -> Iterator[Inputs]:
             length = 1 if num_rows == 1 else min(num_choices + 1, _MOST_CANDIDATES)
             candidates = torch.from_numpy(rng.integers(num_choices, size=length))
             drawn = (*drawn[:2], *(tensor[:, candidates] for tensor in drawn[2:]))
-        yield tuple(tensor & _kept(tensor, rng) if tensor.dtype == torch.bool else tensor for tensor in drawn)
+        yield tuple(tensor & _random_mask(tensor, rng) if tensor.dtype == torch.bool else tensor for tensor in drawn)
 
 
 @torch.inference_mode()
 def check_live(predictor: Predictor, batches: list[Inputs]) -> None:
-    """Raises BundleError if a q of the live predictor is not finite, or a row has no choice left."""
+    """Raises BundleError if a q of the live predictor is not finite, or a row with allowed choices has none left."""
     outputs = [predictor(*inputs) for inputs in batches]
     finite = torch.cat([q.flatten() for q, *_ in outputs]).isfinite()
     if not finite.all():
         got = f"{int((~finite).sum())} of {finite.numel()} are not"
         advice = "The training diverged, or a row contains infinity: lower the learning rate or look at the data"
         raise BundleError(Problem("q of the live network", "finite numbers", got, advice))
-    left = zip(batches, outputs, strict=True)
-    without = sum(int((inputs[-1].any(1) & ~choices.any(1)).sum()) for inputs, (*_, choices) in left)
-    if without:
-        got = f"none in {counted(without, 'row')}"
+    pairs = zip(batches, outputs, strict=True)
+    rows_without = sum(int((inputs[-1].any(1) & ~choices.any(1)).sum()) for inputs, (*_, choices) in pairs)
+    if rows_without:
+        got = f"none in {counted(rows_without, 'row')}"
         advice = "The model of the log that restricts them diverged: lower the learning rate or look at the data"
         raise BundleError(Problem("choices of the live network", "at least one allowed choice per row", got, advice))
 
@@ -217,7 +217,7 @@ def check_file(file: str, replay: Replay, batches: list[Inputs], tolerance: Tole
 
     Args:
         file: name of the file, for the message.
-        replay: see `ExportFormat`.
+        replay: returns q of the live predictor and of the file.
         batches: inputs of the graph.
         tolerance: allowed difference of q.
 
@@ -228,10 +228,10 @@ def check_file(file: str, replay: Replay, batches: list[Inputs], tolerance: Tole
         BundleError: more q differ than the tolerance allows.
     """
     pairs = [replay(inputs) for inputs in batches]
-    live = np.concatenate([pair[0].ravel() for pair in pairs])
-    back = np.concatenate([pair[1].ravel() for pair in pairs])
+    live = np.concatenate([live_q.ravel() for live_q, _ in pairs])
+    restored = np.concatenate([restored_q.ravel() for _, restored_q in pairs])
     advice = "Nothing was exported. If the difference is float32 noise raise rl.predictor_rtol_check, else report it"
-    return tolerance.compare(file, live, back, advice)
+    return tolerance.compare(file, live, restored, advice)
 
 
 def _with_presence(values: NDArray[np.float32]) -> Inputs:
@@ -239,5 +239,5 @@ def _with_presence(values: NDArray[np.float32]) -> Inputs:
     return tensor, ~torch.isnan(tensor)
 
 
-def _kept(tensor: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+def _random_mask(tensor: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     return torch.from_numpy(rng.random(tuple(tensor.shape)) >= _MISSING)

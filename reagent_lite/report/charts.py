@@ -31,7 +31,7 @@ _MOST_LINES = 8
 _TABLE_ROWS = 20  # rows of a curve's table
 _LOGARITHMIC_FROM = 200.0  # ratio of largest to smallest value above which a linear axis hides small values
 _LETTER = 9.6  # width of a letter on a phone: digits of DejaVu Sans, a wide font
-STATES: Final = {Verdict.TRUSTWORTHY: "good", Verdict.SUPPORT: "unclear", Verdict.DO_NOT_USE: "bad"}
+_CLASSES: Final = {Verdict.TRUSTWORTHY: "good", Verdict.SUPPORT: "unclear", Verdict.DO_NOT_USE: "bad"}  # of style.css
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curves:
-    """Curves that share axes: names of the axes with units, and optionally a value of y with a line and its name."""
+    """Curves that share axes.
+
+    Attributes:
+        title: heading.
+        x, y: names of the axes, with units.
+        lines: the curves.
+        mark: a value of y that is drawn as a horizontal line, and the line's name.
+    """
 
     title: str
     x: str
@@ -67,7 +74,7 @@ class AxisScale:
 
     @classmethod
     def over(cls, values: Iterable[float], start: float, stop: float, *, powers: bool = False) -> "AxisScale":
-        """Returns a scale with round ends; logarithmic if `powers` allows it and the values span a large range."""
+        """Returns a scale with round ends; it is logarithmic if `powers` is true and the values span a large range."""
         values = list(values)
         low, high = min(values), max(values)
         logarithmic = powers and low > 0 and high / low >= _LOGARITHMIC_FROM
@@ -83,10 +90,10 @@ class AxisScale:
         return self.start + (value - low) / (high - low) * (self.stop - self.start)
 
 
-def ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
-    """Returns round numbers 1, 2 or 5 x 10^n apart; the first is at most `low`, the last at least `high`."""
+def ticks(low: float, high: float) -> tuple[float, ...]:
+    """Returns at most seven round numbers, 1, 2 or 5 x 10^n apart, from at most `low` to at least `high`."""
     size = max(abs(low), abs(high))
-    rough = (high - low if high - low > 1e-9 * size else size or 1.0) / most
+    rough = (high - low if high - low > 1e-9 * size else size or 1.0) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -118,7 +125,7 @@ def curve_chart(curves: Curves) -> Chart:
     mark = curves.mark
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points] + [end for line in lines for ends in line.band for end in ends]
-    # the x axis ends with the data, so that the last value is at the edge
+    # the x axis ends with the data, so that the last value is at the right edge
     x = AxisScale(low=min(xs), high=max(xs) if max(xs) > min(xs) else min(xs) + 1, start=_LEFT, stop=_RIGHT)
     y = AxisScale.over(ys if mark is None else [*ys, mark[0]], _BOTTOM, _TOP, powers=True)
     parts = [_segment("axis", _LEFT, _BOTTOM, _RIGHT, _BOTTOM)]
@@ -145,7 +152,7 @@ def curve_chart(curves: Curves) -> Chart:
     parts += [_centred((_LEFT + _RIGHT) / 2, _BOTTOM + 34, curves.x), _text(2, 12, curves.y)]
     ends = "; ".join(f"{line.name} ends at {number(line.points[-1][1])}" for line in lines)
     words = f"{curves.y} over {curves.x}{', logarithmic axis' if y.logarithmic else ''}. {ends}"
-    rows = [(line.name, *point) for line in lines for point in _some(line.points)]
+    rows = [(line.name, *point) for line in lines for point in _table_points(line.points)]
     columns: tuple[Column, ...] = (("Curve", "name"), (curves.x, "number"), (curves.y, "number"))
     return Chart(
         title=curves.title,
@@ -156,7 +163,7 @@ def curve_chart(curves: Curves) -> Chart:
     )
 
 
-def _some(points: tuple[Point, ...]) -> tuple[Point, ...]:
+def _table_points(points: tuple[Point, ...]) -> tuple[Point, ...]:
     """Returns about _TABLE_ROWS evenly spaced points, including the last."""
     kept = points[:: max(-(-len(points) // _TABLE_ROWS), 1)]
     return kept if kept[-1] == points[-1] else (*kept, points[-1])
@@ -172,7 +179,7 @@ def interval_chart(
 ) -> Chart:
     """Returns a chart with a dot and an interval for each estimate, and lines and bands for the references.
 
-    Unusable estimates extend the axis only a little: an interval that continues beyond it has no end mark.
+    Unusable estimates extend the axis only to a limit: an interval that continues beyond it has no end mark.
 
     Args:
         title: the title of the chart.
@@ -198,7 +205,7 @@ def interval_chart(
             parts.append(_centred(x(figure.value), top, f"{name} {figure.written(figure.value)}"))
     for row, (name, figure, verdict) in enumerate(rows):
         top = start + _ROW * row
-        state = STATES[verdict]
+        state = _CLASSES[verdict]
         kind = "plain" if plain and state == "good" else state
         parts.append(_text(_EDGE, top + 14, name))
         parts.append(_text(_RIGHT, top + 14, verdict.value, anchor="end", kind=kind))
@@ -238,16 +245,16 @@ def _interval(figure: Interval, state: str, kind: str, x: AxisScale, y: float) -
     at = x(figure.value)
     if _EDGE <= at <= _RIGHT:
         draw = {
-            "good": f"M{_n(at - 5)} {y}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0Z",
-            "unclear": f"M{_n(at)} {y - 6}l6 6l-6 6l-6 -6Z",
-            "bad": f"M{_n(at - 4.5)} {y - 4.5}l9 9M{_n(at - 4.5)} {y + 4.5}l9 -9",
+            "good": f"M{_coordinate(at - 5)} {y}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0Z",
+            "unclear": f"M{_coordinate(at)} {y - 6}l6 6l-6 6l-6 -6Z",
+            "bad": f"M{_coordinate(at - 4.5)} {y - 4.5}l9 9M{_coordinate(at - 4.5)} {y + 4.5}l9 -9",
         }[state]
         parts.append(_tag("path", class_=f"dot {kind}", d=draw))
     return parts
 
 
 def _svg(title: str, words: str, height: float, parts: Iterable[Markup]) -> Markup:
-    box = f"0 -4 {_WIDTH} {_n(height + 4)}"  # 4 is the ascent of the first words on a phone
+    box = f"0 -4 {_WIDTH} {_coordinate(height + 4)}"  # 4 is the ascent of the first words on a phone
     inside = (_tag("title", title), *parts)
     return _tag("svg", *inside, class_="chart", role="img", aria_label=f"{title}: {words}", viewBox=box)
 
@@ -272,13 +279,15 @@ def _centred(x: float, y: float, words: str, *, kind: str = "label") -> Markup:
 
 
 def _path(points: Sequence[Point]) -> str:
-    return "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in points)
+    return "M" + "L".join(f"{_coordinate(x)} {_coordinate(y)}" for x, y in points)
 
 
 def _tag(name: str, *inside: str, **attributes: str | float) -> Markup:
     """Returns an element; text and attributes are escaped, coordinates are rounded to a tenth of a unit."""
     shown = (
-        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value if isinstance(value, str) else _n(value))
+        Markup(' {}="{}"').format(
+            key.rstrip("_").replace("_", "-"), value if isinstance(value, str) else _coordinate(value)
+        )
         for key, value in attributes.items()
     )
     return Markup("<{0}{1}>{2}</{0}>").format(name, Markup("").join(shown), Markup("").join(inside))
@@ -293,5 +302,5 @@ def _short(value: float) -> str:
     return text if len(text) <= 7 else f"{value:.1e}".replace("e-0", "e-")
 
 
-def _n(value: float) -> str:
+def _coordinate(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")

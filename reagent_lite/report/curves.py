@@ -32,11 +32,11 @@ _TOGETHER = {
     ),
     "Loss of the reward model": ("loss", {"reward_loss/mean": "while fitting it"}),
 }
-"""{title: (unit, {tag: name of its line})}"""
+"""Charts of several tags: {title: (unit, {tag: name of its line})}."""
 
 
 def read_series(file: Path) -> Series:
-    """Returns every tag's finite values; of a long run, the lowest and highest in equal intervals.
+    """Returns every tag's finite values; for a long run, only the lowest and highest in equal intervals of steps.
 
     Returns {} if there is no file. Incomplete lines, as after a loss of power, are left out.
     """
@@ -44,7 +44,7 @@ def read_series(file: Path) -> Series:
     if not file.is_file():
         return {}
     with file.open("rb") as lines:
-        for step, scalars in filter(None, map(_figures, lines)):
+        for step, scalars in filter(None, map(_parsed_line, lines)):
             for tag, value in scalars.items():
                 if math.isfinite(value):
                     values = series.setdefault(tag, {})
@@ -54,8 +54,8 @@ def read_series(file: Path) -> Series:
     return {tag: sorted(values.items()) for tag, values in series.items()}
 
 
-def _figures(line: bytes) -> tuple[float, dict[str, float]] | None:
-    """Returns step and values of a line, or None if it is incomplete."""
+def _parsed_line(line: bytes) -> tuple[float, dict[str, float]] | None:
+    """Returns the step and the values of a line, or None if it is incomplete."""
     try:
         scalars = {tag: float(value) for tag, value in json.loads(line).items() if value is not None}
         return scalars.pop("step"), scalars
@@ -81,11 +81,11 @@ def curves_of(series: Series) -> tuple[Curves, ...]:
     charts = []
     for title, (unit, names) in _TOGETHER.items():
         tags = {tag: name for tag, name in names.items() if tag in curved}
-        for tag in curved:  # of types of agents: simulation/<type>/return/mean
-            first, *kind, _, _ = ("", "", "", *tag.split("/"))[-4:]
-            tag_of_all = tag.replace(f"/{kind[0]}/", "/", 1)
-            if first == "simulation" and tag_of_all in names:
-                tags[tag] = f"{kind[0]}: {names[tag_of_all]}"
+        for tag in curved:  # with several types of agents: simulation/<type>/return/mean
+            group, *rest = tag.split("/")
+            tag_of_all = "/".join((group, *rest[1:]))
+            if group == "simulation" and len(rest) == 3 and tag_of_all in names:
+                tags[tag] = f"{rest[0]}: {names[tag_of_all]}"
         lines = tuple(_line(name, tag, curved) for tag, name in tags.items())
         mark = _mark("random actions", "simulation/random_return/mean", series) if title == _RETURN else None
         charts.append(Curves(title=title, x=_STEPS, y=unit, lines=lines, mark=mark))
@@ -105,7 +105,7 @@ def curves_of(series: Series) -> tuple[Curves, ...]:
     ]
     used = {tag for _, names in _TOGETHER.values() for tag in names}
     for tag in sorted(curved):
-        changes = len({value for _, value in curved[tag]}) > 1  # constant values are in the config
+        changes = len({value for _, value in curved[tag]}) > 1  # constant settings are in the config
         if tag.startswith("train/") and tag not in used and changes:
             name = tag.removeprefix("train/").replace("_", " ")
             charts.append(Curves(title=name.capitalize(), x=_STEPS, y=name, lines=(_line(name, tag, curved),)))
@@ -126,7 +126,7 @@ def _by_name(title: str, unit: str, prefix: str, curved: Series, mark: tuple[flo
 def _line(name: str, tag: str, curved: Series) -> Line:
     points = thinned(curved[tag], _MOST_POINTS)
     low, high = (dict(curved.get(tag.replace("/mean", end), [])) for end in ("/lower", "/upper"))
-    band = tuple((low.get(x, value), high.get(x, value)) for x, value in points)  # no width where it is undefined
+    band = tuple((low.get(x, value), high.get(x, value)) for x, value in points)  # of no width if undefined
     return Line(name=name, points=points, band=band if low and tag.endswith("/mean") else ())
 
 

@@ -82,5 +82,5 @@ def _simulated_note(findings: Findings) -> str:
         sentences.append(f"The discounted return is {AIM}.")
     elif findings.estimates is not None:
         sentences.append("Estimates from the log are not of the same quantity.")
-    obstacles, remarks = findings.apart
+    obstacles, remarks = findings.obstacles_and_remarks
     return " ".join((*sentences, *obstacles, *remarks))

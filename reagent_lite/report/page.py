@@ -23,7 +23,7 @@ def render(report: Report) -> str:
 
 
 def rendered(template: str, decision: ShipDecision | None, **figures: Any) -> str:
-    """Returns a rendered template of this folder, with state and sign of the decision."""
+    """Returns a rendered template of this folder; it gets the CSS class and the sign of the decision."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -34,14 +34,14 @@ _FINE = 2  # a frame is drawn larger by this factor and then shrunk, for smooth 
 _MILLISECONDS = 40
 _LAST_MILLISECONDS = 2000  # time to read the ending before the loop starts again
 _MOST_FRAMES = 300
-_MOST_CURVES = 12  # more do not fit on a telephone
+_MOST_CURVES = 12  # more do not fit on a phone
 
 
 def require_pictures() -> None:
-    """Checks before a run that pictures can be drawn.
+    """Checks that pictures can be drawn; to call before a run.
 
     Raises:
-        ConfigError: Pillow cannot be imported; the error has the command that installs it.
+        ConfigError: Pillow cannot be imported; the error names the command that installs it.
     """
     with needing("pictures", "simulation.pictures", ", or set it to false"):
         import PIL.GifImagePlugin  # noqa: F401
@@ -52,8 +52,8 @@ class Agents:
     """Positions of A agents on a square at the T + 1 states of an episode.
 
     Attributes:
-        x, y: [T + 1, A] in 0 ... 1.
-        in_game: [T + 1, A] bool.
+        x, y: [T + 1, A] coordinates from 0 to 1.
+        in_game: [T + 1, A] bool, whether the agent is still in the game.
         kind: [A] number of each agent's type.
         kinds: names of the types.
     """
@@ -110,8 +110,8 @@ def write_animation(file: Path, episode: Episode, *, most_frames: int = _MOST_FR
     Args:
         file: path of the GIF.
         episode: the episode.
-        most_frames: largest number of frames, at least 2; of a longer episode, evenly spaced states are shown, among
-            them the first and the last.
+        most_frames: largest number of frames, at least 2; a longer episode is shown by evenly spaced states,
+            including the first and the last.
     """
     from PIL import Image
 
@@ -195,4 +195,4 @@ _CURVES: _Scene = ((0.0, 1.0, 0.0, 1.0), _curves)
 _SQUARE: _Scene = ((-0.05, 1.05, -0.05, 1.05), _square)
 _CARTPOLE: _Scene = ((-2.6, 2.6, -0.2, 1.4), _cartpole)
 SCENES: Mapping[tuple[str, int], _Scene] = {("cartpole_v0", 4): _CARTPOLE, ("cartpole_v1", 4): _CARTPOLE}
-"""By environment and S: the view (left, right, bottom, top) and the shapes; others are shown as curves."""
+"""View (left, right, bottom, top) and shapes by environment and S; other environments are shown as curves."""

@@ -36,8 +36,8 @@ class Result:
     """The base of results that a notebook shows as a table.
 
     Attributes:
-        brief: the displayed part; None if there is none, as on ranks other than 0. Not printed.
-        estimate_rows: rows of `estimates`. Not printed.
+        brief: the displayed part; None if there is none, as on ranks other than 0. Left out of `repr`.
+        estimate_rows: rows of `estimates`. Left out of `repr`.
     """
 
     brief: Brief | None = field(default=None, repr=False, compare=False)

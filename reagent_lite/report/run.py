@@ -1,4 +1,4 @@
-"""The report of a training run, report.html beside the model.
+"""The report of a training run: report.html beside the model.
 
 config, evaluation, counts ─┐
 metrics.jsonl ──────────────┼─► Report ─► report.html
@@ -191,7 +191,7 @@ def evaluation_of_run(
     """
     if evaluation.agents:
         of_types = {kind: evaluation_of_run(config, policy, of_type, {}) for kind, of_type in evaluation.agents.items()}
-        return _together(of_types, evaluation.document["agents"])
+        return _joint_report(of_types, evaluation.document["agents"])
     result = evaluation.result
     played = evaluation.played
     estimated = EstimatedReturn.of(
@@ -203,7 +203,8 @@ def evaluation_of_run(
     evidence = evidence_of(result, played, estimated, seen=evaluation.seen, gate=gate)
     decision = decide(evidence)
     others = evaluation.document.get("agents", {}).get("others", "")
-    note = f"{counted(played.episodes, 'episode')} of {played.env}" if played else ""
+    ending = f"; in all of them {others}." if others else "."
+    note = "" if played is None else f"{counted(played.episodes, 'episode')} of {played.env}{ending}"
     if "agents" in evaluation.document and decision.choice is Choice.SHIP:
         decision = replace(decision, next_step=_AGAINST_OTHERS)
     return Report(
@@ -220,21 +221,21 @@ def evaluation_of_run(
             decision,
             config.evaluation,
             names={MODEL: f"The learned policy, {policy}"},
-            note=note and f"{note}{others and f'; in all of them {others}'}.",
+            note=note,
             where=_WHERE,
         ),
     )
 
 
-def _together(reports: Mapping[str, Report], agents: Mapping[str, Any]) -> Report:
-    """Returns the joint evaluation of several types of agents; its decision is "ship" only if all of them are."""
+def _joint_report(reports: Mapping[str, Report], agents: Mapping[str, Any]) -> Report:
+    """Returns the joint evaluation of several types of agents; its decision is the most cautious of theirs."""
     decisions = {kind: report.decision for kind, report in reports.items()}
-    careful = (Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH, Choice.SHIP)
-    worst = min(decisions.values(), key=lambda decision: careful.index(decision.choice))
+    by_caution = (Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH, Choice.SHIP)
+    most_cautious = min(decisions.values(), key=lambda decision: by_caution.index(decision.choice))
     decision = ShipDecision(
-        choice=worst.choice,
+        choice=most_cautious.choice,
         reason="; ".join(f"{kind}: {decision.reason}" for kind, decision in decisions.items()),
-        next_step=worst.next_step,
+        next_step=most_cautious.next_step,
         findings=tuple(
             replace(finding, reason=f"{kind}: {finding.reason}")
             for kind, decision in decisions.items()
@@ -278,7 +279,7 @@ def items_facts(items: ItemTable | None) -> tuple[tuple[str, Cell], ...]:
 
 
 def _shares(names: Sequence[str], series: Series) -> Shares:
-    """Returns the last shares of named actions."""
+    """Returns the latest shares of named actions, {} if none were measured."""
     tags = ("actions/logged/{}", "actions/model/{}", "propensities/model/{}/mean")
     shares = {name: tuple(last(series, tag.format(name)) for tag in tags) for name in names}
     return shares if any(share[0] is not None for share in shares.values()) else {}  # type: ignore[return-value]
@@ -318,7 +319,7 @@ def features_section(
 
 
 def drift_section(config: WorkflowConfig) -> PageSection:
-    """Returns the drift that workflows.normalize has written beside the run's normalization."""
+    """Returns a section with the drift that workflows.normalize wrote beside the run's normalization."""
     paths = [path for path in (config.state_norm_data_path, config.action_norm_data_path) if path and "://" not in path]
     files = dict.fromkeys(Path(path).expanduser().parent / "drift.json" for path in paths)
     drifted = [

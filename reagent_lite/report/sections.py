@@ -73,7 +73,7 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
         evidence: comparisons, and the overlap of the log's weights.
         level: confidence level of the intervals.
         where: name of the file with the complete figures.
-        plain: whether trustworthy estimates are drawn without colour; those that do not decide always are.
+        plain: whether trustworthy estimates are drawn without colour; estimates that do not decide always are.
     """
     comparisons = evidence.comparisons
     shown = comparisons[:_MOST_COMPARISONS]
@@ -84,12 +84,14 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
         f"reference{dotted}. ● trustworthy, ◇ support only, ✕ do not use: reliability of the interval, whatever its "
         "width. An interval without an end mark continues."
     )
-    rest = ""
+    row_note = ""
     if len(shown) > 1 and not (evidence.result is not None and evidence.result.by_row):
-        rest = "Estimates of the reward per row compare single choices in the states of the log; they do not decide."
+        row_note = (
+            "Estimates of the reward per row compare single choices in the states of the log; they do not decide."
+        )
     return PageSection(
         title="Estimates",
-        notes=(_weight_of(evidence.overlap), _cut_note(evidence.overlap), rest),
+        notes=(_evidence_note(evidence.overlap), _cut_note(evidence.overlap), row_note),
         charts=tuple(
             _estimates_chart(comparison, plain, "" if index else note) for index, comparison in enumerate(shown)
         ),
@@ -107,7 +109,7 @@ def _glossary(comparisons: Sequence[Comparison]) -> tuple[Table, ...]:
     return (Table(title="Estimators", columns=columns, rows=rows),) if rows else ()
 
 
-def _weight_of(overlap: Overlap | None) -> str:
+def _evidence_note(overlap: Overlap | None) -> str:
     """Returns a sentence on the log's evidence about the policy, or "" if rows have no weights."""
     if overlap is None:
         return ""
@@ -147,11 +149,11 @@ def _estimates_table(comparison: Comparison, level: float) -> Table:
     groups: dict[str, list[Estimate]] = {}
     for row in comparison.rows:
         groups.setdefault(row.reason, []).append(row)
-    for reason, group in groups.items():  # written once
+    for reason, group in groups.items():
         for index, row in enumerate(group):
-            why = "as above" if index else reason
+            shown_reason = "as above" if index else reason
             verdict = f"{_SIGN[row.verdict]} {row.verdict}"
-            rows.append((_words(row.name), row.figure, row.difference, row.normalized, verdict, why))
+            rows.append((_words(row.name), row.figure, row.difference, row.normalized, verdict, shown_reason))
     return Table(
         title=f"{comparison.title}, beside the {comparison.reference_name}",
         columns=(
@@ -238,8 +240,8 @@ def weights_section(overlap: Overlap | None, enough: float) -> PageSection:
     for name, values, mark in by_step if several else ():
         points = thinned([(float(step), value) for step, value in enumerate(values)], _MOST_POINTS)
         lines = (Line(name=name, points=points),)
-        title_of = f"{name.capitalize()} by step"
-        charts.append(curve_chart(Curves(title=title_of, x="step of the episode", y=name, lines=lines, mark=mark)))
+        chart_title = f"{name.capitalize()} by step"
+        charts.append(curve_chart(Curves(title=chart_title, x="step of the episode", y=name, lines=lines, mark=mark)))
     notes = [note]
     tables = []
     if overlap.calibration is not None:
@@ -267,7 +269,7 @@ def _calibration_table(calibration: Calibration) -> Table:
 
 
 def actions_section(shares: Shares, where: str) -> PageSection:
-    """Returns a section with the shares of named actions on the evaluated rows; `where` has the omitted ones."""
+    """Returns a section with the shares of named actions on evaluated rows; `where` names the file with all of them."""
     names = ("Log", "Learned policy's choice", "Mean propensity of the evaluated policy")
     used = [column for column in range(3) if any(values[column] is not None for values in shares.values())]
     shown = list(shares.items())[:_MOST_ACTIONS]
@@ -285,7 +287,7 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> PageSe
     """Returns a section on the choices among candidates, which have features instead of names.
 
     Args:
-        document: result of evaluation.candidates.tally; empty if nothing was counted.
+        document: result of evaluation.candidates.tally; None or empty if nothing was counted.
         where: name of the file with the complete figures.
     """
     if not document or not document["rows"]:

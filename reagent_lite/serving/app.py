@@ -34,7 +34,7 @@ from reagent_lite.serving.bodies import (
     Ranked,
     Rankings,
     Reward,
-    exact,
+    with_model_schema,
 )
 from reagent_lite.serving.deciding import MOST_CHOICES, Decider
 from reagent_lite.serving.decision_log import DecisionLog
@@ -209,6 +209,6 @@ def create_app(config: ServeConfig, number: int, model: ServedModel, log: Decisi
     app.add_middleware(Limits, config=config, figures=figures)
     for kind in (BundleError, RequestValidationError, HTTPException, OSError, Exception):
         app.add_exception_handler(kind, refused)
-    plain = app.openapi
-    app.openapi = lambda: exact(plain(), model.bundle)  # type: ignore[method-assign]
+    openapi = app.openapi
+    app.openapi = lambda: with_model_schema(openapi(), model.bundle)  # type: ignore[method-assign]
     return app

@@ -1,4 +1,4 @@
-"""Bodies of requests and answers; `exact` adds the model's features and actions to the OpenAPI."""
+"""Bodies of requests and answers; `with_model_schema` adds the model's features and actions to the OpenAPI."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -28,7 +28,7 @@ _ORDER = 2**53  # largest sequence number; JSON parsers may read larger integers
 
 
 def _or_text(value: Any, number: ValidatorFunctionWrapHandler) -> Any:
-    """Returns a text unchanged, and anything else as a number; the model knows which of them a feature takes."""
+    """Returns a text unchanged, and anything else as a number; the bundle checks which of them a feature takes."""
     if not isinstance(value, str):
         return number(value)
     if len(value) > MOST_CHARACTERS:
@@ -42,14 +42,14 @@ Value = Annotated[Number, WrapValidator(_or_text)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-def _some(features: dict[str, float | None]) -> dict[str, float | None]:
-    """Returns features with at least one value, as training requires."""
+def _require_feature(features: dict[str, float | None]) -> dict[str, float | None]:
+    """Refuses features without any value, as training does."""
     if all(value is None for value in features.values()):
         raise PydanticCustomError("no_features", "at least one feature that is not null")
     return features
 
 
-StateFeatures = TypeAliasType("StateFeatures", Annotated[dict[str, Value | None], AfterValidator(_some)])
+StateFeatures = TypeAliasType("StateFeatures", Annotated[dict[str, Value | None], AfterValidator(_require_feature)])
 CandidateFeatures = TypeAliasType("CandidateFeatures", dict[str, Value | None])
 ActionName = TypeAliasType("ActionName", str)
 
@@ -60,7 +60,7 @@ def _whole(value: Any) -> Any:
 
 
 def _id(value: Any) -> Any:
-    """Returns an id as text; it may be an integer."""
+    """Returns an id, which may be an integer, as text."""
     text = id_text(_whole(value))
     return value if text is None else text
 
@@ -85,14 +85,14 @@ class _StateRow(Body):
     """
 
 
-class _Decided(_StateRow):
+class _EpisodeRow(_StateRow):
     mdp_id: Name | None = None
     """The episode; absent: the decision is an episode of its own and ends it."""
     sequence_number: Annotated[int, Field(ge=-_ORDER, le=_ORDER), BeforeValidator(_whole)] | None = None
     """Position of the decision in its episode; gaps are allowed. Absent: microseconds since 1970."""
 
 
-class NamedRow(_Decided):
+class NamedRow(_EpisodeRow):
     """One decision among the model's actions."""
 
     possible_actions: (
@@ -108,7 +108,7 @@ class CandidateList(_StateRow):
     """Features of each candidate; the first of several equal candidates stands for all of them."""
 
 
-class CandidateRow(_Decided, CandidateList):
+class CandidateRow(_EpisodeRow, CandidateList):
     """One decision among candidates."""
 
 
@@ -120,7 +120,7 @@ class ItemList(_StateRow):
     for all of them."""
 
 
-class ItemRow(_Decided, ItemList):
+class ItemRow(_EpisodeRow, ItemList):
     """One decision among items."""
 
 
@@ -222,7 +222,7 @@ def with_contract_names(tree: Any, columns: ColumnNames) -> Any:
 
     Args:
         tree: the JSON of a body; its rows, or the body itself, may have names of the log.
-        columns: names of the log, see Bundle.columns.
+        columns: names of the log's columns by name of the contract, `Bundle.columns`.
     """
     if not isinstance(tree, dict):
         return tree
@@ -241,20 +241,20 @@ def with_contract_names(tree: Any, columns: ColumnNames) -> Any:
     return renamed
 
 
-def exact(document: dict[str, Any], bundle: Bundle) -> dict[str, Any]:
+def with_model_schema(document: dict[str, Any], bundle: Bundle) -> dict[str, Any]:
     """Returns an OpenAPI document with the features and actions of a model."""
     schemas = document["components"]["schemas"]
-    sides = (
+    feature_schemas = (
         ("StateFeatures", "state", bundle.state_feature_ids),
         ("CandidateFeatures", "action", bundle.action_feature_ids),
     )
-    for name, side, ids in sides:
+    for name, column, ids in feature_schemas:
         if name in schemas:
-            value = schemas[name]["additionalProperties"]
-            values = {str(feature): value for feature in ids}
-            values |= {feature: _text_schema(texts) for feature, texts in bundle.levels[side].items()}
-            schemas[name] |= {"properties": values, "additionalProperties": False}
-    # at least one feature has a value, see `_some`
+            number = schemas[name]["additionalProperties"]
+            properties = {str(feature): number for feature in ids}
+            properties |= {feature: _text_schema(texts) for feature, texts in bundle.levels[column].items()}
+            schemas[name] |= {"properties": properties, "additionalProperties": False}
+    # at least one feature has a value, as `_require_feature` checks
     schemas["StateFeatures"]["anyOf"] = [
         {
             "required": [str(feature)],

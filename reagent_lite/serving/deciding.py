@@ -23,7 +23,7 @@ from reagent_lite.serving.refusals import RefusedError
 from reagent_lite.serving.served_model import ServedModel
 
 MOST_CHOICES = 1 << 16
-"""Most choices of one prediction; every row counts as many as the widest."""
+"""Largest number of choices in one prediction, if every row is padded to the widest."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,11 +32,11 @@ class _DecisionRow:
 
     Attributes:
         body: the row of the request.
-        state: [F].
-        choices: mask [K] of named actions, or candidates [K, F'].
+        state: [F] features.
+        choices: mask [K] of named actions, or features [K, F'] of candidates.
         options: name, id or features of each choice, as in the log.
         possible: the options that the request allows.
-        positions: index of each choice in the answer.
+        positions: `index` that the answer has for each choice.
         choice: the drawn choice; -1 if no choice is allowed.
         propensity: probability of the draw.
     """
@@ -114,7 +114,7 @@ class Decider:
     def _finish(self, batch: _Batch) -> None:
         if batch is self._batch:
             self._batch = None
-        requests = [request for request in batch.requests if not request.answer.done()]  # others were cancelled
+        requests = [request for request in batch.requests if not request.answer.done()]  # the others were cancelled
         try:
             self._decide(batch, requests)
         except Exception as error:
@@ -174,8 +174,8 @@ def _present(features: dict[str, Any]) -> dict[str, Any]:
 def _rows(bundle: Bundle, bodies: Sequence[Any]) -> list[_DecisionRow]:
     """Returns the rows of a request with their choices.
 
-    Equal candidates are one choice, the first of them, as training knows a candidate by its features. Without a list a
-    row has all items, or all named actions.
+    Equal candidates are one choice, the first of them, as training identifies a candidate by its features. A row
+    without a list has all items, or all named actions.
     """
     states = bundle.states([body.state_features for body in bodies])
     if not bundle.parametric:

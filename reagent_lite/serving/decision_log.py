@@ -1,12 +1,12 @@
 """The log of decisions: a SQLite database that all workers share, and the Parquet files that training reads.
 
- decision ─► a transaction of all that wait ─► answer          reward ─► a transaction ─► answer
-                     │  write-ahead log, synced once a poll
-                     └─► rewarded, or waited long enough ─► named for a file ─► Parquet, by rename ─► deleted
+ waiting decisions ─► one transaction ─► answers          reward ─► a transaction ─► answer
+                           │  write-ahead log, synced once a poll
+                           └─► rewarded or expired ─► assigned to a file ─► Parquet, by rename ─► deleted
 
-A killed process loses no answered decision, as the system has what was committed; a machine that loses power loses what
-came after the last sync. A decision that is named for a file is in that file or will be: after a crash the next server
-writes the file if it does not exist, and deletes the decision.
+A killed process loses no answered decision, as committed data are with the operating system; a machine that loses power
+loses what came after the last sync. A decision that is assigned to a file is in that file or will be: after a crash the
+next server writes the file if it does not exist, and deletes the decision.
 """
 
 import errno
@@ -39,11 +39,12 @@ _TABLES = (
     "CREATE TABLE rewards (decision INTEGER PRIMARY KEY REFERENCES decisions ON DELETE CASCADE, event BLOB NOT NULL, "
     "file TEXT)",
 )
-# Id of the newest decision, and its time in microseconds; table `log` has those of the newest deleted decision.
+# Id and time in microseconds of the newest decision; after its deletion, table `log` has them.
 _LAST = """
     SELECT max(decided, ifnull(id, 0)), max(latest, ifnull(at, 0))
     FROM log LEFT JOIN (SELECT id, at FROM decisions ORDER BY id DESC LIMIT 1)
 """
+# Ids of the decisions with a reward whose earlier decisions in the same episode all have one too.
 _READY = """
     WITH waiting AS (
         SELECT episode, min(id) AS first FROM decisions LEFT JOIN rewards ON decision = id
@@ -54,18 +55,18 @@ _READY = """
 """
 _TIME = "%Y%m%dT%H%M%S%f"
 _FILES = f"{'[0-9]' * 8}T{'[0-9]' * 12}-*.parquet"
-_FILE_ROWS = 100_000  # most decisions of a file; they are in memory while it is written
-_BATCH_ROWS = 500  # changes in one transaction while files are written; new decisions wait for it
-_ROOM = 500_000  # free bytes of a disk that was full before the log counts as healthy
-_WAL_BYTES = 32_000_000  # size of the write-ahead log at which it begins again
+_FILE_ROWS = 100_000  # largest number of decisions in a file; they are in memory while it is written
+_BATCH_ROWS = 500  # changes in one transaction while files are written; new decisions wait for its end
+_ROOM = 500_000  # bytes that must be free after a full disk before the log counts as healthy again
+_WAL_BYTES = 32_000_000  # size at which the write-ahead log is truncated
 _NO_REWARD = to_json({"reward": 0.0})
 
 _KINDS: tuple[ChoiceKind, ...] = ("named actions", "candidates", "items")
 """Kinds of decisions, indexed by column `candidates` of table `log`."""
 
 Joined = Literal["joined", "again", "unknown"]
-"""Outcome of a reward. joined: its decision waited for it; again: the decision has a reward, or was written; unknown:
-there is no such decision."""
+"""Outcome of a reward. joined: the reward was added to its decision; again: the decision has a reward already, or was
+written; unknown: there is no such decision."""
 
 
 class DecisionLog:
@@ -77,7 +78,7 @@ class DecisionLog:
         epoch: nanoseconds from 1970 to the zero of the monotonic clock; the same in all processes of a server, so that
             they agree on the order of an episode. None: computed from the current time, or from the newest decision if
             that is later.
-        failure: the shared text of `failure`; None: a new one.
+        failure: the shared buffer of the property `failure`; None: a new one.
 
     Attributes:
         choices: kind of the decisions.
@@ -205,12 +206,12 @@ class DecisionLog:
     def _expire(self) -> None:
         """Gives reward 0 to decisions that have waited too long, or have too many decisions after them."""
         with self._transaction():
-            self._db.execute("UPDATE log SET written = written")  # notices a full disk in any case
+            self._db.execute("UPDATE log SET written = written")  # a write, to notice a full disk in any case
         until = self._microseconds() - int(self._config.reward_seconds * 1e6)
-        above = self.waiting - self._config.waiting_decisions
-        if above > 0:
-            ((oldest,),) = self._all("SELECT at FROM decisions ORDER BY id LIMIT 1 OFFSET ?", above - 1)
-            until = max(until, oldest)
+        excess = self.waiting - self._config.waiting_decisions
+        if excess > 0:
+            ((last_expired,),) = self._all("SELECT at FROM decisions ORDER BY id LIMIT 1 OFFSET ?", excess - 1)
+            until = max(until, last_expired)
         late = self._all(
             "SELECT id, ? FROM decisions LEFT JOIN rewards ON decision = id WHERE decision IS NULL AND at <= ?",
             _NO_REWARD,
@@ -221,7 +222,7 @@ class DecisionLog:
                 self._db.executemany("INSERT OR IGNORE INTO rewards VALUES (?, ?, NULL)", batch)
 
     def _hand_over(self, file: str) -> None:
-        """Writes the file of the decisions that are named for it, unless it exists, and deletes them."""
+        """Writes the decisions that are assigned to a file, unless it exists, and deletes them from the database."""
         target = self._folder / file
         rows = self._all(
             "SELECT id, at, d.event, r.event FROM rewards r JOIN decisions d ON decision = id WHERE file = ? "
@@ -229,7 +230,7 @@ class DecisionLog:
             file,
         )
         if not target.exists():
-            sync(self._wal)  # else a machine that loses power could forget which decisions are in the file
+            sync(self._wal)  # otherwise a loss of power could undo the assignment of decisions to the file
             write_decisions(target, [self._row(*row) for row in rows])
             machine_logger.info(f"{target}: {counted(len(rows), 'decision')}")
         for batch in _batches(rows):
@@ -245,8 +246,8 @@ class DecisionLog:
         row = json.loads(event)
         given = json.loads(reward)
         decision_id = f"{self._name}-{number}"
-        alone = row["mdp_id"] is None
-        if alone:
+        single = row["mdp_id"] is None  # an episode of one decision
+        if single:
             row["mdp_id"] = decision_id
         if row["sequence_number"] is None:
             row["sequence_number"] = at
@@ -255,7 +256,7 @@ class DecisionLog:
             **given,
             "decision_id": decision_id,
             "ds": datetime.fromtimestamp(at / 1e6, UTC).date().isoformat(),
-            "terminal": alone or given.get("terminal", False),
+            "terminal": single or given.get("terminal", False),
         }
 
     @contextmanager
@@ -297,6 +298,7 @@ class DecisionLog:
         return (self.epoch + time.monotonic_ns()) // 1000
 
     def _epoch_after(self, latest: int) -> int:
+        """Returns an epoch for which the log's time continues from now or from `latest`, whichever is later."""
         now = time.time_ns()
         if latest > now:
             behind = f"{(latest - now) / 1e9:,.0f} s behind the newest decision in {self._folder}"
@@ -352,10 +354,10 @@ def open_log(config: ServeConfig, *, choices: ChoiceKind) -> Iterator[DecisionLo
     path = _database(config)
     require_writable(path.parent, "database", keep=True)
     files = sorted(Path(config.log).expanduser().glob(_FILES))
-    before: ChoiceKind = choices_of(files[-1]) if files else choices
+    logged_choices: ChoiceKind = choices_of(files[-1]) if files else choices
     with alone_in(path.parent, "database"):
         with disk_errors(str(path), "a database of decisions"), room_in(path.parent, "database"):
-            log = DecisionLog(config, choices=before)
+            log = DecisionLog(config, choices=logged_choices)
         with closing(log):
             if log.choices != choices:
                 expected = f"a folder for decisions among {choices}"

@@ -1,4 +1,4 @@
-"""Counters of a server for Prometheus; with PROMETHEUS_MULTIPROC_DIR those of all workers."""
+"""Counters for Prometheus; those of all workers if PROMETHEUS_MULTIPROC_DIR is set."""
 
 import os
 from collections import Counter as Counts
@@ -56,7 +56,7 @@ class ServerFigures:
                 self._missing.labels(str(feature)).inc(count)
 
     def other(self, counts: Mapping[int, int]) -> None:
-        """Counts values of one-hot features without a column in the model; see Bundle.others."""
+        """Adds counts of values of one-hot features without a column in the model, results of `Bundle.others`."""
         for feature, count in counts.items():
             self._other.labels(str(feature)).inc(count)
 

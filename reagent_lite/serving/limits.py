@@ -9,7 +9,7 @@ from reagent_lite.errors import Problem
 from reagent_lite.serving.figures import ServerFigures
 from reagent_lite.serving.refusals import TRY_LATER, RefusedError, refusal
 
-_MOST_AT_ONCE = 1000  # bodies that a worker reads or decides at a time; a further one is answered with 503 at once
+_MOST_AT_ONCE = 1000  # bodies that a worker reads or decides at a time; any more are answered with 503 at once
 _ROUTES = ("/decide", "/rank", "/reward", "/healthz", "/metrics", "/openapi.json", "/docs")
 
 

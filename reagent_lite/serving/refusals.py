@@ -1,7 +1,7 @@
 """Refusals: every error is answered with a list of problems.
 
-error of a route, of a body, of the log ─► `refused` ─► status, {"problems": [...]}
-`StrictRoute` refuses JSON that is refused in files as well.
+error in a route, a body or the log ─► `refused` ─► status, {"problems": [...]}
+`StrictRoute` applies the rules for JSON files to bodies, such as no duplicate keys.
 """
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ class Problems(BaseModel):
 
 
 class RefusedError(HTTPException):
-    """A request is answered with an error."""
+    """An error that is answered with a status and problems."""
 
     def __init__(self, status: int, *problems: Problem) -> None:
         super().__init__(status)
@@ -83,7 +83,7 @@ OF_REWARD = _answers({404: "No such decision", 409: "The decision has a reward, 
 
 
 async def refused(request: Request, error: Any) -> Response:
-    """Answers an error with its problems."""
+    """Returns the answer to an error."""
     if isinstance(error, RefusedError):
         return refusal(error.status_code, error.problems)
     if isinstance(error, BundleError):

@@ -1,4 +1,4 @@
-"""The served model; a newer one replaces it."""
+"""The served model, and its replacement by a newer one."""
 
 import asyncio
 import hashlib
@@ -18,12 +18,12 @@ _SETTLED_SECONDS = 1.0
 
 
 class ServedModel:
-    """The verified model that decides now.
+    """The verified model that decides at present.
 
     Args:
         folder: the model; it is read again while its files change, as during a copy.
         items: path of an item table in place of the model's own; read again when it changes.
-        choices: kind of the log's decisions; None: that of the model.
+        choices: kind of choices that every model must have, that of the log; None: the kind of the first model.
 
     Attributes:
         bundle: the model.
@@ -35,9 +35,9 @@ class ServedModel:
         self._folder = Path(folder).expanduser()
         self._items = items
         self._choices = choices
-        self._seen = self._identity()
+        self._loaded_identity = self._identity()
         self.swapped = self.refused = 0
-        self._take(self._whole())
+        self._serve(self._load_first())
 
     @property
     def versions(self) -> dict[str, str]:
@@ -48,9 +48,9 @@ class ServedModel:
     async def poll(self) -> None:
         """Loads a new model from the folder; a model that fails its check is refused with a warning."""
         identity = self._identity()
-        if identity == self._seen:
+        if identity == self._loaded_identity:
             return
-        self._seen = identity
+        self._loaded_identity = identity
         try:
             bundle = await asyncio.to_thread(self._load)
         except (BundleError, DataError) as error:
@@ -58,7 +58,7 @@ class ServedModel:
             machine_logger.warning(f"{self} stays, the new one is refused:\n{error}")
             return
         before = str(self)
-        self._take(bundle)
+        self._serve(bundle)
         if str(self) == before:
             return
         self.swapped += 1
@@ -67,16 +67,16 @@ class ServedModel:
     def __str__(self) -> str:
         return " with ".join(f"{name} {version[:12]}" for name, version in self.versions.items())
 
-    def _whole(self) -> Bundle:
-        """Returns the model of the folder; tries again until it is valid or its files stop changing."""
+    def _load_first(self) -> Bundle:
+        """Returns the model in the folder; tries again until it is valid or its files stop changing."""
         while True:
             try:
                 return self._load()
             except (BundleError, DataError):
                 time.sleep(_SETTLED_SECONDS)
-                before = self._seen
-                self._seen = self._identity()
-                if self._seen == before:
+                before = self._loaded_identity
+                self._loaded_identity = self._identity()
+                if self._loaded_identity == before:
                     raise
 
     def _load(self) -> Bundle:
@@ -87,7 +87,7 @@ class ServedModel:
             raise BundleError(Problem(str(self._folder), expected, f"one for {bundle.choices}", todo))
         return with_items_of(bundle, self._items)
 
-    def _take(self, bundle: Bundle) -> None:
+    def _serve(self, bundle: Bundle) -> None:
         self.bundle = bundle
         self.version = hashlib.sha256(canonical(bundle.manifest)).hexdigest()
         self._choices = bundle.choices

@@ -46,8 +46,8 @@ class _Server:
     Attributes:
         config: the server's config.
         listening: the socket on which all workers accept connections.
-        folder: the folder of their figures.
-        choices, epoch, failure: see `DecisionLog`.
+        folder: folder of the workers' figures.
+        choices, epoch, failure: arguments of each worker's `DecisionLog`.
     """
 
     config: ServeConfig
@@ -70,12 +70,12 @@ def serve(config: ServeConfig) -> int:
     require_usable(config)
     require_writable(folder, "log")
     model = ServedModel(config.model, config.items)
-    with ExitStack() as open_now:
-        listening = open_now.enter_context(_listening(config))
+    with ExitStack() as resources:
+        listening = resources.enter_context(_listening(config))
         require_writable(folder, "log", keep=True)
-        open_now.enter_context(alone_in(folder, "log"))
-        log = open_now.enter_context(open_log(config, choices=model.bundle.choices))
-        shared = open_now.enter_context(scratch_folder("serve"))
+        resources.enter_context(alone_in(folder, "log"))
+        log = resources.enter_context(open_log(config, choices=model.bundle.choices))
+        shared = resources.enter_context(scratch_folder("serve"))
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(shared)  # read when workers import prometheus_client
         host, port = listening.getsockname()[:2]
         logger.info(f"serving {model} at http://{host}:{port}, log {folder}")
@@ -107,6 +107,7 @@ def _listening(config: ServeConfig) -> socket.socket:
 
 
 def _supervise(server: _Server, log: DecisionLog) -> int:
+    """Runs the workers and polls the log until a signal; returns the number of restarts."""
     context = multiprocessing.get_context("spawn")
     stopping = threading.Event()
     before = {number: signal.signal(number, lambda *_: stopping.set()) for number in _SIGNALS}
@@ -115,13 +116,13 @@ def _supervise(server: _Server, log: DecisionLog) -> int:
     restarts = 0
     polled = time.monotonic()
 
-    def started(number: int) -> SpawnProcess:
+    def start_worker(number: int) -> SpawnProcess:
         process = context.Process(target=_work, args=(server, number, ready[number]))
         process.start()
         return process
 
     try:
-        workers.extend(map(started, range(server.config.workers)))
+        workers.extend(map(start_worker, range(server.config.workers)))
         while not stopping.is_set():
             wait([worker.sentinel for worker in workers], timeout=min(_POLL_SECONDS, server.config.poll_seconds))
             if time.monotonic() - polled > server.config.poll_seconds:
@@ -139,7 +140,7 @@ def _supervise(server: _Server, log: DecisionLog) -> int:
                 logger.warning(f"worker {number} ended with {got} and is started again")
                 stopping.wait(_RESTART_SECONDS)
                 restarts += 1
-                workers[number] = started(number)
+                workers[number] = start_worker(number)
     finally:
         for worker in workers:
             worker.terminate()
@@ -159,8 +160,8 @@ def _poll(log: DecisionLog) -> None:
 
 def _work(server: _Server, number: int, ready: Any) -> None:
     """Runs a worker in its process."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # else 1000 connections leave no file to the log
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # otherwise 1000 connections leave no file for the log
     for signal_number in _SIGNALS:  # until uvicorn sets its handlers, which answer requests in progress
         signal.signal(signal_number, lambda *_: sys.exit())
     threading.Thread(target=_end_with_parent, daemon=True).start()

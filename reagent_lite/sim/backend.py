@@ -17,7 +17,7 @@ from reagent_lite.sim.spec import EnvSpec
 
 
 class Backend(Protocol):
-    """A compiled environment that runs kernels over buffers on its device.
+    """An environment that runs kernels over buffers on its device.
 
     Attributes:
         spec: description of the environment.
@@ -36,13 +36,13 @@ def open_backend(settings: EnvironmentConfig, device: torch.device) -> Backend:
     """Returns an environment compiled for the CPU or a GPU, or an environment of Gymnasium.
 
     Args:
-        settings: the environment; its backend `auto` takes CUDA if the device is a GPU, and if that fails, warns and
-            takes the CPU.
+        settings: the environment; backend `auto` uses CUDA if the device is a GPU, and if that fails, warns and uses
+            the CPU.
         device: the device of the learner; the CUDA build runs on it.
 
     Raises:
         SimulationError: unknown environment or parameter.
-        KernelBuildError: the compiler refuses it, or there is no compiler.
+        KernelBuildError: the environment does not compile, or there is no compiler.
     """
     if settings.in_python:
         return GymnasiumBackend(settings.env, settings.env_parameters)

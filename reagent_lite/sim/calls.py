@@ -7,9 +7,13 @@ import ctypes
 from typing import ClassVar, Literal
 
 Kernel = Literal["env_reset", "env_step", "env_observe", "env_act"]
-"""Restarts every environment's current episode; takes an action in every environment and starts the next episode after
-an end; writes observation, mask and features of the current states; draws actions (`ActCall`)."""
+"""The entry points of a compiled environment.
 
+env_reset    restarts every environment's current episode
+env_step     takes an action in every environment, and starts the next episode after an end
+env_observe  writes observation, mask and features of the current states
+env_act      draws actions; its arguments are an ActCall
+"""
 
 _SHARED: list[tuple[str, type]] = [
     ("seed", ctypes.c_uint32),

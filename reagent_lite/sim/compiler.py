@@ -13,7 +13,7 @@ from reagent_lite.files import shipped
 KERNELS = shipped("kernels")
 """The folder of all kernel sources."""
 
-# Loops over an array of the state or over candidates are fully unrolled; otherwise g++ vectorizes nothing around them.
+# Fully unrolls loops over an array of the state or over candidates; otherwise g++ does not vectorize the loop around.
 _GNU_FLAGS = ("--param=max-completely-peeled-insns=1000",)
 
 

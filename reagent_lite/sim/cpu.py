@@ -34,7 +34,7 @@ _FLAGS = (
     "-shared",
     "-nostdlib",  # the standard library is not used: the same object on any distribution
     "-Werror=return-type",
-    "-Werror=double-promotion",  # a literal without `f`
+    "-Werror=double-promotion",  # refuses a literal without `f`
 )
 _CONTRACTION = {"exact": "-ffp-contract=off", "fast": "-ffp-contract=fast"}
 # With fewer words of state and observation per thread, a thread costs more (about 50 us) than it saves.

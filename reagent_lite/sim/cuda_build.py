@@ -110,7 +110,7 @@ def cuda_problem(
         device: the GPU.
         path: an environment; nvcc is not needed if it has already been compiled for this device's architecture.
         parameters: constants of its dynamics to replace.
-        math: as for `build_cubin`.
+        math: the arithmetic that it is compiled for, an argument of `build_cubin`.
     """
     problem = driver_problem() or device_problem(device)
     if problem is None and find_nvcc() is None:

@@ -33,20 +33,20 @@ class VectorEnv:
         next_observation: [R, S], the observation at the end of the last transition.
         action: [R], taken by `step`.
         propensity: [R], probability of `action`, written by `act`.
-        reward: [R], of the last transition.
+        reward: [R], reward of the last transition.
         ended: [N] uint8, bit 0 terminated, bit 1 truncated.
-        last_return: [R], of the last finished episode.
+        last_return: [R], return of the last finished episode.
         last_length: [N] int32, steps of the last finished episode.
         step_count: [N] int32, steps done in the running episode.
         episode: [N] int32, episodes finished.
-        episode_return: [R], of the running episode.
+        episode_return: [R], sum of rewards so far in the running episode.
         in_game: [R] bool, whether the agent plays at `observation`; None with one agent. Rows of an agent that has left
             are arbitrary and are ignored everywhere.
         next_in_game: [R] bool, whether it still plays at `next_observation`.
         mask: [R, K] bool, choices at `observation`; None if all are always allowed.
         next_mask: [R, K] bool, choices at `next_observation`.
-        features: [R, K, F] of the choices at `observation`; None unless parametric.
-        next_features: [R, K, F] of the choices at `next_observation`.
+        features: [R, K, F], features of the choices at `observation`; None unless parametric.
+        next_features: [R, K, F], features of the choices at `next_observation`.
         restarts: whether `load_state_dict` starts new episodes because the saved state is incomplete.
     """
 
@@ -141,10 +141,10 @@ class VectorEnv:
         if q is None:
             call.q = None
         else:
-            self._require_place("q", q, self._q_shape)
-            self._q = q.float().contiguous()  # kept, for the kernel may not have read it when this returns
+            self._require_tensor("q", q, self._q_shape)
+            self._q = q.float().contiguous()  # an attribute, as the kernel may read it after this method returns
             call.q = self._q.data_ptr()
-        self._require_place("epsilon", epsilon, _ONE)
+        self._require_tensor("epsilon", epsilon, _ONE)
         self._epsilon = epsilon.float()
         call.epsilon = self._epsilon.data_ptr()
         call.temperature = temperature
@@ -154,7 +154,8 @@ class VectorEnv:
         """Takes `action`; if an episode ends, the next one starts in the same step.
 
         Args:
-            stay: if an episode ends, no other starts, and `field` has its last state: for a last step before `reset`.
+            stay: if an episode ends, the next one does not start, so that `field` returns the last state. Only for a
+                last step before `reset`.
         """
         self._call.stay = stay
         self._backend.launch("env_step", self._call)
@@ -163,9 +164,9 @@ class VectorEnv:
         """Takes `action` as `step` does, without writing `next_observation`, `next_mask` and `next_features`.
 
         Args:
-            observe: refresh observation, mask and features; false runs only the dynamics.
+            observe: whether to refresh observation, mask and features; false runs only the dynamics.
         """
-        self._backend.launch("env_step", self._play_call if observe else self._bare_call)
+        self._backend.launch("env_step", self._advance_call if observe else self._dynamics_call)
 
     def observe(self) -> None:
         """Refreshes `observation`, `mask` and `features` after the state was written from outside."""
@@ -190,7 +191,7 @@ class VectorEnv:
         """Checks that actions were valid, and that current returns and observations are finite; waits for the device.
 
         Raises:
-            SimulationError: actions were not valid (the environment took allowed ones instead), or a return or an
+            SimulationError: actions were not valid (the environment took allowed ones instead), or a return or
                 observation is not finite.
         """
         self._require_finite()
@@ -216,7 +217,7 @@ class VectorEnv:
                 raise SimulationError(Problem(f"{what} of {self.spec.name}", "finite numbers", got, todo))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns copies of all buffers, and the seed, stream and ids that random numbers depend on."""
+        """Returns copies of all buffers, and the seed, stream and ids that determine the random numbers."""
         return {name: tensor.clone() for name, tensor in self._tensors().items()} | {"identity": self._identity()}
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
@@ -254,7 +255,7 @@ class VectorEnv:
     def _own_features(self) -> bool:
         return self._parametric and self.spec.candidates
 
-    def _require_place(self, name: str, tensor: Tensor, shape: torch.Size) -> None:
+    def _require_tensor(self, name: str, tensor: Tensor, shape: torch.Size) -> None:
         if tensor.shape != shape or tensor.device != self.device:
             expected = f"a tensor of {list(shape)} on {self.device}"
             got = f"{list(tensor.shape)} on {tensor.device}"
@@ -268,21 +269,21 @@ class VectorEnv:
         num = self.num_envs
         first = self.first_env
         agents = self.spec.agents
-        for is_right, where, expected, got in (
+        for is_valid, where, expected, value in (
             (num >= 1, "simulation.num_envs", "at least 1 environment", num),
             (num * agents < 2**31, "simulation.num_envs", f"fewer than 2^31 environments times {agents} agents", num),
             (self.time_limit >= 1, "simulation.time_limit", "at least 1 step", self.time_limit),
             (0 <= first <= 2**32 - num, "first_env", "global ids from 0 to 2^32 - 1", first),
         ):
-            if not is_right:
-                raise SimulationError(Problem(where, expected, str(got)))
+            if not is_valid:
+                raise SimulationError(Problem(where, expected, str(value)))
         need = num * self.bytes_per_env
         free = free_bytes(self.device)
         if need > free:
             expected = f"environments that fit into the {free / 2**30:.1f} GiB free on {self.device}"
-            asked = f"{num}, which need {need / 2**30:.1f} GiB"
+            got = f"{num}, which need {need / 2**30:.1f} GiB"
             todo = f"At most {free // self.bytes_per_env} fit"
-            raise SimulationError(Problem("simulation.num_envs", expected, asked, todo))
+            raise SimulationError(Problem("simulation.num_envs", expected, got, todo))
 
     @property
     def bytes_per_env(self) -> int:
@@ -344,8 +345,8 @@ class VectorEnv:
             for name, *_ in call._fields_:
                 if name in outputs:
                     setattr(call, name, outputs[name].data_ptr())
-        self._play_call = _without(self._call, "next_observation", "next_mask", "next_features", "next_in_game")
-        self._bare_call = _without(self._play_call, "observation", "mask", "features", "in_game")
+        self._advance_call = _without(self._call, "next_observation", "next_mask", "next_features", "next_in_game")
+        self._dynamics_call = _without(self._advance_call, "observation", "mask", "features", "in_game")
 
 
 def require_finite_returns(returns: Tensor, environment: str) -> None:

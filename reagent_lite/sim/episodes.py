@@ -4,9 +4,9 @@
 
 Environments play one episode after the other. Episodes are ordered by (round in which they start, number of their
 environment), and the first ones in this order are taken: a number of episodes, or as few as cover a number of rows.
-To take those that end first would favour short ones. An episode does not depend on earlier episodes, so the first n in
-this order are n independent episodes. With a number of rows, the last episode is the one that crosses this number, and
-is more likely a long one: the bias of means is of the order of one episode in all.
+Taking the episodes that end first would favour short ones. An episode does not depend on earlier episodes, so the first
+n in this order are n independent episodes. With a number of rows, the last episode is the one that crosses this number,
+and is more likely a long one: the bias of means is of the order of one episode in all.
 
 With several agents in an environment, each has its own episode, which ends when the agent leaves.
 """
@@ -39,9 +39,9 @@ class PlayedEpisodes:
 
     Attributes:
         env: [E] global number of the environment.
-        number: [E] of the episode in its environment, from 0.
+        number: [E] number of the episode in its environment, from 0.
         agent: [E] number of the agent; 0 with one agent.
-        lengths: [E] rows.
+        lengths: [E] number of rows.
         terminal: [E] whether it ended by itself or the agent left; otherwise the time limit truncated it.
         state: [R, S].
         action: [R] index of the choice taken.
@@ -82,7 +82,7 @@ class Amount:
 
     Attributes:
         number: the number, which is also the largest number of environments that can contribute an episode.
-        unit: what is counted.
+        unit: whether rows or episodes are counted.
     """
 
     number: int
@@ -92,8 +92,8 @@ class Amount:
         """Returns how much each episode [E] contributes, given its rows."""
         return lengths if self.unit == "rows" else np.ones_like(lengths)
 
-    def of(self, lengths: Ints) -> tuple[int, bool]:
-        """Returns how many of the first episodes belong to the amount, and whether they complete it."""
+    def covered_by(self, lengths: Ints) -> tuple[int, bool]:
+        """Returns how many of the first episodes are needed, and whether there are enough of them."""
         count = int(np.searchsorted(self.sizes(lengths).cumsum(), self.number)) + 1
         return min(count, len(lengths)), count <= len(lengths)
 
@@ -119,7 +119,7 @@ def whole_episodes(env: VectorEnv, actors: Sequence[Actor], amount: Amount) -> I
     while True:
         recorder.play(actors)
         lengths = recorder.lengths
-        count, enough = amount.of(lengths)
+        count, enough = amount.covered_by(lengths)
         stop = 0
         for begin, stop in _blocks(lengths[:count], last=enough):
             yield recorder.episodes(np.arange(begin, stop))
@@ -130,7 +130,12 @@ def whole_episodes(env: VectorEnv, actors: Sequence[Actor], amount: Amount) -> I
 
 
 def _blocks(lengths: Ints, *, last: bool) -> Iterator[tuple[int, int]]:
-    """Yields ranges [begin, stop) of episodes with at most BLOCK_ROWS rows, or of a single longer episode."""
+    """Yields ranges [begin, stop) of episodes with at most BLOCK_ROWS rows, or of a single longer episode.
+
+    Args:
+        lengths: number of rows of each episode.
+        last: whether no episodes follow; otherwise an incomplete last block is not yielded.
+    """
     cumulative = lengths.cumsum()
     begin = 0
     rows = 0
@@ -144,7 +149,7 @@ def _blocks(lengths: Ints, *, last: bool) -> Iterator[tuple[int, int]]:
 
 
 class _Chunk(Observer):
-    """Recorded rounds: tensors [rounds, R, ...] on the device, R = N * A rows of A agents."""
+    """A chunk of recorded rounds: tensors [rounds, R, ...] on the device, R = N * A rows of A agents."""
 
     def __init__(self, env: VectorEnv, rounds: int) -> None:
         self.rounds = rounds
@@ -181,7 +186,7 @@ class _Chunk(Observer):
     def on_host(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """Returns the columns of rows, {name: [rounds, R, ...]}, and those of ends, {name: [rounds, N, A, ...]}.
 
-        `ended` is [rounds, N]; `playing`, [rounds, N], says how many agents were in the game.
+        Among the ends, `ended` and `playing`, the number of agents in the game, are [rounds, N].
         """
         kept = {name: tensor.cpu().numpy() for name, tensor in self._kept.items()}
         ends = {name: kept[name].reshape(*self._shape, *kept[name].shape[2:]) for name in self._ends if name != "ended"}
@@ -190,14 +195,18 @@ class _Chunk(Observer):
         return {name: kept[name] for name in self._before | self._after}, ends
 
 
-class _Held:
-    """Recorded rounds on the host: arrays [rounds, R, ...] that grow at the end and shrink at the beginning."""
+class _HeldRounds:
+    """Recorded rounds on the host: arrays [rounds, R, ...] that grow at the end and shrink at the beginning.
+
+    Attributes:
+        stop: number of the round after the last.
+    """
 
     def __init__(self, env: VectorEnv) -> None:
         self._num_envs = env.num_envs
         self._num_rows = env.num_rows
         self._rows: dict[str, Array] = {}
-        self._begin = self._end = 0  # range of the held rounds in the arrays
+        self._begin = self._end = 0  # range of the arrays that is in use
         self.stop = 0
 
     def add(self, rows: dict[str, Array]) -> None:
@@ -259,14 +268,14 @@ class EpisodeRecorder:
         num_envs = env.num_envs
         self._env = env
         self._chunk = _Chunk(env, min(rounds or max(BLOCK_ROWS // env.num_rows, 1), _MOST_ROUNDS))
-        self._held = _Held(env)
+        self._held = _HeldRounds(env)
         self._env_of = np.arange(num_envs)  # [L] environment, from 0
-        self._number = np.zeros(num_envs, np.int64)  # of the episode in its environment
+        self._number = np.zeros(num_envs, np.int64)  # number of the episode in its environment
         self._start = np.zeros(num_envs, np.int64)  # first round
         self._stop = np.full(num_envs, -1)  # round after the last; -1 while it is played
         self._size = np.zeros(num_envs, np.int64)  # rows of all agents so far
-        self._ends: dict[str, Array] = {}  # [L, ...]
-        self._playing = np.arange(num_envs)  # [N] the episode each environment plays
+        self._ends: dict[str, Array] = {}  # [L, ...] columns of ends
+        self._playing = np.arange(num_envs)  # [N] index of the episode that each environment plays
 
     @torch.no_grad()
     def play(self, actors: Sequence[Actor]) -> None:
@@ -293,12 +302,12 @@ class EpisodeRecorder:
 
     @property
     def over(self) -> Ints:
-        """Indices of all finished episodes, in the order of their starts; the first are those of `lengths`."""
+        """Indices of all finished episodes, in the order of their starts; the first of them are those in `lengths`."""
         return np.flatnonzero(self._stop >= 0)
 
     @property
     def steps_over(self) -> int:
-        """Environment steps of those episodes."""
+        """Total environment steps of all finished episodes."""
         return int((self._stop - self._start)[self.over].sum())
 
     def episodes(self, indices: Ints) -> PlayedEpisodes:
@@ -368,7 +377,7 @@ class EpisodeRecorder:
         count = len(envs)
         ended, earlier = self._ended_by(envs)
         number = self._number[self._playing[envs]] + 1 + earlier
-        self._playing[envs] = before + np.arange(count)  # the last of an environment's stays
+        self._playing[envs] = before + np.arange(count)  # if an environment is repeated, the last assignment counts
         self._env_of = np.concatenate((self._env_of, envs))
         self._number = np.concatenate((self._number, number))
         self._start = np.concatenate((self._start, first_round + rounds + 1))
@@ -384,7 +393,7 @@ class EpisodeRecorder:
             self._ends[name] = grown
 
     def _ended_by(self, envs: Ints) -> tuple[Ints, Ints]:
-        """Returns for each end in environments [n] which episode it ends, and how many ends came before it there.
+        """Returns for each of n ends the episode that it ends, and the number of earlier ends in its environment.
 
         The i-th end starts the episode L + i. Two environments play episodes 0 and 1, so that L = 2:
 
@@ -405,7 +414,7 @@ class EpisodeRecorder:
 
     def _rows_in_chunk(self, index: Ints, first_round: int, playing: Array) -> Ints:
         """Returns the rows that episodes have in a chunk, from the number of agents in the game, [rounds, N]."""
-        rows_before = np.cumsum(np.pad(playing, ((1, 0), (0, 0))), axis=0)  # each round
+        rows_before = np.cumsum(np.pad(playing, ((1, 0), (0, 0))), axis=0)  # number of rows before each round
         env = self._env_of[index]
         begin = np.maximum(self._start[index] - first_round, 0)
         stop = np.where(self._stop[index] < 0, len(playing), self._stop[index] - first_round)

@@ -31,7 +31,7 @@ _OWN = "module:name imports a module that registers an environment of your own, 
 
 
 class GymnasiumBackend:
-    """Makes environments of a name; the kernel of compiled environments draws their actions.
+    """Makes environments of one name; a compiled kernel draws their actions, as in compiled environments.
 
     Attributes:
         spec: description of the environment; time_limit is 0 if the environment has no limit.
@@ -45,7 +45,7 @@ class GymnasiumBackend:
         Args:
             env: `gymnasium:` and a name.
             parameters: keyword arguments of gymnasium.make.
-            compilation: compilation of the kernel that draws actions, see CpuBackend.
+            compilation: further arguments of CpuBackend, which compiles the kernel that draws actions.
 
         Raises:
             SimulationError: the environment does not exist, has other spaces, or raises.
@@ -60,11 +60,11 @@ class GymnasiumBackend:
             with self.named("reset and step"):
                 _, info = opened.reset(seed=0)
                 allowed = np.asarray(info.get(MASK, np.ones(count)))
-                shown, *_ = opened.step(self.first_action + int(allowed.argmax()))
-                numbers = np.asarray(spaces.flatten(opened.observation_space, shown)).size
-        if numbers != size:
+                observation, *_ = opened.step(self.first_action + int(allowed.argmax()))
+                stepped_size = np.asarray(spaces.flatten(opened.observation_space, observation)).size
+        if stepped_size != size:
             expected = f"{size} numbers, as its observation_space has"
-            raise SimulationError(Problem(f"observations of {self.name}", expected, f"{numbers} from its step"))
+            raise SimulationError(Problem(f"observations of {self.name}", expected, f"{stepped_size} from its step"))
         if allowed.shape != (count,):
             raise SimulationError(Problem(f"{MASK} of {self.name}", f"{count} values", f"shape {list(allowed.shape)}"))
         self._drawing = CpuBackend(
@@ -95,7 +95,7 @@ class GymnasiumBackend:
         """
         import gymnasium
 
-        class Shown(gymnasium.wrappers.FlattenObservation[Any, Any, Any]):
+        class FlatEnv(gymnasium.wrappers.FlattenObservation[Any, Any, Any]):
             """Flat observations, and an info with only the mask: arrays of changing shapes cannot be stacked."""
 
             def reset(self, **settings: Any) -> tuple[Any, dict[str, Any]]:
@@ -103,22 +103,22 @@ class GymnasiumBackend:
                 return observation, _only_mask(info)
 
             def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-                *seen, info = super().step(action)
-                return (*seen, _only_mask(info))
+                *results, info = super().step(action)
+                return (*results, _only_mask(info))
 
         def opened_env() -> Env[Any, Any]:
             settings = {**self._parameters, "max_episode_steps": time_limit, "disable_env_checker": True}
-            return opened.enter_context(closing(Shown(gymnasium.make(self.name, **settings))))
+            return opened.enter_context(closing(FlatEnv(gymnasium.make(self.name, **settings))))
 
         with self.named("environments"), ExitStack() as opened:
             same_step = gymnasium.vector.AutoresetMode.SAME_STEP
             envs = gymnasium.vector.SyncVectorEnv([opened_env] * num, autoreset_mode=same_step)
-            opened.pop_all()  # they stay open
+            opened.pop_all()  # leaves them open
             return envs
 
     @contextmanager
     def named(self, what: str) -> Iterator[None]:
-        """Turns errors of the environment's code into a SimulationError with its name and location."""
+        """Turns an error in the environment's code into a SimulationError with the environment's name and location."""
         try:
             yield
         except Exception as error:
@@ -139,7 +139,7 @@ class GymnasiumBackend:
             raise SimulationError(Problem(where, "an environment that gymnasium.make makes", got, todo)) from error
 
     def _read_spaces(self, env: Env[Any, Any]) -> tuple[int, int, int]:
-        """Returns the first action's number, and the numbers of actions and of features.
+        """Returns the first action's number, the number of actions and the size of an observation.
 
         Raises:
             SimulationError: a space is not supported.
@@ -167,6 +167,6 @@ def _only_mask(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def _last_line(error: Exception) -> str:
-    """Returns the last line of an exception's traceback, and where it was raised."""
+    """Returns an exception's message, and where it was raised."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{traceback.format_exception_only(error)[-1].strip()} ({frame.filename}:{frame.lineno})"

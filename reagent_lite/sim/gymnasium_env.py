@@ -49,17 +49,17 @@ class GymnasiumEnv(VectorEnv):
         with self._gymnasium.named("step"):
             observation, reward, terminated, truncated, info = self._envs.step(action)
         ended = terminated | truncated
-        self._show(observation, info)
+        self._write_observation(observation, info)
         self.next_observation.copy_(self.observation)
         if self.mask is not None and self.next_mask is not None:
             self.next_mask.copy_(self.mask)
         if ended.any():
-            where = torch.from_numpy(ended.nonzero()[0])
+            envs = torch.from_numpy(ended.nonzero()[0])
             final = np.stack(info["final_obs"][ended]).astype(np.float32)
-            self.next_observation[where] = torch.from_numpy(final)
+            self.next_observation[envs] = torch.from_numpy(final)
             if self.next_mask is not None:
-                self.next_mask[where] = self._masks(info["final_info"], ended)
-        self._count(reward, terminated, ended)
+                self.next_mask[envs] = self._masks(info["final_info"], ended)
+        self._write_rewards(reward, terminated, ended)
 
     def advance(self, *, observe: bool = True) -> None:
         """Takes `action` as `step` does."""
@@ -83,23 +83,29 @@ class GymnasiumEnv(VectorEnv):
             observation, info = self._envs.reset(seed=seeds)
         self.step_count.zero_()
         self.episode_return.zero_()
-        self._show(observation, info)
+        self._write_observation(observation, info)
 
-    def _show(self, observation: NDArray[Any], info: dict[str, Any]) -> None:
+    def _write_observation(self, observation: NDArray[Any], info: dict[str, Any]) -> None:
         self.observation.copy_(torch.from_numpy(observation.astype(np.float32)))
         if self.mask is not None:
             self.mask.copy_(self._masks(info, np.ones(self.num_envs, np.bool_)))
 
     def _masks(self, info: dict[str, Any], rows: NDArray[np.bool_]) -> Tensor:
-        """Returns the masks in some environments' info."""
+        """Returns the masks that the info has for some environments.
+
+        Raises:
+            SimulationError: it lacks the mask of one of them.
+        """
         if MASK not in info or not info[f"_{MASK}"][rows].all():
             where = f"info of {self.spec.name}"
             todo = "Give it in every reset and step, or in none"
             raise SimulationError(Problem(where, f"{MASK}, as in the first reset", "none", todo))
         return torch.from_numpy(info[MASK][rows].astype(np.bool_))
 
-    def _count(self, reward: NDArray[np.float64], terminated: NDArray[np.bool_], ended: NDArray[np.bool_]) -> None:
-        """Writes reward, end and statistics of a step."""
+    def _write_rewards(
+        self, reward: NDArray[np.float64], terminated: NDArray[np.bool_], ended: NDArray[np.bool_]
+    ) -> None:
+        """Writes rewards, ends and the statistics of episodes."""
         over = torch.from_numpy(ended)
         self.reward.copy_(torch.from_numpy(reward))
         self.ended.copy_(torch.from_numpy(np.where(terminated, 1, 2 * ended)))

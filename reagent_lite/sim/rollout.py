@@ -31,7 +31,7 @@ class Exploration:
 
     Attributes:
         start, end: share of uniform draws before and after the decay.
-        decay_steps: environment steps of all ranks over which it falls linearly.
+        decay_steps: environment steps of all ranks over which the share falls linearly.
         temperature: if positive, draws are from softmax(q / temperature) instead.
     """
 
@@ -105,13 +105,15 @@ def play_step(
     for actor in actors:
         q = None
         if actor.policy is not None:
-            asked = actor.rows_in(env, envs)
-            shown = (env.observation, env.mask, env.features)
-            observation, mask, features = shown if asked is None else (None if t is None else t[asked] for t in shown)
+            needed = actor.rows_in(env, envs)
+            columns: tuple[Tensor | None, ...] = (env.observation, env.mask, env.features)
+            if needed is not None:
+                columns = tuple(None if column is None else column[needed] for column in columns)
+            observation, mask, features = columns
             assert observation is not None
             q = actor.policy(observation, mask, features)
-            if asked is not None:
-                q = q.new_zeros(env.num_rows, q.shape[1]).index_copy_(0, asked, q)
+            if needed is not None:
+                q = q.new_zeros(env.num_rows, q.shape[1]).index_copy_(0, needed, q)
         env.act(q, epsilon=actor.epsilon, temperature=0.0 if q is None else actor.temperature)
         if actor.rows is not None:
             drawn.append((actor.rows, env.action[actor.rows], env.propensity[actor.rows]))
@@ -143,7 +145,12 @@ class Experience(Protocol):
         ...
 
     def run(self, steps: int, *, informed: bool = True) -> None:
-        """Writes the rows of `steps` steps of every environment into the rings; see Rollout."""
+        """Writes the rows of `steps` steps of every environment into the rings.
+
+        Args:
+            steps: number of steps of each environment.
+            informed: whether types that learn act by their policies; otherwise they draw uniformly.
+        """
         ...
 
     def check(self) -> None:
@@ -151,7 +158,10 @@ class Experience(Protocol):
         ...
 
     def finished(self) -> Tensor:
-        """Returns and resets [2 + actors] float64; see Rollout."""
+        """Returns and resets [2 + actors] float64.
+
+        Number of ended episodes, sum of their steps, and for each type the sum of its agents' mean returns.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -195,8 +205,8 @@ class Rollout(Observer):
         self.device = device
         self._finished = torch.zeros(2 + len(actors), dtype=torch.float64, device=env.device)
         env.reset()
-        # observation columns: a step overwrites them before the transition is complete
-        self._seen = {name: tensor.clone() for name, tensor in self._shown().items()}
+        # copies, as a step overwrites the columns before the transition is complete
+        self._before = {name: tensor.clone() for name, tensor in self._observation_columns().items()}
         self._uniform = [actor if actor.ring is None else replace(actor, policy=None) for actor in actors.values()]
         self._informed = capture(lambda: play_step(env, self.actors.values(), self))
 
@@ -211,7 +221,7 @@ class Rollout(Observer):
 
         Args:
             steps: number of steps of each environment.
-            informed: whether to act by the policies; otherwise types that learn draw uniformly.
+            informed: whether types that learn act by their policies; otherwise they draw uniformly.
         """
         for _ in range(steps):
             if informed:
@@ -220,10 +230,12 @@ class Rollout(Observer):
                 play_step(self.env, self._uniform, self)
 
     def finished(self) -> Tensor:
-        """Returns and resets [2 + actors] float64: ended episodes, their steps, and an agent's returns by type.
+        """Returns and resets [2 + actors] float64.
+
+        Number of ended episodes, sum of their steps, and for each type the sum of its agents' mean returns.
 
         Raises:
-            SimulationError: see `check`.
+            SimulationError: an action was invalid, or a reward is not finite or outside the range of the loss.
         """
         self.check()
         totals = self._finished.clone()
@@ -251,22 +263,23 @@ class Rollout(Observer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a `state_dict` after the rings; environments that can do so continue within their episodes."""
         self.env.load_state_dict(state["env"])
-        for ring in self.rings.values() if self.env.restarts else ():
-            ring.end_episodes()
+        if self.env.restarts:
+            for ring in self.rings.values():
+                ring.end_episodes()
         self._finished.copy_(state["finished"])
         self._out_of_range_rewards.copy_(state["out_of_range_rewards"])
 
-    def _shown(self) -> dict[str, Tensor]:
+    def _observation_columns(self) -> dict[str, Tensor]:
         env = self.env
         # features that all rows share are not copied
         features = env.features if env.spec.candidates else None
-        shown = {"observation": env.observation, "mask": env.mask, "features": features, "present": env.in_game}
-        return {name: tensor for name, tensor in shown.items() if tensor is not None}
+        columns = {"observation": env.observation, "mask": env.mask, "features": features, "present": env.in_game}
+        return {name: tensor for name, tensor in columns.items() if tensor is not None}
 
     def before(self) -> None:
         """Copies the observation columns."""
-        for name, now in self._shown().items():
-            self._seen[name].copy_(now)
+        for name, column in self._observation_columns().items():
+            self._before[name].copy_(column)
 
     def after(self) -> None:
         """Writes the step into the rings and counts ended episodes."""
@@ -279,8 +292,8 @@ class Rollout(Observer):
             next_observation=env.next_observation,
             propensity=env.propensity,
             next_mask=env.next_mask,
-            next_features=env.next_features if "features" in self._seen else None,
-            **self._seen,
+            next_features=env.next_features if "features" in self._before else None,
+            **self._before,
         ).to(self.device)
         for name, ring in self.rings.items():
             rows = self.actors[name].rows
@@ -290,13 +303,13 @@ class Rollout(Observer):
         over = env.ended != 0
         earned = (env.last_return.view(env.num_envs, -1) * over.unsqueeze(1)).flatten()
         by_type = [earned if actor.rows is None else earned[actor.rows] for actor in self.actors.values()]
-        returns = [each.sum(dtype=torch.float64) * (env.num_envs / len(each)) for each in by_type]
+        returns = [rows.sum(dtype=torch.float64) * (env.num_envs / len(rows)) for rows in by_type]
         episodes, steps = (value.sum(dtype=torch.float64) for value in (over, env.last_length * over))
         self._finished += torch.stack((episodes, steps, *returns))
 
 
 def require_rewards_in_range(count: int, environment: str) -> None:
-    """Checks that no rewards are outside [0, 1], for which cross-entropy is not defined.
+    """Checks the number of rewards outside [0, 1], for which cross-entropy is not defined.
 
     Raises:
         SimulationError: `count` is not 0.
@@ -391,7 +404,7 @@ class RolloutSource:
             ring.update_priorities(self._index[name], errors[name])
 
     def at_end(self, step: int) -> None:
-        """Called after the last optimizer step."""
+        """Does nothing: only a learner with collectors has something to do after the last optimizer step."""
 
     def partition(self, states: Sequence[dict[str, Any]], rank: int, world: int) -> dict[str, Any]:
         """Returns the state of a rank's environments, by their numbers over all ranks.
@@ -444,33 +457,34 @@ def regrouped(states: Sequence[dict[str, Any]], rank: int, first: int, stop: int
 
     def part(tensors: Sequence[Tensor], axis: int) -> Tensor:
         """Returns the environments' rows along an axis with one or more rows per environment."""
-        rows = sum(tensor.shape[axis] for tensor in tensors) // saved
-        return _slice(tensors, axis, first * rows, stop * rows)
+        rows_per_env = sum(tensor.shape[axis] for tensor in tensors) // saved
+        return _slice(tensors, axis, first * rows_per_env, stop * rows_per_env)
 
     identity = torch.tensor([stop - first, first, *envs[0]["identity"][2:].tolist()])
     names = envs[0].keys() - {"identity", "fault"}
-    env = {name: part([each[name] for each in envs], int(name == "state")) for name in names}
+    env = {name: part([saved_env[name] for saved_env in envs], int(name == "state")) for name in names}
     rings = {}
-    for key in (key for key in states[0] if key.split(".")[0] == "ring"):
-        every = [state[key] for state in states]
+    ring_keys = [key for key in states[0] if key.split(".")[0] == "ring"]
+    for key in ring_keys:
+        saved_rings = [state[key] for state in states]
         rings[key] = {  # tensors of one dimension are the same on all ranks, except those below
-            name: part([each[name] for each in every], 1) if value.dim() > 1 else value
-            for name, value in every[0].items()
+            name: part([ring[name] for ring in saved_rings], 1) if value.dim() > 1 else value
+            for name, value in saved_rings[0].items()
             if name != "generator"
         }
-        slots, columns = every[0]["shape"].tolist()
+        slots, columns = saved_rings[0]["shape"].tolist()
         rings[key]["shape"] = torch.tensor([slots, (stop - first) * columns // int(envs[0]["identity"][0])])
-        if "largest_priority" in every[0]:
-            rings[key]["largest_priority"] = torch.stack([each["largest_priority"] for each in every]).amax(0)
-        if rank < len(every):
-            rings[key]["generator"] = every[rank]["generator"]
+        if "largest_priority" in saved_rings[0]:
+            rings[key]["largest_priority"] = torch.stack([ring["largest_priority"] for ring in saved_rings]).amax(0)
+        if rank < len(saved_rings):
+            rings[key]["generator"] = saved_rings[rank]["generator"]
     counts = {name: partitioned_count(states, rank, name) for name in ("finished", "out_of_range_rewards")}
     rollout = {"env": {**env, "identity": identity, "fault": torch.zeros_like(envs[0]["fault"])}, **counts}
     return {"step": states[0]["step"], "warm": states[0]["warm"], **rings, "rollout": rollout}
 
 
 def partitioned_count(states: Sequence[dict[str, Any]], rank: int, name: str) -> Tensor:
-    """Returns a rank's part of a count that ranks sum up: the total for rank 0, zeros for the others."""
+    """Returns a rank's part of a count that is summed over ranks: the total for rank 0, zeros for the others."""
     total = torch.stack([state["rollout"][name] for state in states]).sum(0)
     return torch.zeros_like(total) if rank else total
 

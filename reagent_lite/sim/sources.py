@@ -22,9 +22,9 @@ from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.spec import EnvSpec
 
 MACHINERY = ("core/", "env.cuh", "philox.cuh", "port.cuh")
-"""Headers of every environment, in the folder of kernels."""
+"""Headers that all environments are compiled with, in the folder of kernels."""
 
-_PARAMETER = re.compile(r"([^\W\d]\w*)(\[\d{1,6}\])?")  # of a list, with its place
+_PARAMETER = re.compile(r"([^\W\d]\w*)(\[\d{1,6}\])?")  # a constant, or an element of a list with its index
 _LIBRARY = re.compile(r"^\s*#\s*include\s*(<[^>]+>)", re.MULTILINE)
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
@@ -35,10 +35,10 @@ def known_environments() -> tuple[str, ...]:
 
 
 def find_environment(name_or_path: str) -> Path:
-    """Returns the file of an environment of this package, or of the path of a `.cuh` file.
+    """Returns the file of an environment, given the name of one in this package or the path of a `.cuh` file.
 
     Raises:
-        SimulationError: there is none; the error names the known ones and the nearest.
+        SimulationError: there is none; the error lists the environments of this package and suggests the nearest.
     """
     if "/" in name_or_path or name_or_path.endswith(".cuh"):
         file = Path(name_or_path).expanduser().resolve()
@@ -91,8 +91,8 @@ def read_sources(environment: Path) -> dict[str, str]:
                 Problem(str(file), "readable source text", str(error), "Check the file's permissions and encoding")
             ) from error
         for included in _INCLUDE.findall(texts[name]):
-            beside = (file.parent / included, KERNELS / included)
-            waiting += [path.resolve() for path in beside if path.is_file()][:1]
+            candidates = (file.parent / included, KERNELS / included)
+            waiting += [path.resolve() for path in candidates if path.is_file()][:1]
     return texts
 
 
@@ -113,9 +113,10 @@ def compilation_unit(environment: Path, parameters: dict[str, float]) -> str:
         SimulationError: a parameter is not a finite float32.
     """
     lines = []
-    named = sorted((name, value) for name, value in parameters.items() if _PARAMETER.fullmatch(name))
-    if named:
-        entries = "".join(f'{{"{name}", {_literal(name, value)}}}, ' for name, value in named)
+    # other names cannot be constants; require_parameters refuses them once the environment is compiled
+    overrides = sorted((name, value) for name, value in parameters.items() if _PARAMETER.fullmatch(name))
+    if overrides:
+        entries = "".join(f'{{"{name}", {_literal(name, value)}}}, ' for name, value in overrides)
         lines.append(f"#define PARAMETER_OVERRIDES {entries}")
     lines.append(f'#define ENVIRONMENT_FILE "{environment}"')
     lines.append('#include "env.cuh"\n')
@@ -131,7 +132,7 @@ def built_from(environment: Path, parameters: dict[str, float], *, machinery: bo
         machinery: whether to include the headers that all environments are compiled with.
 
     Raises:
-        SimulationError: see `read_sources` and `compilation_unit`.
+        SimulationError: a file cannot be read as text, or a parameter is not a finite float32.
     """
     constants = compilation_unit(environment, parameters).rpartition("#define ENVIRONMENT_FILE")[0]
     sources = sorted(read_sources(environment).items())
@@ -140,13 +141,13 @@ def built_from(environment: Path, parameters: dict[str, float], *, machinery: bo
 
 
 def identity(config: EnvironmentConfig, *more: str) -> str:
-    """Returns the sha256 that identifies an environment: of its sources, constants, time limit and similar settings.
+    """Returns the sha256 of an environment's sources, constants, time limit and similar settings.
 
     The headers that all environments share are not part of it: a change of them is not noticed within a release, even
     if environments then behave differently. For Gymnasium, its release is used instead of sources.
 
     Raises:
-        SimulationError: see `find_environment` and `built_from`.
+        SimulationError: the environment does not exist, a file of it cannot be read, or a parameter is not finite.
     """
     parts: tuple[str, ...]
     if config.in_python:
@@ -157,7 +158,7 @@ def identity(config: EnvironmentConfig, *more: str) -> str:
 
 
 def origin(config: EnvironmentConfig, spec: EnvSpec, actions: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the origin of simulated episodes, as JSON for the file that has them.
+    """Returns the origin of simulated episodes, as JSON for the file with their rows.
 
     Args:
         config: the config of the environment.
@@ -186,7 +187,7 @@ def require_parameters(given: dict[str, float], spec: EnvSpec) -> None:
     """Checks that the environment has the given parameters.
 
     Raises:
-        SimulationError: some are unknown; the error has the known ones.
+        SimulationError: some are unknown; the error lists the environment's parameters.
     """
     elements = {f"{name}[{k}]" for name, size in spec.parameter_lists.items() for k in range(size)}
     lists = [f"{name} (a list of {size})" for name, size in spec.parameter_lists.items()]

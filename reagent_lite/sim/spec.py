@@ -20,7 +20,7 @@ class Field:
     Attributes:
         name: as in the kernel's STATE list.
         kind: type of its 4-byte words.
-        size: words; above 1 for an array.
+        size: number of words; above 1 for an array.
     """
 
     name: str
@@ -52,9 +52,9 @@ class EnvSpec:
         agent_type_names: names of the types of agents, in order of their numbers.
         agent_types: [A] number of each agent's type.
         parameters: constants of the dynamics in use; for Gymnasium, the arguments of gymnasium.make.
-        parameter_lists: sizes of the lists among them, by name.
+        parameter_lists: sizes of the constants that are lists, by name.
         fields: the state's variables in memory order.
-        action_features: [K][F] of fixed actions; empty with candidates.
+        action_features: [K][F], features of fixed actions; empty with candidates.
     """
 
     name: str
@@ -77,7 +77,7 @@ class EnvSpec:
 
     @classmethod
     def parse(cls, name: str, description: str) -> Self:
-        """Returns the spec in a compiled environment's JSON; `measured` adds parameters and action features."""
+        """Returns the spec in a compiled environment's JSON; `measured` adds the numbers that the kernel computes."""
         tree: dict[str, Any] = json.loads(description, strict=False)  # a name may have a line break
         fields = tuple(Field(*field) for field in tree.pop("state"))
         tree["action_names"] = tuple(tree["action_names"]) or tuple(map(str, range(tree["num_actions"])))
@@ -92,8 +92,8 @@ class EnvSpec:
 
         Args:
             parameters: constants of the dynamics in use, in order.
-            action_features: [K * F].
-            agent_types: [A].
+            action_features: [K * F], features of fixed actions.
+            agent_types: [A], number of each agent's type.
             observed: number of floats that the environment wrote as an observation.
 
         Raises:
@@ -125,7 +125,7 @@ class EnvSpec:
 
     def agents_of(self, kind: int) -> tuple[int, ...]:
         """Returns the numbers of the agents of a type."""
-        return tuple(agent for agent, its in enumerate(self.agent_types) if its == kind)
+        return tuple(agent for agent, agent_kind in enumerate(self.agent_types) if agent_kind == kind)
 
     @property
     def state_words(self) -> int:

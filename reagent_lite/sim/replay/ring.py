@@ -27,7 +27,7 @@ _ABSENT = 4
 _SMALLEST_ERROR = 1e-6
 
 RingColumns = dict[str, tuple[tuple[int, ...], torch.dtype]]
-"""Shape of a row and type, by name."""
+"""Shape of a row and dtype of each column, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +40,16 @@ class ReplaySettings:
         num_actions: K.
         slots: T, number of writes that are kept, with T * N rows.
         gamma: discount per step inside a window.
-        n_step: rows of an episode that a drawn row spans at most.
+        n_step: largest number of rows of an episode that a drawn row spans.
         masked: whether some choices are forbidden in some rows.
         candidates: whether every row has its own candidates and their mask.
         action_feature_size: F of stored candidates; 0 if the learner does not read them.
-        action_features: [K, F] of fixed candidates (parametric), or None.
+        action_features: [K, F] features of fixed actions if the learner reads them, else None.
         prioritized: whether rows are drawn by priority.
         alpha: exponent of priorities.
         absences: whether some rows are of agents that have left; they have weight 0.
         needs_next_action: SARSA; rows whose next action is not known have weight 0. Otherwise next_action is 0.
-        boost: [K] reward added by action; the learner itself adds that of the first action, for every source.
+        boost: [K] reward added by action, to all rows of a window but the first: the learner adds that one itself.
         seed: seed of the ring's own generator, which must be registered with a CUDA graph. None draws from the device's
             default generator, which a CUDA graph captures by itself.
     """
@@ -78,7 +78,7 @@ class ReplaySettings:
 
     @property
     def observation_columns(self) -> RingColumns:
-        """Observation columns."""
+        """Columns of an observation and the choices at it."""
         S, K, F = self.observation_size, self.num_actions, self.action_feature_size
         columns: RingColumns = {"observation": ((S,), torch.float32)}
         if self.masked or self.candidates:
@@ -97,7 +97,7 @@ class ReplaySettings:
 
     @property
     def row_bytes(self) -> int:
-        """Memory per row, rounded up."""
+        """Bytes per row, rounded up."""
         return 2 * _bytes(self.observation_columns) + _bytes(self.step_columns) + 5 * self.prioritized
 
 
@@ -132,9 +132,9 @@ class ReplayRing:
     Rows drawn before `settings.lag` + 1 slots are written have weight 0.
 
     Args:
-        settings: see ReplaySettings.
+        settings: size, columns and settings of the draws.
         device: device of the rows, which are allocated once.
-        over_ranks: returns the maximum of a number [] over all ranks, which draw together.
+        over_ranks: returns the maximum of a scalar tensor over all ranks, which draw together.
 
     Attributes:
         capacity: T * N.
@@ -171,11 +171,11 @@ class ReplayRing:
         self._offsets = window * N
         self._powers = (s.gamma ** window.double()).float()
         self._boost = None if s.boost is None else s.boost.to(device)
-        self._later = (window > 0).float()
+        self._after_first = (window > 0).float()
         self._envs = torch.arange(N, device=device)
-        self._every = torch.ones(1, 1, dtype=torch.bool, device=device)
-        self._store: Callable[[EnvStep, int], None] = self._stored
-        self._select: Callable[[Tensor, float | Tensor], Sample] = self._selected
+        self._all_allowed = torch.ones(1, 1, dtype=torch.bool, device=device)
+        self._store: Callable[[EnvStep, int], None] = self._eager_store
+        self._select: Callable[[Tensor, float | Tensor], Sample] = self._eager_select
         self._fixed = None if s.action_features is None else s.action_features.to(device)
 
     @property
@@ -190,8 +190,8 @@ class ReplayRing:
 
     def compile(self) -> None:
         """Compiles writes and draws to a few kernels instead of about sixty."""
-        self._store = torch.compile(self._stored, dynamic=False)
-        self._select = torch.compile(self._selected, dynamic=False)
+        self._store = torch.compile(self._eager_store, dynamic=False)
+        self._select = torch.compile(self._eager_select, dynamic=False)
 
     def write(self, step: EnvStep, rounds: int = 1) -> None:
         """Writes slots; they replace the oldest ones when the ring is full.
@@ -202,7 +202,7 @@ class ReplayRing:
         """
         self._store(step, rounds)
 
-    def _stored(self, step: EnvStep, rounds: int) -> None:
+    def _eager_store(self, step: EnvStep, rounds: int) -> None:
         s = self._settings
         N = self._settings.num_envs
         kind = self._columns["marks"].dtype
@@ -241,7 +241,7 @@ class ReplayRing:
         share = torch.rand(rows, dtype=torch.float64, device=self._written.device, generator=self.generator)
         return self._select(share, beta)
 
-    def _selected(self, share: Tensor, beta: float | Tensor) -> Sample:
+    def _eager_select(self, share: Tensor, beta: float | Tensor) -> Sample:
         row, rarity = self._draw(share)
         windows = self._windows(row)
         following = windows.last + self.capacity
@@ -322,8 +322,8 @@ class ReplayRing:
 
         Args:
             priorities: the priorities of all rows.
-            slots: [R] just written.
-            filled: [R] slots that were written when each of them was.
+            slots: [R] slots that were just written.
+            filled: [R] number of slots written so far, up to and including each of them.
         """
         s = self._settings
         N = self._settings.num_envs
@@ -353,12 +353,12 @@ class ReplayRing:
         return row, (usable > 0).float().expand(len(share))
 
     def _windows(self, row: Tensor) -> _Windows:
-        """Returns the windows of rows [B]: up to the end of their episodes or n rows."""
+        """Returns the windows that start at rows [B], up to the end of their episodes or n rows."""
         index = (row + self._offsets).remainder(self.capacity)
         reward, propensity = self._flat["scalars"].index_select(0, index.view(-1)).view(*index.shape, 2).unbind(2)
         action, ended = self._flat["marks"].index_select(0, index.view(-1)).view(*index.shape, 2).unbind(2)
         if self._boost is not None:
-            reward = reward + self._boost[action.long()] * self._later
+            reward = reward + self._boost[action.long()] * self._after_first
         total, steps = n_step_sum(reward, ended, self._powers)
         at_last = (steps - 1).unsqueeze(0)
         return _Windows(
@@ -393,7 +393,7 @@ class ReplayRing:
         flat = self._flat
         fixed = None if self._fixed is None else self._fixed.expand(count, *self._fixed.shape)
         return Actions(
-            mask=flat["mask"].index_select(0, row) if "mask" in flat else self._every.expand(count, K),
+            mask=flat["mask"].index_select(0, row) if "mask" in flat else self._all_allowed.expand(count, K),
             features=flat["features"].index_select(0, row) if "features" in flat else fixed,
         )
 
@@ -411,9 +411,9 @@ def _check_capacity(settings: ReplaySettings, device: torch.device) -> None:
         raise SimulationError(Problem(_KEY, expected, str(rows), todo))
     free = free_bytes(device)
     if rows * s.row_bytes > free:
-        there = f"for which there is memory on {device} ({free / 2**30:.1f} GiB free)"
+        limit = f"for which there is memory on {device} ({free / 2**30:.1f} GiB free)"
         got = f"{rows:,} rows of {s.row_bytes:,} bytes ({rows * s.row_bytes / 2**30:.1f} GiB)"
-        raise SimulationError(Problem(_KEY, f"at most {free // s.row_bytes:,} rows, {there}", got, "Lower it"))
+        raise SimulationError(Problem(_KEY, f"at most {free // s.row_bytes:,} rows, {limit}", got, "Lower it"))
 
 
 def _generator(seed: int | None, device: torch.device) -> torch.Generator:

@@ -1,4 +1,4 @@
-"""Draws from replay, and the spans of drawn rows: n-step sums, priorities, importance weights.
+"""Prioritized draws from replay, n-step sums of drawn rows and their importance weights.
 
 priorities [rows] ─► sums of 32 rows each ─► cumulative ─► block of a target ─► row inside the block
                       └ only changed blocks are summed again, in float64: no error accumulates
@@ -91,6 +91,6 @@ class Priorities:
             self._sums.index_copy_(0, blocks, self._blocks.index_select(0, blocks).sum(1, dtype=torch.float64))
 
     def blocks_of(self, first: Tensor, count: int) -> Tensor:
-        """Returns the blocks of `count` rows from each of `first` [n]; further blocks may be among them."""
+        """Returns blocks that contain the `count` rows from each of `first` [n], and possibly others."""
         within = torch.arange((count - 1) // _BLOCK + 2, device=first.device)
         return (first.unsqueeze(1) // _BLOCK + within).clamp_(max=len(self._sums) - 1).flatten()
