@@ -28,8 +28,8 @@ class RendezvousConfig(Section):
     lost_after_seconds: Positive = 10.0
     """Silence after which a machine or a stopped process counts as lost."""
     startup_timeout_seconds: Positive = 7200.0
-    """Time that processes wait for each other while one of them reads data, evaluates or exports. A quarter of it bounds
-    the search of simulation.auto_scale, also in a single process."""
+    """Time that processes wait for each other while one of them reads data, evaluates or exports. A quarter of it
+    bounds the search of simulation.auto_scale, also in a single process."""
     step_timeout_seconds: Positive = 300.0
     """Time that a process waits for its peers within a training step; the error names the peer that is late."""
     checksum_every_steps: Count = 1000
