@@ -40,6 +40,7 @@ ALONE = "each row is a decision of its own, as no column says what follows one; 
 """Note on a log that has none of EPISODE_COLUMNS."""
 COMPARED = "They are compared by their features"
 _NUMERAL = re.compile("0|[1-9][0-9]{0,17}")
+_NUMBER = re.compile(r"\s*[0-9]+(\.0*)?\s*")
 _NUMERAL_BESIDE_GAPS = re.compile(r"(0|-?[1-9][0-9]{0,17})\.0")
 """An integer as pandas writes it to CSV if its column has gaps, as next_action has at every end."""
 
@@ -189,6 +190,8 @@ def candidates(column: Callable[[str], Column], faults: Faults) -> tuple[Feature
 class ActionRule:
     """The meaning of a logged discrete action: an integer is an index and a string a name, or else the other way round.
 
+    If a name is the number of another action, such as "1" of the first, only names are read.
+
     Attributes:
         expected: in words.
     """
@@ -196,9 +199,15 @@ class ActionRule:
     def __init__(self, actions: tuple[str, ...]) -> None:
         self._index = {name: index for index, name in enumerate(actions)}
         self._num = len(actions)
-        # where a name is the index of another action, an integer may mean either: such logs write strings
-        self._indices = all(self._index.get(str(number), number) == number for number in range(self._num))
-        which = f"an index below {self._num}" if self._indices else "written as strings: integers may mean either"
+        # "1", "01" or "1.0" as the name of another action than number 1: an index may mean either, so none is read
+        self._indices = not any(
+            _NUMBER.fullmatch(name) and index != float(name) < self._num for name, index in self._index.items()
+        )
+        which = (
+            f"an index below {self._num}"
+            if self._indices
+            else "written as strings, exactly so: integers may mean either"
+        )
         self.expected = f"one of the actions {listed(actions)}, {'or ' if self._indices else ''}{which}"
 
     def codes(self, column: Column, faults: Faults) -> NDArray[np.int32]:
@@ -214,7 +223,7 @@ class ActionRule:
         if value is None:
             return NONE
         if isinstance(value, str):
-            index = self._index.get(value, _numeral(value))
+            index = self._index.get(value, _numeral(value) if self._indices else None)
             return WRONG if index is None or index >= self._num else index
         number = _integer(value)
         if number is None or not self._indices:
@@ -230,7 +239,7 @@ class ActionRule:
         number = _numeral(value) if isinstance(value, str) else _integer(value)
         if value == "":
             return NONE
-        if number is None or number < self._num or (not isinstance(value, str) and not self._indices):
+        if number is None or number < self._num or not self._indices:
             return WRONG
         # an integer that may be a name as well as "none"
         return WRONG if not isinstance(value, str) and str(number) in self._index else NONE
