@@ -316,7 +316,7 @@ class _MapReading:
         codes = self._codes(
             Column(items.name, pc.if_else(pa.array(wrong), None, texts.array), rows=items.rows), names, key
         )
-        return np.where(is_text, codes, self._floats(numbers, ""))
+        return np.where(wrong, np.float32(np.nan), np.where(is_text, codes, self._floats(numbers, "")))
 
     def _codes(self, items: Column, names: tuple[str, ...], key: NDArray[Any]) -> NDArray[np.float32]:
         """Returns [n] the codes of texts, NaN where null; `key` [n] says of which feature each is."""
