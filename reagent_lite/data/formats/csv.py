@@ -17,7 +17,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -298,15 +298,22 @@ def _by_distinct(name: str, cells: pa.Array, value_of: Callable[[str], Any], *, 
         name: of the column.
         cells: its texts.
         value_of: reads a cell.
-        words: whether, among texts, those without a digit are texts too: true, nan.
+        words: whether to read them by `words_as_texts`.
     """
     encoded = cells.dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
     read = [value_of(cell) for cell in distinct]
-    if words and any(isinstance(value, str) for value in read):
-        read = [value if _DIGIT.search(cell) else cell for value, cell in zip(read, distinct, strict=True)]
+    if words:
+        read = words_as_texts(read, distinct)
     field, values = column_of(name, read)
     return field, values.take(encoded.indices)
+
+
+def words_as_texts(values: list[Any], cells: Sequence[str]) -> list[Any]:
+    """Returns the values of cells; if some are texts, those of cells without a digit are texts too: true, nan."""
+    if not any(isinstance(value, str) for value in values):
+        return values
+    return [value if _DIGIT.search(cell) else cell for value, cell in zip(values, cells, strict=True)]
 
 
 def _json_cells(name: str, cells: pa.Array, value_of: Callable[[str], Any]) -> NamedArray:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,16 @@ from reagent_lite.data.features.fitting import fit_columns
 from reagent_lite.data.features.summary import ACTION, STATE
 from reagent_lite.data.formats.frames import location
 from reagent_lite.data.inspection.columns import LARGEST, LogColumn, finite, first_columns, text_of
-from reagent_lite.data.inspection.fields import Candidate, candidates_of, chosen
+from reagent_lite.data.inspection.fields import Candidate, candidates_of, chosen, fits
 from reagent_lite.data.inspection.inspected import Inspected
-from reagent_lite.data.rows.items import given_items
+from reagent_lite.data.rows.items import ROW_LABELS, given_items
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import ReagentLiteError, counted, listed
 from reagent_lite.feature_ids import id_of
 
 MOST_ACTIONS = 200
 """Largest number of actions that are proposed by name."""
-_IDS = ("id", "key", "uuid", "index", "hash", "unnamed")
+_IDS = ("id", "key", "uuid", "index", "hash")
 _PEOPLE = ("user", "customer", "patient")
 _NOT_FEATURES = ("reward", "action_probability", "action", "mdp_id", "sequence_number")
 _ROUNDING = 0.01
@@ -85,6 +84,7 @@ class _Proposal:
         self.fields = chosen(candidates)
         self.problems: list[str] = []
         self.decide: list[str] = []
+        self._left_out: list[str] = []
         self._settings = settings
         self._columns = columns
         self._rows = len(columns[0].values) if columns else 0
@@ -101,14 +101,14 @@ class _Proposal:
         if dropped:
             self.decide.append(f"{listed(self.fields[name] for name in dropped)} left out: {why}")
         for name in dropped:
-            del self.fields[name]
+            self._left_out.append(self.fields.pop(name))
 
     def describe_episodes(self) -> str:
         """Returns how long episodes are; leaves out columns of episodes where there are none."""
         follows = {"next_state_features", "next_action", "possible_next_actions"}.intersection(self.fields)
         ids = self._column("mdp_id")
         order = self._column("sequence_number")
-        lengths = sorted(Counter(map(text_of, ids.present)).values()) if ids is not None else []
+        lengths = sorted(ids.counts.values()) if ids is not None else []
         if not follows:
             if ids is None or order is None:
                 lacking = "that says which rows are one episode" if ids is None else "that says their order"
@@ -136,6 +136,10 @@ class _Proposal:
                 f"{listed(shown)} without a column that says where episodes end, such as terminal; "
                 "if each row is a decision of its own, remove the column from the log"
             )
+        elif ids is not None and order is None and ends and not follows:
+            free = [column for column in self._columns if column.name not in self.fields.values()]
+            orders = [column.name for column in free if fits("sequence_number", column)]
+            self._lacking("sequence_number", "the order of decisions", orders)
         if not shown:
             return "no episodes: each row is a decision of its own, rl.gamma has no effect"
         self.decide.append("rl.gamma: what a later reward counts, 0.9 for each row by default")
@@ -146,6 +150,13 @@ class _Proposal:
             )
         if not lengths:
             return ""
+        if ids is not None and order is not None and not follows:
+            rows = set(zip(map(text_of, ids.values), map(text_of, order.values), strict=True))
+            if len(rows) < self._rows:
+                self.decide.append(
+                    f"{order.name}: {counted(self._rows - len(rows), 'row')} with the {ids.name} and {order.name} of "
+                    "another, and only the first of each is learned from; give the order of all decisions"
+                )
         spread = f"{lengths[0]:,} to {lengths[-1]:,} rows, median {np.median(lengths):g}"
         return f"{counted(len(lengths), 'episode')} of {spread}"
 
@@ -153,18 +164,19 @@ class _Proposal:
         """Returns the names of the actions; None if they are candidates with features."""
         column = self._column("action")
         if column is None or not column.present:
-            some = [
-                column.name for column in self._columns if column.kind == "text" and column.distinct <= MOST_ACTIONS
-            ]
+            few = [column for column in self._columns if column.distinct <= MOST_ACTIONS]
+            some = [column.name for column in few if column.kind == "text"]
+            some = some or [column.name for column in few if column.is_number]
             self._lacking("action", "what was decided", some)
             return ()
         if column.kind == "map" or self._items is not None:
             return None
         possible = self._column("possible_actions")
-        names = set(column.counts)
+        # pandas writes an integer as 7.0 in a column with gaps
+        names = {name.removesuffix(".0") if column.is_number else name for name in column.counts}
         for some in [] if possible is None else possible.present:
             names |= {name for name in some if isinstance(name, str)} if isinstance(some, list) else set()
-        numbers = column.kind == "integer"
+        numbers = column.is_number
         ordered = sorted(
             names, key=lambda name: (int(name), "") if numbers and name.lstrip("-").isdigit() else (0, name)
         )
@@ -199,6 +211,7 @@ class _Proposal:
             for candidate in self._candidates
             if candidate.field == "reward" and candidate.column not in self.fields.values()
         ]
+        self._left_out += others
         if others:
             self.decide.append(f"reward: {column.name}; {listed(others)} may be a reward too and is left out")
 
@@ -272,15 +285,20 @@ class _Proposal:
             return []
         used = {
             *self.fields.values(),
+            *self._left_out,
             *(column.name for some in self._per_action(actions) for column in some),
-            *(candidate.column for candidate in self._candidates if candidate.field in _NOT_FEATURES),
+        }
+        may_be = {
+            candidate.column: f"by their names they may be {candidate.field}"
+            for candidate in reversed(self._candidates)
+            if candidate.field in _NOT_FEATURES
         }
         features = []
         left = dict[str, list[str]]()
         for column in self._columns:
             if column.name in used or column.name in COLUMNS:
                 continue
-            if why := self._no_feature(column):
+            if why := self._no_feature(column) or may_be.get(column.name):
                 left.setdefault(why, []).append(column.name)
             else:
                 features.append(column.name)
@@ -295,6 +313,13 @@ class _Proposal:
     def _no_feature(self, column: LogColumn) -> str:
         """Returns why a column is no feature; "" if it may be one."""
         words = re.split(r"[^0-9a-z]+", column.name.lower())
+        if column.name.startswith(ROW_LABELS):
+            return "row labels of a frame"
+        if column.kind == "mixed":
+            examples = {type(value): text_of(value) for value in reversed(column.present)}
+            return f"values of several kinds: {listed(examples.values())}; an absent value is an empty cell or null"
+        if column.is_numerals:
+            return "texts that look like numbers or times; write numbers as 1234.5"
         if not column.is_number and not column.is_category:
             return f"a column of {column.kind} values"
         if words[0] == "next":

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS, TRANSITION_COLUMNS
@@ -213,7 +214,9 @@ class ActionRule:
     def codes(self, column: Column, faults: Faults) -> NDArray[np.int32]:
         """Returns [n] the index of each action of a column, below 0 without one; unknown actions are faults."""
         codes = per_distinct(column, self.action, NONE, np.int32)
-        todo = TODO_MAPS if column.nested else ""
+        kind = column.array.type
+        no_name = pa.types.is_boolean(kind) or pa.types.is_floating(kind)
+        todo = TODO_MAPS if column.nested else "Write names as strings" if no_name else ""
         faults.add(codes == WRONG, self.expected, column.value, todo, "action_unknown")
         return codes
 
