@@ -155,7 +155,7 @@ class _Proposal:
             if len(rows) < self._rows:
                 self.decide.append(
                     f"{order.name}: {counted(self._rows - len(rows), 'row')} with the {ids.name} and {order.name} of "
-                    "another, and only the first of each is learned from; give the order of all decisions"
+                    "another; only the first of each is learned from: give a finer order, unless the others are copies"
                 )
         spread = f"{lengths[0]:,} to {lengths[-1]:,} rows, median {np.median(lengths):g}"
         return f"{counted(len(lengths), 'episode')} of {spread}"

@@ -356,7 +356,8 @@ def _are_values(kind: pa.DataType) -> bool:
 
 def candidate_lists(column: Column, faults: Faults) -> Lists:
     """Returns the lists of maps {id: number} of a column; rows without one have an empty list."""
-    lengths, elements = pieces(column, faults, "a list of objects {id: number}")
+    of = "objects {id: number}" if faults.block.file.items is None else "ids of items"
+    lengths, elements = pieces(column, faults, f"a list of {of}")
     candidates, present = candidate_features(elements, faults)
     elements.fault(faults, ~present, f"an object for every candidate in {column.name}", lambda _: "null")
     return Lists(lengths, candidates)
