@@ -190,6 +190,14 @@ def test_whether_propensities_are_plausible(columns: dict[str, Any], note: str, 
     assert (read_as["state_features"], "action_probability" in read_as) == (["age", "income", "segment"], used)
 
 
+def test_a_propensity_by_its_values_is_no_feature() -> None:
+    """It depends on the action; a share whose mean of 1 / x is not the number of actions is a feature."""
+    frame = clicks().rename(columns={"propensity_score": "chance"}).assign(share=[0.5, 0.9] * 300)
+    inspected = reagent_lite.inspect(frame)
+    assert inspected.config["data"]["columns"]["state_features"] == ["age", "income", "segment", "share"]
+    assert any("by their values it may be chance, left out" in choice for choice in inspected.decide)
+
+
 def test_what_is_known_is_given_as_columns() -> None:
     frame = clicks().rename(columns={"offer": "kind", "click": "good"})
     (problem,) = reagent_lite.inspect(frame).problems

@@ -71,6 +71,12 @@ def inspect_log(settings: InspectConfig) -> Inspected:
     )
 
 
+def _inverse_mean(probabilities: Sequence[float]) -> tuple[float, float]:
+    """Returns the mean of 1 / p and its standard error."""
+    inverse = 1 / np.array(probabilities, float)
+    return float(inverse.mean()), float(inverse.std(ddof=1)) / len(inverse) ** 0.5
+
+
 class _Proposal:
     """A config for a log, proposed part by part; parts note problems and choices.
 
@@ -219,9 +225,11 @@ class _Proposal:
         """Yields whether probabilities are plausible; one that is not is left out."""
         column = self._column("action_probability")
         if column is None:
-            self.decide.append(
-                "action_probability: no column has it, so what the policy is worth cannot be estimated by weights"
-            )
+            maybe = [column.name for column in self._columns if self._may_be_propensity(column, len(actions))]
+            self._left_out += maybe
+            hint = f"; by their values it may be {listed(maybe)}, left out: say which in columns" if maybe else ""
+            why = "so what the policy is worth cannot be estimated by weights"
+            self.decide.append(f"action_probability: no column has it, {why}{hint}")
         else:
             values = [float(value) for value in column.present if abs(value) < LARGEST] if column.is_number else []
             outside = [value for value in values if not 0 < value <= 1]
@@ -238,13 +246,20 @@ class _Proposal:
             sums_to_one = f"they do not add up to 1 in {wrong:,} of" if wrong else "they add up to 1 in all"
             yield f"{title}: a probability for each action; {sums_to_one} {counted(len(rows), 'row')}"
 
+    def _may_be_propensity(self, column: LogColumn, num_actions: int) -> bool:
+        """Whether a column has true probabilities by their values: the mean of 1 / p is the number of actions."""
+        if column.kind != "number" or column.name in self.fields.values() or len(column.present) < max(self._rows, 2):
+            return False
+        if not all(0.001 <= value <= 1 for value in column.present):
+            return False
+        mean, error = _inverse_mean(column.present)
+        return 4 * error <= 0.2 * num_actions and abs(mean - num_actions) <= max(4 * error, _ROUNDING * num_actions)
+
     def _inverse(self, name: str, values: Sequence[float], actions: Sequence[str]) -> Iterator[str]:
         """Yields a sentence if the mean of 1 / p is not near the number of actions, as it is for true probabilities."""
         if not actions or "possible_actions" in self.fields or len(values) < 2 or min(values) < 1e-38:
             return
-        inverse = 1 / np.array(values)
-        mean = float(inverse.mean())
-        error = float(inverse.std(ddof=1)) / len(inverse) ** 0.5
+        mean, error = _inverse_mean(values)
         if abs(mean - len(actions)) > max(4 * error, _ROUNDING * len(actions)):
             expected = f"for {len(actions)} actions that are always possible it would be near {len(actions)}"
             yield f"{name}: the mean of 1 / probability is {mean:.3g}; {expected}: are these propensities?"
