@@ -210,7 +210,7 @@ def _header(
     separated = any(sign in cells[0] for sign in ";\t|")
     # a log with names of its own is told which of them are missing
     if not of_contract & set(TRAINING_COLUMNS) and (separated or own_names is None):
-        todo = "Separate cells by commas" if separated else "Write it as the first line"
+        todo = "Separate cells by commas, and write numbers as 1234.5" if separated else "Write it as the first line"
         expected = "a header with names of columns like state_features"
         problems.append(Problem(where, expected, repr(cells[0][:60]), todo))
     if problems:
