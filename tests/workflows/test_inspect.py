@@ -128,6 +128,39 @@ def test_transitions(rows: list[dict[str, Any]], workflow: str, tmp_path: Path) 
     assert trains(inspected, tmp_path)
 
 
+def test_columns_of_csv_as_analysts_have_them(tmp_path: Path) -> None:
+    """Names of actions are the cells; nan is absent among numbers and a text among texts, as in training."""
+    frame = clicks().assign(
+        offer=lambda frame: frame["offer"].map({"call": "01", "mail": "02", "none": "10"}),
+        newsletter=["true", "false", "nan"] * 200,
+        member=["true", "maybe", "nan"] * 200,
+        weight=["nan", "1.5", "2.5"] * 200,
+        price=["€1,50", "2,5", "31.12.2025"] * 200,
+        lab=["1", "NA", "2"] * 200,
+        waiting_time=range(600),
+    )
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    inspected = reagent_lite.inspect(tmp_path / "log.csv")
+    assert inspected.config["actions"] == ["01", "02", "10"]
+    features = ["age", "income", "segment", "newsletter", "member", "weight"]
+    assert inspected.config["data"]["columns"]["state_features"] == features
+    facts = inspected.facts()
+    assert [(facts[name]["kind"], facts[name]["distinct"]) for name in features[-3:]] == [
+        ("flag", 2), ("text", 3), ("number", 2)
+    ]  # fmt: skip
+    for words in (
+        "price left out, texts that look like numbers",
+        "lab left out, values of several kinds: 1, NA;",
+        "waiting_time left out, by their names they may be sequence_number",
+    ):
+        assert any(words in choice for choice in inspected.decide), words
+
+
+def test_decisions_with_one_place_in_their_episode_are_said() -> None:
+    inspected = reagent_lite.inspect(sessions().assign(step=0, done=True))
+    assert any("step: 400 rows with the session and step of another" in choice for choice in inspected.decide)
+
+
 def test_the_first_rows_alone_are_read() -> None:
     frame = clicks()
     frame.loc[500, "click"] = 7
@@ -151,10 +184,18 @@ def test_the_first_rows_alone_are_read() -> None:
     ],
 )  # fmt: skip
 def test_whether_propensities_are_plausible(columns: dict[str, Any], note: str, used: bool) -> None:
-    inspected = reagent_lite.inspect(clicks().assign(**columns))
+    inspected = reagent_lite.inspect(clicks().assign(**columns).sort_values("income"))  # has a column of row labels
     assert re.match(note, inspected.propensities[-1]), inspected.propensities
     read_as = inspected.config["data"]["columns"]
     assert (read_as["state_features"], "action_probability" in read_as) == (["age", "income", "segment"], used)
+
+
+def test_a_propensity_by_its_values_is_no_feature() -> None:
+    """It depends on the action; a share whose mean of 1 / x is not the number of actions is a feature."""
+    frame = clicks().rename(columns={"propensity_score": "chance"}).assign(share=[0.5, 0.9] * 300)
+    inspected = reagent_lite.inspect(frame)
+    assert inspected.config["data"]["columns"]["state_features"] == ["age", "income", "segment", "share"]
+    assert any("by their values it may be chance, left out" in choice for choice in inspected.decide)
 
 
 def test_what_is_known_is_given_as_columns() -> None:
@@ -177,6 +218,8 @@ def test_what_is_known_is_given_as_columns() -> None:
         (lambda frame: frame.assign(click=np.inf), "is not a finite number in every row"),
         (lambda frame: frame.rename(columns={"user_id": "mdp_id"}).drop(columns="timestamp"), "mdp_id without a"),
         (lambda frame: frame.assign(offer=frame["offer"].map({"call": 1, "mail": 2, "none": 3})), "written as strings"),
+        (lambda frame: frame.assign(offer=frame["offer"] == "mail"), "Write names as strings"),
+        (lambda _: sessions().rename(columns={"done": "terminal", "step": "when"}), "sequence_number, the order of"),
     ],
 )  # fmt: skip
 def test_why_there_is_no_config(change: Callable[[pd.DataFrame], pd.DataFrame], problem: str) -> None:

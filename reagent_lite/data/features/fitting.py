@@ -29,7 +29,8 @@ from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 VERSION = 2
 """Raised when the same rows give other parameters, so that older normalizations are fitted again."""
 
-_NUMERAL = re.compile(r"[-+]?[0-9][0-9.,' ]*")
+NUMERAL = re.compile(r"[-+€$£\s]*[0-9][0-9.,:/'\s]*[€$£%]?")
+"""A text that looks like a number or a time: 0,5, $1,234.50, 30 %, 31.12.2026."""
 SHOWN_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
@@ -141,9 +142,10 @@ def _fit_category(
             f"{where}: {len(levels)} levels (norm_params.max_unique_enum_values), and {more} that count as other: "
             f"{others / count:.1%} of {count:,} values"
         )
-    if all(map(_NUMERAL.fullmatch, levels)):
+    if all(map(NUMERAL.fullmatch, levels)):
         notes.append(
-            f"{where}: a category, as its values are texts, and all of them look like numbers; write those as 1234.5"
+            f"{where}: a category, as its values are texts, and all of them look like numbers or times; "
+            "write numbers as 1234.5"
         )
     spec = FeatureSpec(
         feature_id=feature_id,

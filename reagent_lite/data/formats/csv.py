@@ -17,7 +17,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -214,7 +214,7 @@ def _header(
     separated = any(sign in cells[0] for sign in ";\t|")
     # for a log whose columns a config names, a later check lists those that are missing
     if not of_contract & set(TRAINING_COLUMNS) and (separated or own_names is None):
-        todo = "Separate cells by commas" if separated else "Write it as the first line"
+        todo = "Separate cells by commas, and write numbers as 1234.5" if separated else "Write it as the first line"
         expected = "a header with names of columns like state_features"
         problems.append(Problem(where, expected, repr(cells[0][:60]), todo))
     if problems:
@@ -302,15 +302,22 @@ def _by_distinct(name: str, cells: pa.Array, value_of: Callable[[str], Any], *, 
         name: name of the column.
         cells: the cells, as strings.
         value_of: returns the value of a cell.
-        words: whether words such as true and nan stay texts if other cells are texts.
+        words: whether to read them by `words_as_texts`.
     """
     encoded = cells.dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
     read = [value_of(cell) for cell in distinct]
-    if words and any(isinstance(value, str) for value in read):
-        read = [value if _DIGIT.search(cell) else cell for value, cell in zip(read, distinct, strict=True)]
+    if words:
+        read = words_as_texts(read, distinct)
     field, values = column_of(name, read)
     return field, values.take(encoded.indices)
+
+
+def words_as_texts(values: list[Any], cells: Sequence[str]) -> list[Any]:
+    """Returns the values of cells; if some are texts, those of cells without a digit are texts too: true, nan."""
+    if not any(isinstance(value, str) for value in values):
+        return values
+    return [value if _DIGIT.search(cell) else cell for value, cell in zip(values, cells, strict=True)]
 
 
 def _json_cells(name: str, cells: pa.Array, value_of: Callable[[str], Any]) -> NamedArray:

@@ -83,6 +83,11 @@ def path_of(log: Log, name: str = "data") -> str:
     except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         got = f"{type(log).__name__}: {'; '.join(map(str, error.args))}"
         raise DataError(Problem(name, expected, got)) from error
+    for index, column in enumerate(table.schema):
+        # pandas cannot read its categories of intervals, those of pandas.cut, from a file of Arrow
+        if pa.types.is_dictionary(column.type) and isinstance(column.type.value_type, pa.BaseExtensionType):
+            chunks = [chunk.dictionary_decode() for chunk in table.column(index).chunks]
+            table = table.set_column(index, column.name, pa.chunked_array(chunks, column.type.value_type))
     cache = _cache()
     with work_folder(cache, name) as work:
         sweep(cache.iterdir(), after_days=_KEPT_DAYS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from reagent_lite.categories import MOST_CHARACTERS
-from reagent_lite.data.formats.csv import json_cell
+from reagent_lite.data.features.fitting import NUMERAL
+from reagent_lite.data.formats.csv import json_cell, words_as_texts
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import is_text, microseconds_of
@@ -43,7 +44,7 @@ class LogColumn:
         name: name in the log.
         kind: the kind of its values; "mixed" if they are of several kinds.
         values: [n] values of the rows read, None where absent.
-        counts: {value as text: number of rows}, the most frequent first.
+        counts: {value as text, in CSV its cell: number of rows}, the most frequent first.
     """
 
     name: str
@@ -72,9 +73,14 @@ class LogColumn:
         return self.kind in ("flag", "integer", "number")
 
     @property
+    def is_numerals(self) -> bool:
+        """Whether values are texts that look like numbers or times; texts of digits alone may be codes."""
+        return self.kind == "text" and all(NUMERAL.fullmatch(text) and not text.isdigit() for text in self.counts)
+
+    @property
     def is_category(self) -> bool:
         """Whether values are texts, each in several rows, and nearly all of them are among a few."""
-        if self.kind != "text" or max(map(len, self.counts)) > MOST_CHARACTERS:
+        if self.kind != "text" or self.is_numerals or max(map(len, self.counts)) > MOST_CHARACTERS:
             return False
         of_levels = sum(list(self.counts.values())[:MAX_ONE_HOT])
         return of_levels >= _SHARE_OF_LEVELS * len(self.present) and 2 * self.distinct <= len(self.present)
@@ -99,6 +105,7 @@ def first_columns(files: Sequence[InputFile], rows: int) -> tuple[tuple[LogColum
     """
     plain = tuple(replace(file, columns=OriginalNames()) for file in files)
     values: dict[str, Values] = {}
+    counts: dict[str, Counter[str]] = {}
     read = 0
     whole = True
     with closing(read_blocks(plain, lambda block: block)) as blocks:
@@ -107,17 +114,20 @@ def first_columns(files: Sequence[InputFile], rows: int) -> tuple[tuple[LogColum
             whole = part.num_rows == block.table.num_rows
             for index, field_of_column in enumerate(part.schema if part.num_rows else ()):
                 column = values.setdefault(field_of_column.name, [None] * read)
-                column += _values(part.column(index), field_of_column, cells=block.file.extension == ".csv")
+                texts, of_block = _values(part.column(index), field_of_column, csv=block.file.extension == ".csv")
+                column += of_block
+                present = (text for text, value in zip(texts, of_block, strict=True) if value is not None)
+                counts.setdefault(field_of_column.name, Counter()).update(map(text_of, present))
             read += part.num_rows
             for column in values.values():
                 column += [None] * (read - len(column))
             if not whole:
                 break
-    return tuple(_column(name, of_column) for name, of_column in values.items()), whole
+    return tuple(_column(name, values[name], counts[name]) for name in values), whole
 
 
-def _column(name: str, values: Values) -> LogColumn:
-    kinds = {_kind(value) for value in values if value is not None}
+def _column(name: str, values: Values, counts: Counter[str]) -> LogColumn:
+    kinds = {_kind(type_) for type_ in set(map(type, values)) - {type(None)}}
     kind: ValueKind = "empty"
     if len(kinds) == 1:
         (kind,) = kinds
@@ -127,31 +137,38 @@ def _column(name: str, values: Values) -> LogColumn:
         kind = "mixed"
     if kind == "text" and all(microseconds_of(value) is not None for value in values if value is not None):
         kind = "time"
-    counts = Counter(text_of(value) for value in values if value is not None)
     return LogColumn(name=name, kind=kind, values=values, counts=dict(counts.most_common()))
 
 
-def _kind(value: Any) -> ValueKind:
-    return next((kind for type_, kind in _KINDS.items() if isinstance(value, type_)), "other")
+def _kind(of: type) -> ValueKind:
+    return next((kind for type_, kind in _KINDS.items() if issubclass(of, type_)), "other")
 
 
 def text_of(value: Any) -> str:
     """Returns a value as text: the name if it is a named action, else JSON."""
+    if type(value) in (int, float):
+        return repr(value)
     return str(value) if isinstance(value, str | date) else json.dumps(value, default=str)
 
 
-def _values(chunks: pa.ChunkedArray, column: pa.Field, *, cells: bool) -> Values:
-    """Returns the values of a column as Python objects, None for NaN; `cells` says whether they are cells of CSV."""
-    read: Callable[[Any], Any] = _cell if cells else lambda value: value
-    if is_text(column):
-        read = json.loads
+def _values(chunks: pa.ChunkedArray, column: pa.Field, *, csv: bool) -> tuple[Values, Values]:
+    """Returns (values of a column, or its cells; values as Python has them); NaN is absent, as in training."""
     try:
         values = chunks.to_pylist()
     except (ArithmeticError, ValueError, pa.ArrowException):  # Python has no such value: a time after the year 9999
-        return [None] * len(chunks)
+        return [None] * len(chunks), [None] * len(chunks)
     if pa.types.is_map(column.type):
         values = [None if mapping is None else {text_of(key): value for key, value in mapping} for mapping in values]
-    return [None if value is None or value != value else _plain(read(value)) for value in values]
+    read = values
+    cells = csv and pa.types.is_string(column.type) and not is_text(column)
+    if is_text(column):
+        read = [None if value is None else json.loads(value) for value in values]
+    elif cells:
+        distinct = list({value: None for value in values if value is not None})
+        of_cell = dict(zip(distinct, words_as_texts([_cell(cell) for cell in distinct], distinct), strict=True))
+        read = [of_cell.get(value) for value in values]
+    read = [None if value is None or value != value else _plain(value) for value in read]
+    return values if cells else read, read
 
 
 def _plain(value: Any) -> Any:
@@ -161,10 +178,8 @@ def _plain(value: Any) -> Any:
     return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: str) -> Any:
     """Returns the value that a cell of CSV stands for."""
-    if not isinstance(value, str):
-        return value
     if value.lower() in _FLAGS:
         return _FLAGS[value.lower()]
     for read in (int, float):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,16 @@ from reagent_lite.data.features.fitting import fit_columns
 from reagent_lite.data.features.summary import ACTION, STATE
 from reagent_lite.data.formats.frames import location
 from reagent_lite.data.inspection.columns import LARGEST, LogColumn, finite, first_columns, text_of
-from reagent_lite.data.inspection.fields import Guess, chosen, guesses_of
+from reagent_lite.data.inspection.fields import Guess, chosen, fits, guesses_of
 from reagent_lite.data.inspection.inspected import Inspected
-from reagent_lite.data.rows.items import given_items
+from reagent_lite.data.rows.items import ROW_LABELS, given_items
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import ReagentLiteError, counted, listed
 from reagent_lite.feature_ids import id_of
 
 MOST_ACTIONS = 200
 """Largest number of actions that are proposed by name."""
-_IDS = ("id", "key", "uuid", "index", "hash", "unnamed")
+_IDS = ("id", "key", "uuid", "index", "hash")
 _PEOPLE = ("user", "customer", "patient")
 _NOT_FEATURES = ("reward", "action_probability", "action", "mdp_id", "sequence_number")
 _ROUNDING = 0.01
@@ -72,6 +71,12 @@ def inspect_log(settings: InspectConfig) -> Inspected:
     )
 
 
+def _inverse_mean(probabilities: Sequence[float]) -> tuple[float, float]:
+    """Returns the mean of 1 / p and its standard error."""
+    inverse = 1 / np.array(probabilities, float)
+    return float(inverse.mean()), float(inverse.std(ddof=1)) / len(inverse) ** 0.5
+
+
 class _Proposal:
     """A config for a log, proposed part by part; parts note problems and choices.
 
@@ -85,6 +90,7 @@ class _Proposal:
         self.fields = chosen(guesses)
         self.problems: list[str] = []
         self.decide: list[str] = []
+        self._left_out: list[str] = []
         self._settings = settings
         self._columns = columns
         self._rows = len(columns[0].values) if columns else 0
@@ -101,14 +107,14 @@ class _Proposal:
         if dropped:
             self.decide.append(f"{listed(self.fields[name] for name in dropped)} left out: {why}")
         for name in dropped:
-            del self.fields[name]
+            self._left_out.append(self.fields.pop(name))
 
     def describe_episodes(self) -> str:
         """Returns a sentence about the lengths of episodes; leaves out columns of episodes if there are none."""
         follows = {"next_state_features", "next_action", "possible_next_actions"}.intersection(self.fields)
         ids = self._column("mdp_id")
         order = self._column("sequence_number")
-        lengths = sorted(Counter(map(text_of, ids.present)).values()) if ids is not None else []
+        lengths = sorted(ids.counts.values()) if ids is not None else []
         if not follows:
             if ids is None or order is None:
                 lacking = "that says which rows are one episode" if ids is None else "that says their order"
@@ -136,6 +142,10 @@ class _Proposal:
                 f"{listed(shown)} without a column that says where episodes end, such as terminal; "
                 "if each row is a decision of its own, remove the column from the log"
             )
+        elif ids is not None and order is None and ends and not follows:
+            free = [column for column in self._columns if column.name not in self.fields.values()]
+            orders = [column.name for column in free if fits("sequence_number", column)]
+            self._lacking("sequence_number", "the order of decisions", orders)
         if not shown:
             return "no episodes: each row is a decision of its own, rl.gamma has no effect"
         self.decide.append("rl.gamma: what a later reward counts, 0.9 for each row by default")
@@ -146,6 +156,13 @@ class _Proposal:
             )
         if not lengths:
             return ""
+        if ids is not None and order is not None and not follows:
+            rows = set(zip(map(text_of, ids.values), map(text_of, order.values), strict=True))
+            if len(rows) < self._rows:
+                self.decide.append(
+                    f"{order.name}: {counted(self._rows - len(rows), 'row')} with the {ids.name} and {order.name} of "
+                    "another; only the first of each is learned from: give a finer order, unless the others are copies"
+                )
         spread = f"{lengths[0]:,} to {lengths[-1]:,} rows, median {np.median(lengths):g}"
         return f"{counted(len(lengths), 'episode')} of {spread}"
 
@@ -153,19 +170,20 @@ class _Proposal:
         """Returns the names of the actions; None if they are candidates with features."""
         column = self._column("action")
         if column is None or not column.present:
-            some = [
-                column.name for column in self._columns if column.kind == "text" and column.distinct <= MOST_ACTIONS
-            ]
+            few = [column for column in self._columns if column.distinct <= MOST_ACTIONS]
+            some = [column.name for column in few if column.kind == "text"]
+            some = some or [column.name for column in few if column.is_number]
             self._lacking("action", "what was decided", some)
             return ()
         if column.kind == "map" or self._items is not None:
             return None
         possible = self._column("possible_actions")
-        names = set(column.counts)
+        # pandas writes an integer as 7.0 in a column with gaps
+        names = {name.removesuffix(".0") if column.is_number else name for name in column.counts}
         for choices in [] if possible is None else possible.present:
             if isinstance(choices, list):
                 names |= {name for name in choices if isinstance(name, str)}
-        numbers = column.kind == "integer"
+        numbers = column.is_number
         ordered = sorted(
             names, key=lambda name: (int(name), "") if numbers and name.lstrip("-").isdigit() else (0, name)
         )
@@ -200,6 +218,7 @@ class _Proposal:
             for guess in self._guesses
             if guess.field == "reward" and guess.column not in self.fields.values()
         ]
+        self._left_out += others
         if others:
             self.decide.append(f"reward: {column.name}; {listed(others)} may be a reward too and is left out")
 
@@ -207,9 +226,11 @@ class _Proposal:
         """Yields sentences about the plausibility of probabilities; leaves out propensities that are not plausible."""
         column = self._column("action_probability")
         if column is None:
-            self.decide.append(
-                "action_probability: no column has it, so what the policy is worth cannot be estimated by weights"
-            )
+            maybe = [column.name for column in self._columns if self._may_be_propensity(column, len(actions))]
+            self._left_out += maybe
+            hint = f"; by their values it may be {listed(maybe)}, left out: say which in columns" if maybe else ""
+            why = "so what the policy is worth cannot be estimated by weights"
+            self.decide.append(f"action_probability: no column has it, {why}{hint}")
         else:
             values = [float(value) for value in column.present if abs(value) < LARGEST] if column.is_number else []
             outside = [value for value in values if not 0 < value <= 1]
@@ -226,13 +247,20 @@ class _Proposal:
             sums_to_one = f"they do not add up to 1 in {wrong:,} of" if wrong else "they add up to 1 in all"
             yield f"{title}: a probability for each action; {sums_to_one} {counted(len(rows), 'row')}"
 
+    def _may_be_propensity(self, column: LogColumn, num_actions: int) -> bool:
+        """Whether a column has true probabilities by their values: the mean of 1 / p is the number of actions."""
+        if column.kind != "number" or column.name in self.fields.values() or len(column.present) < max(self._rows, 2):
+            return False
+        if not all(0.001 <= value <= 1 for value in column.present):
+            return False
+        mean, error = _inverse_mean(column.present)
+        return 4 * error <= 0.2 * num_actions and abs(mean - num_actions) <= max(4 * error, _ROUNDING * num_actions)
+
     def _inverse(self, name: str, values: Sequence[float], actions: Sequence[str]) -> Iterator[str]:
         """Yields a sentence if the mean of 1 / p is not near the number of actions, as it is for true probabilities."""
         if not actions or "possible_actions" in self.fields or len(values) < 2 or min(values) < 1e-38:
             return
-        inverse = 1 / np.array(values)
-        mean = float(inverse.mean())
-        error = float(inverse.std(ddof=1)) / len(inverse) ** 0.5
+        mean, error = _inverse_mean(values)
         if abs(mean - len(actions)) > max(4 * error, _ROUNDING * len(actions)):
             expected = f"for {len(actions)} actions that are always possible it would be near {len(actions)}"
             yield f"{name}: the mean of 1 / probability is {mean:.3g}; {expected}: are these propensities?"
@@ -273,15 +301,20 @@ class _Proposal:
             return []
         used = {
             *self.fields.values(),
+            *self._left_out,
             *(column.name for some in self._per_action(actions) for column in some),
-            *(guess.column for guess in self._guesses if guess.field in _NOT_FEATURES),
+        }
+        may_be = {
+            guess.column: f"by their names they may be {guess.field}"
+            for guess in reversed(self._guesses)
+            if guess.field in _NOT_FEATURES
         }
         features = []
         left = dict[str, list[str]]()
         for column in self._columns:
             if column.name in used or column.name in COLUMNS:
                 continue
-            if why := self._no_feature(column):
+            if why := self._no_feature(column) or may_be.get(column.name):
                 left.setdefault(why, []).append(column.name)
             else:
                 features.append(column.name)
@@ -296,6 +329,13 @@ class _Proposal:
     def _no_feature(self, column: LogColumn) -> str:
         """Returns the reason why a column is not a feature; "" if it may be one."""
         words = re.split(r"[^0-9a-z]+", column.name.lower())
+        if column.name.startswith(ROW_LABELS):
+            return "row labels of a frame"
+        if column.kind == "mixed":
+            examples = {type(value): text_of(value) for value in reversed(column.present)}
+            return f"values of several kinds: {listed(examples.values())}; an absent value is an empty cell or null"
+        if column.is_numerals:
+            return "texts that look like numbers or times; write numbers as 1234.5"
         if not column.is_number and not column.is_category:
             return f"a column of {column.kind} values"
         if words[0] == "next":

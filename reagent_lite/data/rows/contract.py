@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS, TRANSITION_COLUMNS
@@ -39,6 +40,7 @@ ALONE = "each row is a decision of its own, as no column says what follows one; 
 """Note about a log that has none of EPISODE_COLUMNS."""
 COMPARED = "They are compared by their features"
 _NUMERAL = re.compile("0|[1-9][0-9]{0,17}")
+_NUMBER = re.compile(r"\s*[0-9]+(\.0*)?\s*")
 _NUMERAL_BESIDE_GAPS = re.compile(r"(0|-?[1-9][0-9]{0,17})\.0")
 """An integer as pandas writes it to CSV if its column has gaps, which next_action has at the end of episodes."""
 
@@ -194,6 +196,8 @@ class ActionRule:
 
     An integer is an index, or else a name; a string is a name, or else an index.
 
+    If a name is the number of another action, such as "1" of the first, only names are read.
+
     Attributes:
         expected: the allowed values in words, for errors.
     """
@@ -201,16 +205,20 @@ class ActionRule:
     def __init__(self, actions: tuple[str, ...]) -> None:
         self._index = {name: index for index, name in enumerate(actions)}
         self._num = len(actions)
-        # if a name is the number of another action's index, an integer may mean either action: strings are required
-        self._allows_integers = all(self._index.get(str(number), number) == number for number in range(self._num))
+        # "1", "01" or "1.0" as the name of another action than number 1: an index may mean either, so none is read
+        self._allows_indices = not any(
+            _NUMBER.fullmatch(name) and index != float(name) < self._num for name, index in self._index.items()
+        )
         index = f"or an index below {self._num}"
-        strings = "written as strings: integers may mean either"
-        self.expected = f"one of the actions {listed(actions)}, {index if self._allows_integers else strings}"
+        strings = "written as strings, exactly so: integers may mean either"
+        self.expected = f"one of the actions {listed(actions)}, {index if self._allows_indices else strings}"
 
     def codes(self, column: Column, faults: Faults) -> NDArray[np.int32]:
         """Returns [n] the index of each action of a column, negative without one; unknown actions are faults."""
         codes = per_distinct(column, self.action, NONE, np.int32)
-        todo = TODO_MAPS if column.nested else ""
+        kind = column.array.type
+        no_name = pa.types.is_boolean(kind) or pa.types.is_floating(kind)
+        todo = TODO_MAPS if column.nested else "Write names as strings" if no_name else ""
         faults.add(codes == WRONG, self.expected, column.value, todo, "action_unknown")
         return codes
 
@@ -220,10 +228,10 @@ class ActionRule:
         if value is None:
             return NONE
         if isinstance(value, str):
-            index = self._index.get(value, _numeral(value))
+            index = self._index.get(value, _numeral(value) if self._allows_indices else None)
             return WRONG if index is None or index >= self._num else index
         number = _integer(value)
-        if number is None or not self._allows_integers:
+        if number is None or not self._allows_indices:
             return WRONG
         return number if 0 <= number < self._num else self._index.get(str(number), WRONG)
 
@@ -239,7 +247,7 @@ class ActionRule:
         number = _numeral(value) if isinstance(value, str) else _integer(value)
         if value == "":
             return NONE
-        if number is None or number < self._num or (not isinstance(value, str) and not self._allows_integers):
+        if number is None or number < self._num or not self._allows_indices:
             return WRONG
         # an integer that is a name may mean the action or no action
         return WRONG if not isinstance(value, str) and str(number) in self._index else NONE

@@ -311,7 +311,7 @@ class _MapReading:
         codes = self._codes(
             Column(items.name, pc.if_else(pa.array(wrong), None, texts.array), rows=items.rows), names, key
         )
-        return np.where(is_text, codes, self._floats(numbers, ""))
+        return np.where(wrong, np.float32(np.nan), np.where(is_text, codes, self._floats(numbers, "")))
 
     def _codes(self, items: Column, names: tuple[str, ...], key: NDArray[Any]) -> NDArray[np.float32]:
         """Returns [n] the codes of texts, NaN where null; `key` [n] are indices of `names`, the features' names."""
@@ -351,7 +351,8 @@ def _are_values(kind: pa.DataType) -> bool:
 
 def candidate_lists(column: Column, faults: Faults) -> Lists:
     """Returns a column of lists of maps {id: number}; rows without a list have an empty one."""
-    lengths, elements = pieces(column, faults, "a list of objects {id: number}")
+    elements_of_lists = "objects {id: number}" if faults.block.file.items is None else "ids of items"
+    lengths, elements = pieces(column, faults, f"a list of {elements_of_lists}")
     candidates, present = candidate_features(elements, faults)
     elements.fault(faults, ~present, f"an object for every candidate in {column.name}", lambda _: "null")
     return Lists(lengths, candidates)

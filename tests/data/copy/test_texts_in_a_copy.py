@@ -107,6 +107,9 @@ def test_a_value_of_another_kind_is_refused_with_its_line(
         copy_of(tmp_path / "log", tmp_path)
     with pytest.raises(DataError, match=f"log/{where}: expected {expected.partition(',')[0]}"):
         summarize_log(data_files(str(tmp_path / "log"), COLUMNS), NormParams())
+    if len(files) == 1:
+        with pytest.raises(DataError, match=f"log/{where}: expected {expected}.*, got {got}"):
+            read_log(tmp_path / "log", COLUMNS)
 
 
 def test_words_are_texts_beside_texts_and_numbers_without(tmp_path: Path) -> None:

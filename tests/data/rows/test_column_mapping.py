@@ -164,7 +164,8 @@ def test_a_frame_in_the_place_of_a_path(tmp_path: Path, frames: Path) -> None:
     for days, name in ((31, "unused"), (29, "used")):
         (frames / name).mkdir(parents=True)
         os.utime(frames / name, (0, time.time() - days * 86_400))
-    for log in (FRAME, pa.table(FRAME)):
+    frame = FRAME.assign(group=pd.cut(FRAME["age"], 2))
+    for log in (frame, pa.table(frame)):
         assert sorted(copy_of(log, tmp_path, COLUMNS).reward.tolist()) == [0, 1, 2]
     (file,) = frames.glob("*/*.arrow")
     assert {folder.name for folder in frames.iterdir()} == {"used", file.parent.name}

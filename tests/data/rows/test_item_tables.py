@@ -133,6 +133,9 @@ def test_an_unknown_item_is_a_fault_with_its_line(tmp_path: Path) -> None:
     ]
     with pytest.raises(DataError, match=r"the item table, data\.items"):
         copied(tmp_path, log, None)
+    texts = [{**row, "possible_actions": str(row["possible_actions"])} for row in events()]
+    with pytest.raises(DataError, match=r"1: expected a list of ids of items in .*\. Write \["):
+        copied(tmp_path, write_lines(tmp_path / "texts.jsonl", texts), items_of(tmp_path, ITEMS))
 
 
 def test_integers_in_csv_columns_with_gaps_are_ids(tmp_path: Path) -> None:
