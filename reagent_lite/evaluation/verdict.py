@@ -97,8 +97,8 @@ def _faults(overlap: Overlap, count: float, unit: str, *, sequential: bool) -> I
         yield Verdict.DO_NOT_USE, f"{cause} {evidence}"
     if sequential:
         yield from _faults_of_episodes(overlap)
-    if overlap.num_episodes < overlap.enough:
-        few = counted(overlap.num_episodes, "episode")
+    elif overlap.effective_groups < overlap.enough:
+        few = effective(overlap.effective_groups, "episode")
         yield Verdict.SUPPORT, f"{few}: rows of an episode are not independent, and so few show no spread"
     largest = overlap.largest_episode_share if sequential else overlap.largest_row_share
     if largest > _MAX_LARGEST_SHARE:
