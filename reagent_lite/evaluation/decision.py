@@ -346,7 +346,7 @@ def _unflattered(finding: Finding, evidence: Evidence) -> Finding:
 
 def _findings(evidence: Evidence) -> Iterator[Finding]:
     """Yields findings for and against a policy, the strongest source first."""
-    if (gate := evidence.gate) is not None:
+    if (gate := evidence.gate) is not None and (gate.trusted or not gate.passed):  # what supports decides nothing
         verb = "is fulfilled" if gate.passed else "blocks the export"
         standing = Standing.BETTER if gate.passed else Standing.WORSE
         yield _finding(FindingSource.GATE, standing, f"publish_if {verb}: {gate.reason}")

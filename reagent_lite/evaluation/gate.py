@@ -15,11 +15,13 @@ class Gate:
 
     Attributes:
         passed: whether the model may be exported.
+        trusted: whether the estimate is trustworthy, so that a passed gate is a reason to ship.
         reason: the reason, in words.
         document: condition, estimate, reference and reason as JSON types; null if undefined.
     """
 
     passed: bool
+    trusted: bool
     reason: str
     document: dict[str, Any]
 
@@ -34,7 +36,7 @@ def decide(result: CPEResult, condition: PublishConfig) -> Gate:
                     return _decide(estimate, family, condition, asked)
     nothing = dict.fromkeys(("estimate", "difference", "logged", "continued", "bound", "lower", "verdict"))
     reason = "no episodes could be scored"
-    return Gate(passed=False, reason=reason, document={**asked, **nothing, "reason": reason})
+    return Gate(passed=False, trusted=False, reason=reason, document={**asked, **nothing, "reason": reason})
 
 
 def _decide(estimate: Estimate, family: Family, condition: PublishConfig, asked: dict[str, Any]) -> Gate:
@@ -65,4 +67,4 @@ def _decide(estimate: Estimate, family: Family, condition: PublishConfig, asked:
         "verdict": estimate.verdict,
         "reason": reason,
     }
-    return Gate(passed=passed, reason=reason, document=document)
+    return Gate(passed=passed, trusted=estimate.verdict is Verdict.TRUSTWORTHY, reason=reason, document=document)

@@ -30,7 +30,7 @@ BEATS_RANDOM, BEATS_OTHER = (
     game(around(5.0, 1.0), around(2.0, 1.0), around(3.0, 1.0), against=against) for against in (False, True)
 )
 CONTINUED = replace(comparison(estimated("MAGIC", 12, 1)), reference=around(4.0, 1.0), continued=around(10.0, 1.0))
-PASSED, HELD = (Gate(passed=passed, reason="why", document={}) for passed in (True, False))
+PASSED, HELD = (Gate(passed=passed, trusted=True, reason="why", document={}) for passed in (True, False))
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,7 @@ def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice
         (Evidence(comparisons=(BETTER,), played=BEATS_RANDOM), SHIP, "MAGIC estimates"),
         (Evidence(comparisons=(BETTER,), gate=PASSED), SHIP, "publish_if is fulfilled: why"),
         (Evidence(comparisons=(EQUAL,), gate=PASSED), SHIP, "publish_if is fulfilled: why"),
+        (Evidence(comparisons=(EQUAL,), gate=replace(PASSED, trusted=False)), UNCLEAR, "which may be 0"),
         (Evidence(comparisons=(WORSE,), gate=PASSED), UNCLEAR, "; but publish_if is fulfilled: why"),
         (Evidence(comparisons=(BETTER,), gate=HELD), NOT, "publish_if blocks the export: why"),
         (Evidence(comparisons=(replace(BETTER, reference=None),)), SHIP, "a difference of 2.5 (1.5 to 3.5) from"),
