@@ -289,6 +289,10 @@ def decide(evidence: Evidence) -> ShipDecision:
 
 _UNSEEN = "what the logging policy saw and the log lacks cannot be checked"
 _TRY = "give it a small share of the decisions, with their propensities logged."
+_CHECK = (
+    "check that action_probability is the probability with which each action was taken, and that every state feature "
+    "was known before, and evaluate again."
+)
 _TRY_BOTH = "give each policy a share of the decisions (an A/B test)."
 _LEARN = (
     "keep the policy in use; learn longer (epochs) or from more data, or keep the learned policy near the log (dqn: a "
@@ -381,12 +385,12 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
         # the first rests on a model alone
         reason += "".join(f": {row.reason}" for row in comparison.rows[1:2] or comparison.rows)
         return _finding(FindingSource.LOG, Standing.UNDECIDED, reason, mended_by(comparison, result))
+    calibration = None if result is None else result.calibration
     sides = {row.difference.side for row in trusted}
     if {1, -1} <= sides:
         reason = f"trustworthy estimates contradict each other about the {name}"
-        return _finding(FindingSource.LOG, Standing.UNDECIDED, reason, _TRY_BOTH)
+        return _finding(FindingSource.LOG, Standing.UNDECIDED, reason, _TRY_BOTH if calibration else _CHECK)
     row = min(trusted, key=_width)
-    calibration = None if result is None else result.calibration
     if calibration is not None and len(sides) > 1:  # propensities are estimated: all have to agree
         row = next(other for other in trusted if not other.difference.side)
     side = row.difference.side
@@ -459,7 +463,7 @@ def mended_by(comparison: Comparison, result: CPEResult | None) -> str:
             f"{_NEARER}; or run an A/B test."
         )
     if has_small_propensities(overlap):
-        return "check that action_probability is the probability with which each action was taken, and evaluate again."
+        return _CHECK
     events = comparison.events
     if events is not None and shows_no_range(events):
         needed = overlap.num_episodes * FEWEST_SIZES / max(events.logged, 1)

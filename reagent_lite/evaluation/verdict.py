@@ -92,7 +92,8 @@ def _faults(overlap: Overlap, count: float, unit: str, *, sequential: bool) -> I
         yield Verdict.SUPPORT, "too few rows check the estimated logging policy closely"
     mean = overlap.mean_weight
     if _differs_from_one(mean):
-        cause = "the log rarely has the policy's choices" if mean.value < 1 else "logged propensities are too small"
+        rare = "the log rarely has the policy's choices, or state features reveal the logged ones"
+        cause = rare if mean.value < 1 else "logged propensities are too small"
         evidence = f"(the mean weight of a row is {mean.written(mean.value)} instead of 1)"
         yield Verdict.DO_NOT_USE, f"{cause} {evidence}"
     if sequential:

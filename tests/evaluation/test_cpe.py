@@ -165,7 +165,7 @@ def test_two_policies_are_compared_on_the_same_episodes() -> None:
     # the worse verdict of both counts: a quarter of the probability is too little
     worse = compared(first, bandit_page(REWARDS, model_propensity=0.25))["IPS_Reward"]
     assert (worse.verdict, worse.reason.split(" (")[0]) == (
-        Verdict.DO_NOT_USE, "against: the log rarely has the policy's choices"
+        Verdict.DO_NOT_USE, "against: the log rarely has the policy's choices, or state features reveal the logged ones"
     )  # fmt: skip
 
 

@@ -133,6 +133,8 @@ PURCHASES = Events(logged=25, expected=8.0, seen=7.0, spread=0.8)
          ["log more episodes, or a policy that takes this policy's actions more often"]),
         ([UNSURE], replace(RESULT, overlap=replace(OVERLAP, mean_weight=around(2.0, 0.5))),
          ["check that action_probability is the probability with which"]),
+        ([comparison(estimated(PDIS, 12, 1), estimated(DR, 8, 1))], RESULT,
+         ["that every state feature was known before"]),
         # a mean weight of 2 (1 to 3) is chance
         ([UNSURE], RESULT, ["log more episodes, or a policy that takes"]),
         ([UNSURE], replace(RESULT, overlap=None), ["evaluate on a log with whole episodes"]),

@@ -34,7 +34,7 @@ UNUSABLE = Verdict.DO_NOT_USE
         (bandit_page(REWARDS, propensity=0.3), {}, ("IPS_Reward",), UNUSABLE,
          "logged propensities are too small (the mean weight of a row is 1.67 instead of 1)"),
         (bandit_page(REWARDS, propensity=0.8), {}, ("IPS_Reward",), UNUSABLE,
-         "the log rarely has the policy's choices (the mean weight of a row is 0.625 instead of 1)"),
+         "state features reveal the logged ones (the mean weight of a row is 0.625 instead of 1)"),
         (bandit_page(REWARDS), {"min_effective_episodes": 201}, ("IPS_Reward",), UNUSABLE,
          "weights leave 200 effective rows, fewer than 201"),
         # 200^2 / (150^2 + 50)
