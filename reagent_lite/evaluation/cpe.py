@@ -209,12 +209,17 @@ def evaluate_page(
             overlap = overlap or replace(
                 measure_overlap(page, rows, sums, samples[0]["mean_weight"], config), calibration=calibration
             )
+            row_weights = page.weight[rows]
             for index, name in enumerate(part.names):
                 bounds = config.reward_range if first + index == 0 else None
                 bases = _bases(sums, index, samples[index], missing, bounds)
+                observed = (
+                    (row_weights, part.outcomes[rows, index]),
+                    (sums.episode_weights, sums.per_episode("discounted_reward", index)),
+                )
                 one_step, sequential = (
-                    _family(sums, index, bases, overlap, sequential=sequential, level=config.confidence_level)
-                    for sequential in (False, True)
+                    _family(bases, overlap, *observed[by_episode], sequential=by_episode, level=config.confidence_level)
+                    for by_episode in (False, True)
                 )
                 outcomes.append(OutcomeResult(name=name, one_step=one_step, sequential=sequential))
                 show(len(outcomes), len(page.names))
@@ -379,15 +384,15 @@ def _bases(
 
 
 def _family(
-    sums: EpisodeSums, outcome: int, bases: Mapping[str, Basis], overlap: Overlap, *, sequential: bool, level: float
+    bases: Mapping[str, Basis], overlap: Overlap, weights: Tensor, outcomes: Tensor, *, sequential: bool, level: float
 ) -> Family:
     """Returns the estimates of one quantity of an outcome, with intervals and verdicts.
 
     Args:
-        sums: terms of each episode.
-        outcome: index of the outcome.
         bases: result of _bases.
         overlap: diagnostics of weights.
+        weights: importance weight of each row, or episode.
+        outcomes: outcome of each row, or episode.
         sequential: whether returns of episodes are estimated instead of rewards of rows.
         level: confidence level.
     """
@@ -406,16 +411,14 @@ def _family(
     difference_of = dict(zip(names, figures[len(names) :], strict=True))
 
     assert logged.question is not None, "the log always has outcomes"
-    outcomes, _ = logged.question
-    low, high = outcomes.outcomes
+    possible, _ = logged.question
+    low = min(possible.outcomes[0], float(outcomes.min()))
+    high = max(possible.outcomes[1], float(outcomes.max()))
     for name in () if sequential else names:  # a policy may earn returns that no logged episode has
         if ESTIMATORS[name].evidence is not None:
             figure_of[name] = figure_of[name].within(low, high)
-    ranged = outcomes.bounds is not None
-    events = None
-    if not bases[check].missing:
-        weights = sums.episode_weights if sequential else sums.per_episode("weight", outcome)
-        events = matched_events(weights, outcomes.total)
+    ranged = possible.bounds is not None
+    events = None if bases[check].missing else matched_events(weights, outcomes)
     of_weights = weights_verdict(overlap, sequential=sequential, events=events)
 
     def reasoned(name: str) -> Reasoned:

@@ -289,6 +289,10 @@ def decide(evidence: Evidence) -> ShipDecision:
 
 _UNSEEN = "what the logging policy saw and the log lacks cannot be checked"
 _TRY = "give it a small share of the decisions, with their propensities logged."
+_CHECK = (
+    "check that action_probability is the probability with which each action was taken, and that every state feature "
+    "was known before, and evaluate again."
+)
 _TRY_BOTH = "give each policy a share of the decisions (an A/B test)."
 _LEARN = (
     "keep the policy in use; learn longer (epochs) or from more data, or keep the learned policy near the log (dqn: a "
@@ -306,7 +310,6 @@ _SCORE_OTHERS = (
 _SCORE_SOME = "give more episodes, or eval_data_path, in which every action is known; or run workflows.evaluate."
 _LEARN_IN_SIMULATION = "keep the policy in use; learn longer: simulation.total_steps, or epochs beside data."
 _NEXT = {
-    (FindingSource.GATE, Standing.BETTER): _TRY,
     (FindingSource.GATE, Standing.WORSE): _LEARN,
     (FindingSource.LOG, Standing.BETTER): _TRY,
     (FindingSource.LOG, Standing.WORSE): _LEARN,
@@ -334,7 +337,7 @@ def _unflattered(finding: Finding, evidence: Evidence) -> Finding:
         Standing.BETTER: "policy" if evidence.seen else "",
         Standing.WORSE: OTHER if evidence.other_seen else "",
     }.get(finding.standing, "")
-    if not flattered or finding.source not in (FindingSource.GATE, FindingSource.LOG):
+    if not flattered or finding.source is not FindingSource.LOG:
         return finding
     return replace(
         finding,
@@ -346,10 +349,9 @@ def _unflattered(finding: Finding, evidence: Evidence) -> Finding:
 
 def _findings(evidence: Evidence) -> Iterator[Finding]:
     """Yields findings for and against a policy, the strongest source first."""
-    if (gate := evidence.gate) is not None:
-        verb = "is fulfilled" if gate.passed else "blocks the export"
-        standing = Standing.BETTER if gate.passed else Standing.WORSE
-        yield _finding(FindingSource.GATE, standing, f"publish_if {verb}: {gate.reason}")
+    gate = evidence.gate
+    if gate is not None and not gate.passed:  # a bar that the user set and the policy passed is no comparison
+        yield _finding(FindingSource.GATE, Standing.WORSE, f"publish_if blocks the export: {gate.reason}")
     deciding = [comparison for comparison in evidence.comparisons if comparison.decides]
     for comparison in deciding:
         yield _from_log(comparison, evidence.result)
@@ -381,12 +383,12 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
         # the first estimate rests on a model alone, the second has the reason why weights are not enough
         reason += "".join(f": {row.reason}" for row in comparison.rows[1:2] or comparison.rows)
         return _finding(FindingSource.LOG, Standing.UNDECIDED, reason, _remedy(comparison, result))
+    calibration = None if result is None else result.calibration
     sides = {row.difference.side for row in trusted}
     if {1, -1} <= sides:
         reason = f"trustworthy estimates contradict each other about the {name}"
-        return _finding(FindingSource.LOG, Standing.UNDECIDED, reason, _TRY_BOTH)
+        return _finding(FindingSource.LOG, Standing.UNDECIDED, reason, _TRY_BOTH if calibration else _CHECK)
     row = min(trusted, key=_width)
-    calibration = None if result is None else result.calibration
     if calibration is not None and len(sides) > 1:  # propensities are estimated: all have to agree
         row = next(other for other in trusted if not other.difference.side)
     side = row.difference.side
@@ -461,7 +463,7 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
             f"{_NEARER}; or run an A/B test."
         )
     if has_small_propensities(overlap):
-        return "check that action_probability is the probability with which each action was taken, and evaluate again."
+        return _CHECK
     events = comparison.events
     if events is not None and shows_no_range(events):
         needed = overlap.num_episodes * FEWEST_SIZES / max(events.logged, 1)

@@ -57,6 +57,8 @@ class Overlap:
     Attributes:
         num_rows, num_episodes: number of scored rows and episodes.
         effective_rows: (sum w)^2 / sum w^2 over rows.
+        effective_groups: the same over episodes, with the sum of w over an episode's rows for w: rows of an episode are
+            not independent.
         mean_weight: mean w over rows: about 1 if the propensities are right and the log covers the policy.
         largest_row_share: share of the largest w in the sum of all w.
         matched_rows: number of rows whose action the policy may choose, w > 0.
@@ -81,6 +83,7 @@ class Overlap:
     num_rows: int
     num_episodes: int
     effective_rows: float
+    effective_groups: float
     mean_weight: Interval
     largest_row_share: float
     matched_rows: int
@@ -132,6 +135,7 @@ def measure_overlap(
         num_rows=len(rows),
         num_episodes=len(relative),
         effective_rows=float(effective_sample_size(weight)),
+        effective_groups=float(effective_sample_size(sums.per_episode("weight", 0))),
         mean_weight=Interval(value=float(mean_weight[0]), low=low, high=high),
         largest_row_share=_largest_share(weight),
         matched_rows=int((weight > 0).sum()),

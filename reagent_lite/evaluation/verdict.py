@@ -93,13 +93,14 @@ def _faults(overlap: Overlap, count: float, unit: str, *, sequential: bool) -> I
         yield Verdict.SUPPORT, "too few rows check the estimated logging policy closely"
     mean = overlap.mean_weight
     if _differs_from_one(mean):
-        cause = "the log rarely has the policy's choices" if mean.value < 1 else "logged propensities are too small"
+        rare = "the log rarely has the policy's choices, or state features reveal the logged ones"
+        cause = rare if mean.value < 1 else "logged propensities are too small"
         evidence = f"(the mean weight of a row is {mean.written(mean.value)} instead of 1)"
         yield Verdict.DO_NOT_USE, f"{cause} {evidence}"
     if sequential:
         yield from _faults_of_episodes(overlap)
-    if overlap.num_episodes < overlap.enough:
-        few = counted(overlap.num_episodes, "episode")
+    elif overlap.effective_groups < overlap.enough:
+        few = effective(overlap.effective_groups, "episode")
         yield Verdict.SUPPORT, f"{few}: rows of an episode are not independent, and so few show no spread"
     largest = overlap.largest_episode_share if sequential else overlap.largest_row_share
     if largest > _MAX_LARGEST_SHARE:

@@ -75,6 +75,16 @@ def test_an_interval_of_rewards_stays_in_their_range_and_one_of_returns_may_lie_
     assert 2 <= doubly_robust.low <= doubly_robust.high <= 4
 
 
+def test_an_interval_of_rewards_may_lie_beyond_the_means_of_all_episodes() -> None:
+    # half of the rows earn 1, and the policy takes nine tenths of these: 40 episodes of 50 rows
+    draw = np.random.default_rng(0)
+    rewards = draw.integers(2, size=(40, 50))
+    weights = np.where(rewards ^ (draw.random(rewards.shape) < 0.1), 2.0, 0.0)
+    page = weighing(bandit_page(rewards.ravel().tolist(), episode=[i // 50 for i in range(2000)]), weights.ravel())
+    figure = estimate_of(evaluated(page, gamma=0.0), "Self_Normalized_IPS_Reward").figure
+    assert rewards.mean(1).max() < figure.low < figure.value < figure.high < 1
+
+
 @pytest.mark.parametrize(("level", "quantile"), [(0.95, 1.96), (0.5, 0.6745)])
 def test_an_interval_is_that_of_episodes_and_not_of_rows(level: float, quantile: float) -> None:
     # every episode repeats one number 25 times: the interval is that of 16 numbers, not of 400
@@ -115,6 +125,7 @@ def test_diagnostics_by_hand() -> None:
     expected = {
         "num_rows": 4, "horizon": 2, "horizon_reached": 0, "judged_step": 1, "cut_share": 0,
         "effective_rows": 3,  # 3^2 / (.25 * 3 + 2.25)
+        "effective_groups": 1.8,  # 3^2 / (1^2 + 2^2)
         "largest_row_share": 0.5, "largest_episode_share": 0.75,  # rho: .5, .25 and .5, .75
     }  # fmt: skip
     assert {name: getattr(overlap, name) for name in expected} == pytest.approx(expected)
@@ -154,7 +165,7 @@ def test_two_policies_are_compared_on_the_same_episodes() -> None:
     # the worse verdict of both counts: a quarter of the probability is too little
     worse = compared(first, bandit_page(REWARDS, model_propensity=0.25))["IPS_Reward"]
     assert (worse.verdict, worse.reason.split(" (")[0]) == (
-        Verdict.DO_NOT_USE, "against: the log rarely has the policy's choices"
+        Verdict.DO_NOT_USE, "against: the log rarely has the policy's choices, or state features reveal the logged ones"
     )  # fmt: skip
 
 

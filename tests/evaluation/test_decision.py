@@ -75,9 +75,9 @@ def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice
          "in simulation its discounted return is 15 (14 to 16), against 10 (9 to 11) of the logged policy in the log"),
         (Evidence(comparisons=(WORSE,), played=BEATS_RANDOM), UNCLEAR, "; but its return in simulation"),
         (Evidence(comparisons=(BETTER,), played=BEATS_RANDOM), SHIP, "MAGIC estimates"),
-        (Evidence(comparisons=(BETTER,), gate=PASSED), SHIP, "publish_if is fulfilled: why"),
-        (Evidence(comparisons=(EQUAL,), gate=PASSED), SHIP, "publish_if is fulfilled: why"),
-        (Evidence(comparisons=(WORSE,), gate=PASSED), UNCLEAR, "; but publish_if is fulfilled: why"),
+        # a passed publish_if is no evidence
+        (Evidence(comparisons=(EQUAL,), gate=PASSED), UNCLEAR, "which may be 0"),
+        (Evidence(comparisons=(WORSE,), gate=PASSED), NOT, "a difference of -2"),
         (Evidence(comparisons=(BETTER,), gate=HELD), NOT, "publish_if blocks the export: why"),
         (Evidence(comparisons=(replace(BETTER, reference=None),)), SHIP, "a difference of 2.5 (1.5 to 3.5) from"),
         (Evidence(comparisons=(replace(BETTER, decides=False),)), UNCLEAR, "no episodes could be scored"),
@@ -90,7 +90,6 @@ def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice
          UNCLEAR, ", which may be 0 (0 events met of 1.2 expected)"),
         # what flatters a policy speaks against it, not for it
         (Evidence(comparisons=(BETTER,), seen=True), UNCLEAR, "; but the policy has learned from scored episodes"),
-        (Evidence(comparisons=(EQUAL,), gate=PASSED, seen=True), UNCLEAR, "is fulfilled: why; but the policy"),
         (Evidence(comparisons=(WORSE,), seen=True), NOT, "a difference of -2"),
         (Evidence(comparisons=(BETTER,), played=BEATS_OTHER, seen=True), SHIP, "in simulation"),
         (Evidence(comparisons=(WORSE,), other_seen=True), UNCLEAR, "; but the other policy has learned from scored"),
@@ -132,6 +131,8 @@ PURCHASES = Events(logged=25, expected=8.0, seen=7.0, spread=0.8)
          ["log more episodes, or a policy that takes this policy's actions more often"]),
         ([UNSURE], replace(RESULT, overlap=replace(OVERLAP, mean_weight=around(2.0, 0.5))),
          ["check that action_probability is the probability with which"]),
+        ([comparison(estimated(PDIS, 12, 1), estimated(DR, 8, 1))], RESULT,
+         ["that every state feature was known before"]),
         # a mean weight of 2 (1 to 3) is chance
         ([UNSURE], RESULT, ["log more episodes, or a policy that takes"]),
         ([UNSURE], replace(RESULT, overlap=None), ["evaluate on a log with whole episodes"]),

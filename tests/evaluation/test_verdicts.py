@@ -34,10 +34,12 @@ UNUSABLE = Verdict.DO_NOT_USE
         (bandit_page(REWARDS, propensity=0.3), {}, ("IPS_Reward",), UNUSABLE,
          "logged propensities are too small (the mean weight of a row is 1.67 instead of 1)"),
         (bandit_page(REWARDS, propensity=0.8), {}, ("IPS_Reward",), UNUSABLE,
-         "the log rarely has the policy's choices (the mean weight of a row is 0.625 instead of 1)"),
+         "state features reveal the logged ones (the mean weight of a row is 0.625 instead of 1)"),
         (bandit_page(REWARDS), {"min_effective_episodes": 201}, ("IPS_Reward",), UNUSABLE,
          "weights leave 200 effective rows, fewer than 201"),
-        (bandit_page(REWARDS, episode=sorted(i % 3 for i in range(200))), {}, ("IPS_Reward",), SUPPORT, "3 episodes: "),
+        # 200^2 / (150^2 + 50)
+        (bandit_page(REWARDS, episode=[0] * 150 + list(range(1, 51))), {}, ("IPS_Reward",), SUPPORT,
+         "1.77 effective episodes: "),
         # a wide interval says so itself
         (bandit_page([10.0 * (-1) ** n for n in range(12)]), {}, ("IPS_Reward",), TRUSTWORTHY, "12 effective rows"),
         (bandit_page([1.0] * 197 + [1e6] * 3), {}, ("IPS_Reward",), TRUSTWORTHY,

@@ -39,8 +39,8 @@ SEQUENTIAL = [name for name, estimator in ESTIMATORS.items() if estimator.sequen
 UNDEFINED = Interval(value=math.nan, low=math.nan, high=math.nan)
 FIGURE = Interval(value=2.0, low=1.0, high=3.0)
 OVERLAP = Overlap(
-    num_rows=1200, num_episodes=30, effective_rows=400.0, mean_weight=FIGURE, largest_row_share=0.25,
-    matched_rows=900, rows_above_tau=3,
+    num_rows=1200, num_episodes=30, effective_rows=400.0, effective_groups=25.0, mean_weight=FIGURE,
+    largest_row_share=0.25, matched_rows=900, rows_above_tau=3,
     shrunk_share=0.125, unsupported_share=0.0, enough=10.0, horizon=40, horizon_reached=7, judged_step=3,
     effective_episodes=12.5,
     mean_episode_weight=FIGURE, largest_episode_share=0.5, effective_episodes_by_step=(30.0, 4.0),
