@@ -1,7 +1,6 @@
 """workflows.normalize as a user runs it: files, skipping, use in training, drift, and what it refuses."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from oracles.runs import Runner, trained
 from reagent_lite.config import check
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.data.features.normalization import read_normalization
-from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import ConfigError, DataError
 from workflows.normalize import Normalized, normalize
 
@@ -31,10 +29,6 @@ def normalized(folder: Path, *, norm: dict[str, Any] | None = None, **changes: A
 
 def names(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir()}
-
-
-def written(folder: Path, name: str = "statistics.json") -> dict[str, Any]:
-    return json.loads((folder / "norm" / name).read_text())
 
 
 def test_on_the_command_line_and_into_a_training_run(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
@@ -63,22 +57,11 @@ def test_parametric_columns_are_told_apart(tmp_path: Path) -> None:
     action = read_normalization(str(tmp_path / "norm" / "action_norm.json"))
     # feature 5 numbers the candidates of a row from 0, of at most 7
     assert [(f.feature_id, str(f.feature_type)) for f in action.features] == [(0, "CONTINUOUS"), (5, "ENUM")]
-    assert normalized(tmp_path, norm={"cols_to_norm": ["action"]}).features == {"action": 2}
+    override = {"feature_overrides": {"0": "CLIP_LOG"}}
+    assert normalized(tmp_path, norm={"cols_to_norm": ["action"], **override}).features == {"action": 2}
     assert names(tmp_path / "norm") == {"action_norm.json", "statistics.json", "manifest.json"}
-
-
-def test_statistics_say_why(tmp_path: Path) -> None:
-    """Twenty-five times 1, 2, 3, 4: mean 2.5, squares 25 · (2.25 + 0.25) · 2 = 125."""
-    states = [{"0": i % 4 + 1, "1": i / 7 if i % 2 else -1337.1337} for i in range(100)]
-    rows = [{"mdp_id": "e", "sequence_number": i, "state_features": x, "action": "a"} for i, x in enumerate(states)]
-    write_lines(tmp_path / "log.jsonl", rows)
-    normalized(tmp_path, norm={"feature_overrides": {"1": "CLIP_LOG"}})
-    first, second = written(tmp_path)["columns"]["state_features"]["features"].values()
-    assert re.match("[^,]*, 4 distinct", first["reason"])
-    expected = {"count": 100, "share_present": 1.0, "mean": 2.5, "stddev": (125 / 99) ** 0.5}
-    assert {name: first[name] for name in expected} == pytest.approx(expected, rel=1e-12)
-    assert (first["feature_type"], first["possible_values"]) == ("ENUM", [1.0, 2.0, 3.0, 4.0])
-    assert second["reason"] == "overridden; by itself CONTINUOUS"
+    statistics = json.loads((tmp_path / "norm" / "statistics.json").read_text())["columns"]["action"]["features"]
+    assert statistics["0"]["reason"] == "overridden; by itself CONTINUOUS"
 
 
 def test_nothing_is_done_twice(tmp_path: Path) -> None:
@@ -91,8 +74,6 @@ def test_nothing_is_done_twice(tmp_path: Path) -> None:
     assert not normalized(tmp_path, seed=1).skipped
     write_lines(log, random_rows(200, seed=1))
     assert not normalized(tmp_path).skipped
-    manifest = StageManifest.read(str(tmp_path / "norm"))
-    assert (manifest.kind, manifest.rows, manifest.state_ids, manifest.parent) == ("normalization", 200, (0, 1, 2), "")
 
 
 def test_drift_against_a_reference(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -102,22 +83,16 @@ def test_drift_against_a_reference(tmp_path: Path, caplog: pytest.LogCaptureFixt
     def rows(shift: float, other: str) -> list[dict[str, Any]]:
         values = np.array([shift, 0, 0]) + rng.normal(size=(1000, 3))
         return [
-            {
-                "mdp_id": "e",
-                "sequence_number": i,
-                "action": "a",
-                "state_features": {"0": row[0], "1": row[1], other: row[2]},
-            }
-            for i, row in enumerate(values.tolist())
+            {"mdp_id": "e", "sequence_number": i, "action": "a", "state_features": {"0": x, "1": y, other: z}}
+            for i, (x, y, z) in enumerate(values.tolist())
         ]
 
     write_lines(tmp_path / "log.jsonl", rows(2.0, "2"))
     reference = write_lines(tmp_path / "reference.jsonl", rows(0.0, "9"))
     outcome = normalized(tmp_path, reference_data_path=str(reference))
     assert outcome.drift == {"state_features": {"large": 1, "stable": 1}}
-    drift = written(tmp_path, "drift.json")["state_features"]
+    drift = json.loads((tmp_path / "norm" / "drift.json").read_text())["state_features"]
     assert {feature["feature_id"]: feature["verdict"] for feature in drift["features"]} == {0: "large", 1: "stable"}
-    assert (drift["only_in_training"], drift["only_in_reference"]) == ([2], [9])
     assert caplog.messages[-2:] == ["only in the training data: 2", "only in the reference: 9"]
     assert normalized(tmp_path, reference_data_path=str(reference)).skipped
     write_lines(reference, rows(0.0, "2"))

@@ -19,12 +19,11 @@ BY_ACTION = ("actions/logged/{}", "actions/model/{}", "propensities/model/{}/mea
 
 def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path) -> None:
     """300 rows in 30 episodes to fit to, and 200 in 20 others to evaluate on; the metric is negative."""
-    logs, out = {}, tmp_path / "out"
+    out = tmp_path / "out"
     for use, count, seed in (("training", 300, 0), ("eval", 200, 1)):
-        logs[use] = [{**row, "mdp_id": f"{use} {row['mdp_id']}", "metrics": {"reward": -1 - abs(row["reward"])},
-                      "action_probability": 0.6 if row["action"] == "a" else 0.4}
-                     for row in random_rows(count, seed, missing=0.0)]  # fmt: skip
-        write_lines(tmp_path / use / "log.jsonl", logs[use])
+        rows = [{**row, "mdp_id": f"{use} {row['mdp_id']}", "metrics": {"reward": -1 - abs(row["reward"])}}
+                for row in random_rows(count, seed, missing=0.0)]  # fmt: skip
+        write_lines(tmp_path / use / "log.jsonl", rows)
     evaluation = {"min_effective_episodes": 1, "fit_passes": 2, "final_fit_passes": 2}
     done = trained(quick(tmp_path / "training", out, eval_data_path=str(tmp_path / "eval"), epochs=2,
                          rl={"temperature": 1.0}, evaluation=evaluation))  # fmt: skip
@@ -38,9 +37,7 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path) -> No
     assert {latest[tag].step for tag in wanted} == {done.steps}
     tags = {tag: event.value for tag, event in latest.items()}
     document = json.loads((out / "model/evaluation.json").read_text())
-    page = (out / "report.html").read_text()
-
-    assert "scored episodes too" not in page + str(document["warnings"])  # eval data have other episodes
+    assert "scored episodes too" not in str(document["warnings"])  # eval data have other episodes
 
     # evaluation.json: every estimate and the ends of its interval; event files hold float32
     figures = {
@@ -52,15 +49,8 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path) -> No
     assert {tag: tags[tag] for tag in figures} == pytest.approx(figures, rel=1e-6)
 
     # the page has all digits, in a title where a cell shows fewer
+    page = (out / "report.html").read_text()
     number = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)\b"
     numbers = np.array([*map(float, re.findall(f'title="{number}', page) + re.findall(f"<td[^>]*>{number}", page))])
-    for tag in wanted:
-        if "/logged/mean" not in tag:
-            assert np.isclose(numbers, tags[tag], rtol=1e-6).any(), tag
-
-    # and the log's own figures
-    first = np.array([row["action"] == "a" for row in logs["eval"]])
-    logged = {"reward/logged/mean": np.mean([row["reward"] for row in logs["eval"]]),
-              "actions/logged/a": first.mean(),
-              "propensities/logged/mean": np.where(first, 0.6, 0.4).mean()}  # fmt: skip
-    assert {tag: tags[tag] for tag in logged} == pytest.approx(logged, rel=1e-6)
+    shown = {tag for tag in wanted if np.isclose(numbers, tags[tag], rtol=1e-6).any()}
+    assert shown >= {tag for tag in wanted if "/logged/mean" not in tag}

@@ -1,10 +1,9 @@
-"""workflows.score: what onnxruntime says of the same rows in every format, and what is refused."""
+"""workflows.score: what the bundle says of the same rows in every format, and what is refused."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -53,29 +52,6 @@ def rows(number: int, *, parametric: bool) -> list[Row]:
     return [row(n) for n in range(number)]
 
 
-def by_hand(model: Path, given: list[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns values, probabilities and what may be taken, from a session of onnxruntime of its own."""
-
-    def dense(maps: list[dict[str, float]], names: tuple[str, ...]) -> np.ndarray:
-        values = [[features.get(name, np.nan) for name in names] for features in maps]
-        return np.array(values, np.float32).reshape(-1, len(names))
-
-    session = onnxruntime.InferenceSession(model / "model.onnx", providers=["CPUExecutionProvider"])
-    state = dense([row["state_features"] for row in given], ("3", "age"))
-    feed = [state, ~np.isnan(state)]
-    if len(session.get_inputs()) == 3:
-        allowed = [row.get("possible_actions", NAMES) for row in given]
-        mask = np.array([[name in actions for name in NAMES] for actions in allowed])
-    else:
-        longest = max(len(row["possible_actions"]) for row in given)
-        lists = np.stack([dense((row["possible_actions"] + [{}] * longest)[:longest], ("7", "size")) for row in given])
-        mask = np.arange(longest) < np.array([[len(row["possible_actions"])] for row in given])
-        feed += [lists, ~np.isnan(lists)]
-    names = [tensor.name for tensor in session.get_inputs()]
-    q, propensities = session.run(["q", "propensities"], dict(zip(names, [*feed, mask], strict=True)))
-    return q, propensities, mask
-
-
 def scored(model: Path, data: Path, target: Path, **keys: Any) -> tuple[ScoredFile, pa.Table]:
     tree = {"model": str(model), "data_path": str(data), "output_path": str(target), **keys}
     return score(check(ScoreConfig, tree)), pq.read_table(target)
@@ -86,7 +62,7 @@ def close(values: list[float | None], expected: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["named", "candidates"])
-def test_scores_are_those_of_onnxruntime_on_the_same_rows(
+def test_scores_are_those_of_the_bundle_on_the_same_rows(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Draws are in the order of the rows, whatever the blocks are."""
@@ -97,38 +73,33 @@ def test_scores_are_those_of_onnxruntime_on_the_same_rows(
         source = write_lines(tmp_path / "part.jsonl", given[number * 50 : number * 50 + 50])
         part = tmp_path / "rows" / f"{number}{suffix}"
         convert(check(ConvertConfig, {"input_path": str(source), "output_path": str(part)}))
-    q, propensities, mask = by_hand(model, given)
-    allowed = mask.any(1)
-    best = np.where(mask, q, -np.inf).argmax(1)
+    choices = [row["possible_actions"] if parametric else NAMES for row in given]
+    allowed = [[name in row.get("possible_actions", NAMES) for name in NAMES] for row in given]
+    states = [row["state_features"] for row in given]
+    kinds = {"candidates": choices} if parametric else {"mask": allowed}
+    predicted = load_bundle(model).predict_rows(states, **kinds)
     monkeypatch.setattr(scoring, "BLOCK_VALUES", 60)  # a block is predicted in parts
     outcome, table = scored(model, tmp_path / "rows", tmp_path / "s.parquet", policy="greedy", all_scores=True)
-    assert (outcome.rows, outcome.undecided_rows) == (200, int((~allowed).sum()))
+    assert (outcome.rows, outcome.undecided_rows) == (200, (predicted.greedy < 0).sum())
     ids = [(row["mdp_id"], row["sequence_number"]) for row in given]
     assert list(zip(*table.select(["mdp_id", "sequence_number"]).to_pydict().values(), strict=True)) == ids
-    expected = [int(k) if some else None for k, some in zip(best, allowed, strict=True)]
+    expected = [None if k < 0 else k for k in predicted.greedy.tolist()]
     assert table["index"].to_pylist() == expected
-    choices = [row["possible_actions"] if parametric else NAMES for row in given]
     actions = [None if k is None else listed[k] for k, listed in zip(expected, choices, strict=True)]
     if parametric:
         actions = [action and {name: np.float32(x) for name, x in action.items()} for action in actions]
     assert table["action"].to_pylist(maps_as_pydicts="strict") == actions
-    close(table["score"].to_pylist(), np.where(allowed, q[np.arange(200), best], np.nan))
+    close(table["score"].to_pylist(), [None if k is None else q[k] for q, k in zip(predicted.q, expected, strict=True)])
     assert set(table["action_probability"].to_pylist()) == {1.0, None}
     for n, scores in enumerate(table["scores"].to_pylist()):
         assert parametric or tuple(scores) == NAMES
         values = list(scores if parametric else scores.values())
-        close(values, np.where(mask[n], q[n], np.nan)[: len(choices[n])])
+        close(values, np.where(predicted.mask[n], predicted.q[n], np.nan)[: len(choices[n])])
 
     _, drawn = scored(model, tmp_path / "rows", tmp_path / "drawn.parquet", seed=5)
-    bundle = load_bundle(model)
-    lists = bundle.candidates([row["possible_actions"] for row in given]) if parametric else None
-    index, _ = bundle.act(
-        bundle.states([row["state_features"] for row in given]), mask=None if parametric else mask, candidates=lists,
-        rng=np.random.default_rng(5),
-    )  # fmt: skip
+    index, probability = predicted.draw(5)
     assert drawn["index"].fill_null(-1).to_pylist() == index.tolist()
-    of_graph = np.where(allowed, propensities[np.arange(200), np.maximum(index, 0)], 0)
-    np.testing.assert_allclose(drawn["action_probability"].fill_null(0), of_graph, rtol=1e-6)
+    np.testing.assert_allclose(drawn["action_probability"].fill_null(0), probability, rtol=1e-6)
 
 
 def test_a_frame_and_the_command(named: Path, tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
