@@ -16,7 +16,6 @@ import pytest
 from oracles.bundles import bilinear_bundle, linear_bundle
 from oracles.logs import candidate_rows, episode_code, random_rows, write_lines
 from oracles.runs import Runner, merged, trained
-from scipy.special import softmax
 
 from reagent_lite.cli import main_alone
 from reagent_lite.config import check
@@ -243,22 +242,6 @@ def test_estimated_propensities(known: Path, tmp_path: Path) -> None:
     assert "Calibration of the estimated" in Path(outcome.page).read_text()
 
 
-def test_estimated_propensities_of_candidates(tmp_path: Path) -> None:
-    """Two or three candidates of a feature f, taken by the softmax of f s, which is the model's policy too."""
-    model, rng = bilinear_bundle(tmp_path / "model", np.ones((1, 1)), (0,), (7,)), np.random.default_rng(2)
-    lists = [rng.normal(size=2 + number % 2) for number in range(1500)]
-    logged = [int(rng.choice(len(features), p=softmax(features))) for features in lists]
-    rows = [choice(str(number), [{"7": float(value)} for value in features], index, None, float(features[index]))
-            for number, (features, index) in enumerate(zip(lists, logged, strict=True))]  # fmt: skip
-    _, report = evaluated(write_lines(tmp_path / "log.jsonl", rows), model, policy="softmax", temperature=1.0,
-                          evaluation={"propensities": "estimate", "held_out_share": 0.5})  # fmt: skip
-    figures, overlap = report["model"]["candidates"], report["model"]["cpe"]["overlap"]
-    assert overlap["calibration"]["calibrated"]
-    exact = np.mean([softmax(features)[index] for features, index in zip(lists, logged, strict=True)])
-    assert figures["propensity"] == pytest.approx(exact, abs=0.02)
-    assert overlap["mean_weight"]["value"] == pytest.approx(1, abs=0.03)
-
-
 def test_one_episode(known: Path, tmp_path: Path) -> None:
     """It is scored; there is none to fit to, and no interval."""
     rows = [row("only", (0.5, 0.5), 0, 2.0, 0.25, 0, last=False), row("only", (0.5, 0.5), 1, 1.0, 0.5, 1)]
@@ -371,12 +354,17 @@ def test_the_command_line_alone(run: Runner, known: Path, tmp_path: Path, capsys
 
 @pytest.mark.parametrize("parametric", [False, True])
 def test_training_and_this_workflow_estimate_alike(small: dict[str, Any], tmp_path: Path, parametric: bool) -> None:
-    """The same episodes, order of rows and first weights: what differs is the rounding of the exported model."""
+    """The same episodes, order of rows and first weights: what differs is the rounding of the exported model.
+
+    Of named actions a policy that may only take what is likely in the log.
+    """
     settings = {"held_out_share": 0.5, "final_fit_passes": 30, "bootstrap_resamples": 100, "minibatch_size": 64}
     tree = merged(small, {"evaluation": settings})
     if parametric:
         tree["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", candidate_rows(200)))
         del tree["actions"]
+    else:
+        tree["rainbow"] = {"bcq": True, "bcq_drop_threshold": 0.95}
     model = Path(str(trained(tree).model))
     _, report = evaluated(Path(tree["training_data_path"]), model, gamma=None, evaluation=settings)
     expected = estimates({"model": json.loads((model / "evaluation.json").read_text())})

@@ -13,9 +13,13 @@ from oracles.logs import write_lines
 from oracles.runs import Runner, quick, trained
 
 import reagent_lite
+from reagent_lite.config import check
+from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.stage import StageManifest
+from reagent_lite.data.shards.machines import shard
 from reagent_lite.errors import DataError, NoRowsError
+from workflows.normalize import normalize
 
 ALONE = "each row is a decision of its own, as no column says what follows one; a discount (gamma) has no effect"
 
@@ -79,14 +83,15 @@ def test_timeline_makes_transitions_that_train_alike(tmp_path: Path, run: Runner
     assert trained(quick(tmp_path / "t", tmp_path / "out")).rows == made.outcome["train_rows"]
 
 
-def test_normalization_and_shards(tmp_path: Path, run: Runner) -> None:
-    file = write_lines(tmp_path / "log.jsonl", rows())
-    done = run("normalize", {"training_data_path": str(file), "norm_params": {"output_dir": str(tmp_path / "n")}}).ok
-    assert (done.outcome["rows"], done.outcome["types"]) == (200, {"state_features": {"PROBABILITY": 1}})
-    done = run("shard", {"training_data_path": str(file), "shards_path": str(tmp_path / "s"), "num_nodes": 2}).ok
-    assert sum(done.outcome["rows"]) == 200
-    shards = sorted(folder for folder in (tmp_path / "s").rglob("shard-*") if StageManifest.read(str(folder)))
-    assert trained(quick(shards[0], tmp_path / "out")).rows == done.outcome["rows"][0]
+def test_normalization_and_shards(tmp_path: Path) -> None:
+    file = str(write_lines(tmp_path / "log.jsonl", rows()))
+    norm = {"training_data_path": file, "norm_params": {"output_dir": str(tmp_path / "n")}}
+    normalized = normalize(check(NormalizeConfig, norm))
+    assert (normalized.rows, normalized.types) == (200, {"state_features": {"PROBABILITY": 1}})
+    places = {"shards_path": str(tmp_path / "s"), "local_path": str(tmp_path / "local")}
+    made = shard(ShardConfig(training_data_path=file, num_nodes=2, node_index=0, **places))
+    assert sum(made.rows) == 200
+    assert trained(quick(tmp_path / "local", tmp_path / "out")).rows == made.rows[0]
 
 
 @pytest.mark.parametrize(
@@ -121,16 +126,11 @@ def test_some_rows_of_episodes_and_some_without(tmp_path: Path) -> None:
 def test_users_are_the_units_of_intervals_if_they_are_episodes_without_a_discount(tmp_path: Path) -> None:
     """How wide intervals are then is tested in evaluation/test_regimes.py."""
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame(
-        {
-            "state_features": [{"x": 1.0}] * 1000,
-            "possible_actions": [["a", "b"]] * 1000,
-            "action": rng.choice(["a", "b"], 1000),
-            "action_probability": 0.5,
-            "reward": np.repeat(rng.normal(size=100), 10),
-            "same": 0.5,
-        }
-    )
+    frame = pd.DataFrame({
+        "state_features": [{"x": 1.0}] * 1000, "possible_actions": [["a", "b"]] * 1000,
+        "action": rng.choice(["a", "b"], 1000), "action_probability": 0.5,
+        "reward": np.repeat(rng.normal(size=100), 10), "same": 0.5,
+    })  # fmt: skip
     config = {"actions": ["a", "b"], "output_path": str(tmp_path / "report.json")}
     alone = reagent_lite.evaluate("column:same", frame, config=config)
     users = frame.assign(mdp_id=np.repeat(np.arange(100), 10).astype(str), sequence_number=range(1000))
