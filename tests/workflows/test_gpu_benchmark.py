@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -50,7 +51,7 @@ def test_without_a_gpu_the_tests_count_and_nothing_is_measured(
 
 def test_figures_of_a_small_run() -> None:
     """Rates are those of the last epoch; a profile counts launches of a step, on a CPU of calls, also those inside."""
-    figures = gpu.training(16, CPU, cuda_graph=True, updates=60)
+    figures = gpu.training(16, CPU, cuda_graph=True, updates=30)
     # an update of 16 rows after each step of 16 environments
     assert figures["env_steps_per_second"] == pytest.approx(figures["learned_rows_per_second"], rel=0.01)
     assert figures["updates_per_second"] == pytest.approx(figures["learned_rows_per_second"] / 16, rel=0.05)
@@ -63,6 +64,22 @@ def test_figures_of_a_small_run() -> None:
     assert stepping["share_of_limit"] == pytest.approx(stepping["dynamics"] / stepping["copy_limit"], abs=1e-3)
     # state of 4 words in and out, episode, step count in and out, end; action, reward, return in and out
     assert stepping["bytes_per_step"] == 32 + 4 + 8 + 1 + 1 + 4 + 8 == 58
+
+
+def test_kernels_belong_to_families_by_their_names() -> None:
+    names = {
+        "env_step": "environments",
+        "sm90_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_cublas": "matrix products",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>": "copies",
+        "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel>": "gathers and scatters",
+        "void at::native::multi_tensor_apply_kernel<at::native::FusedAdamMathFunctor>": "optimizer",
+        "Memcpy DtoD (Device -> Device)": "copies",
+        "void at::native::elementwise_kernel<128, 2, add>": "element by element",
+        "something": "other",
+    }
+    figures = gpu.by_family((name, 2.0, 10.0) for name in names)
+    assert (figures["launches_per_step"], figures["microseconds_per_step"]) == (16, 80)
+    assert {family: entry["launches"] / 2 for family, entry in figures["families"].items()} == Counter(names.values())
 
 
 def test_a_checkout_that_is_not_installed_knows_its_release(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def noise(tmp_path: Path) -> dict[str, Any]:
     return {
         "training_data_path": str(write_lines(tmp_path / "log.jsonl", rows)),
         "model_output_path": str(tmp_path / "out"),
-        "actions": ["a", "b"], "epochs": 20, "rl": {"gamma": 0.0},
+        "actions": ["a", "b"], "epochs": 10, "rl": {"gamma": 0.0},
         "training": {"layers": [-1, 64, 64, -1], "activations": ["relu", "relu", "linear"], "minibatch_size": 64},
         "evaluation": {"calc_cpe_in_training": False, "final_fit_passes": 4, "bootstrap_resamples": 200},
     }  # fmt: skip

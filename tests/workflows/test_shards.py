@@ -2,12 +2,10 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import pytest
@@ -157,36 +155,6 @@ def scored_episodes(group: Group, path: str) -> dict[str, object]:
     }
 
 
-def with_kind(value: Any, texts: str, number: str) -> Any:
-    """Returns features, or each of a list, with a category "kind" and a number, which one in ten lacks."""
-    if isinstance(value, list):
-        return [with_kind(candidate, texts, number) for candidate in value]
-    code = crc32(json.dumps(value).encode())
-    more = {"kind": texts[code // 10 % len(texts)], number: float(code % 7)}
-    return {**value, **more} if isinstance(value, dict) and code % 10 else value
-
-
-def with_texts(rows: Rows, texts: str, number: str) -> Rows:
-    """Returns rows whose states, and candidates, have such features."""
-    return [{name: with_kind(value, texts, number) for name, value in row.items()} for row in rows]
-
-
-@pytest.mark.parametrize(("make", "tree"), [(random_rows, SETTINGS), (candidate_rows, WITHOUT_NAMES)])
-def test_shards_with_different_levels_train_what_one_machine_trains(
-    make: Callable[..., Rows], tree: dict[str, Any], cluster: Callable[..., Any]
-) -> None:
-    """Node 1 has a metric and features 7, which node 0 lacks; node 0 has features 9."""
-    second = with_texts(named(make(60, seed=1), 1), "bcdd", "7")
-    shards = [with_texts(named(make(80), 0), "abc", "9"), [{**row, "metrics": {"clicks": 1.0}} for row in second]]
-    runs, folders = cluster(shards, tree=tree, norm_params={"max_unique_enum_values": 3, "num_samples": 1000})
-    for column, ids in {"state_features": "0127", **({} if "actions" in tree else {"action": "057"})}.items():
-        norm = json.loads((folders[0] / f"out/{column}_norm.json").read_text())
-        assert sorted(norm) == [*ids, "9", "kind"]
-        kind = json.loads(norm["kind"])
-        assert (kind["feature_type"], kind["levels"]) == ("ENUM", ["b", "c", "d"])
-    assert re.search("state feature kind: .* values are other", runs[0].err)
-
-
 def test_shards_train_the_model_of_one_process_with_all_rows(cluster: Callable[..., Any]) -> None:
     """Three processes on two nodes with 60 and 25 rows, minibatches of 16, two a step."""
     shards = [named(random_rows(60), 0), named(random_rows(25, 1), 1)]
@@ -215,7 +183,6 @@ def test_a_node_without_rows_and_one_with_a_single_row(cluster: Callable[..., An
     assert runs[0].outcome["rows"] == 3 * 45
 
 
-@pytest.mark.slow
 def test_a_file_without_rows_and_candidates(cluster: Callable[..., Any]) -> None:
     assert "shards: 45 + 0 rows on 2 nodes" in cluster([candidate_rows(45), []], tree=WITHOUT_NAMES)[0][0].err
 
