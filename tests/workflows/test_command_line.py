@@ -154,13 +154,3 @@ def test_bad_input_is_one_clear_error(
     assert done.err.count(words) == 1
     assert "Traceback" not in done.err
     assert not (tmp_path / "out" / "model").exists()
-
-
-@pytest.mark.parametrize(
-    ("environment", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "")]
-)
-def test_threads_spin_briefly_unless_the_user_says_how(environment: dict[str, str], spins: str) -> None:
-    code = "import os, sys, workflows; print(os.environ.get('GOMP_SPINCOUNT', ''), 'torch' in sys.modules)"
-    inherited = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    said = subprocess.check_output([sys.executable, "-c", code], env=inherited | environment, cwd=ROOT, text=True)
-    assert said.strip() == f"{spins} False".strip()

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +21,7 @@ from reagent_lite.distributed.network import Address
 from reagent_lite.distributed.store import Link, connect
 from reagent_lite.distributed.verdict import Declaration
 from reagent_lite.doctor.checks import Row
-from reagent_lite.doctor.machines import _clocks, reach_others, watch_share
+from reagent_lite.doctor.machines import reach_others, watch_share
 from reagent_lite.mounts import find_mount
 
 
@@ -53,20 +52,6 @@ def test_folders_that_are_not_one_share(tmp_path: Path, folder: str, state: str,
         assert [row.state for row in rows].count(state) == count  # for new files, and for replaced ones
         assert any(words in row.found for row in rows if row.state == state)
     assert [*folders[0].iterdir(), *tmp_path.glob("b/*")] == []
-
-
-def test_a_slow_network_does_not_count_as_a_wrong_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = Membership.given
-
-    def slow(member: Membership, key: str) -> Any:
-        time.sleep(0.1 * member.node)
-        return given(member, key)
-
-    monkeypatch.setattr(Membership, "given", slow)
-    for (row,) in together(lambda member: [_clocks(member, 10.0)]):
-        match = re.fullmatch(r"at most (\S+) s from node 0's \(node 1, to within (\S+) s\)", row.found)
-        assert match is not None, row.found
-        assert float(match[1]) <= float(match[2]) + 0.01
 
 
 def test_a_pair_that_is_cut_is_named_with_both_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +98,8 @@ def test_two_machines_that_can_train_together(doctors: Doctors, tmp_path: Path) 
         assert rows["machines meet"][0]["found"].startswith("all 2, at 127.0.0.1:")
         assert rows["machines reach each other"][0]["found"].startswith("2 connections")
         assert (rows["share: mount"][0]["state"] == "ok") == mount.is_network
+        # two processes of one machine
+        assert re.match(r"at most [01]\.\d\d s from node 0's \(node \d, to within ", rows["clocks"][0]["found"])
 
 
 def test_what_differs_between_machines_is_seen_by_all(doctors: Doctors) -> None:

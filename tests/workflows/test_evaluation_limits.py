@@ -1,4 +1,4 @@
-"""How much work an evaluation is: rows and passes of a fit, its early end, and its progress lines."""
+"""How much work an evaluation is: rows and passes of a fit, and its early end."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from oracles.logs import random_rows, write_lines
 from oracles.runs import ALONE
 from torch import Tensor
 
-from reagent_lite import console
 from reagent_lite.algorithms import cpe_heads
 from reagent_lite.algorithms.cpe_heads import CPEHeads
 from reagent_lite.config import DqnConfig, check
@@ -95,10 +94,8 @@ def test_models_that_nothing_could_check_are_not_fitted(tmp_path: Path, fitted: 
     estimates = {estimate.name: estimate for estimate in result.outcomes[0].estimates}
     assert "21 effective episodes" in estimates["Direct_Method_Reward"].reason
     assert np.isfinite(estimates["IPS_Reward"].figure.value)
-    for least, passes, fewest in ((21, 1, 500), (1, 40, 20_000)):
-        fitted.clear()
-        at_end(tmp_path, min_effective_episodes=least, final_fit_passes=passes)
-        assert fewest < sum(fitted) < 2 * fewest
+    at_end(tmp_path, min_effective_episodes=21, final_fit_passes=1)
+    assert 500 < sum(fitted) < 1000
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 200), (100, 328)])  # 200 at least; a quarter of 100 x 840 rows
@@ -132,13 +129,3 @@ def test_estimates_are_further_apart_where_epochs_are_short(epochs: int, steps_p
     """At least 20 steps or, where that would leave fewer than 30 estimates, as many as leave these."""
     due = [epoch for epoch in range(1, epochs + 1) if estimates_due(epoch, epochs, steps_per_epoch)]
     assert due == list(range(every, epochs + 1, every))
-
-
-def test_work_that_takes_longer_is_shown(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(console, "_BRIEF_SECONDS", 0.0)
-    at_end(tmp_path, final_fit_passes=1)
-    for work in ("valuing rows", "measuring outcomes for the policy", "fitting models of the policy",
-                 "scoring rows by the policy", "estimating the policy"):  # fmt: skip
-        assert f"{work}: " in caplog.text

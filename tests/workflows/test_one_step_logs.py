@@ -48,16 +48,13 @@ def test_each_row_is_an_episode_of_one_decision(parametric: bool, tmp_path: Path
     assert copy.notes == (ALONE,)
 
 
-def test_a_policy_its_value_and_scores_from_a_frame(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_policy_its_value_and_scores_from_a_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     log = rows(600)
     frame = pd.DataFrame(log).assign(x=[row["state_features"]["x"] for row in log]).drop(columns="state_features")
     columns = {"state_features": ["x"]}
-    tree = quick(Path(), tmp_path / "out", epochs=60, training={"learning_rate": 0.01, "l2_decay": 0.0})
+    tree = quick(Path(), tmp_path / "out", epochs=30, training={"learning_rate": 0.01, "l2_decay": 0.0})
     model = reagent_lite.train(tree | {"training_data_path": "", "data": {"columns": columns}}, frame).model
-    assert caplog.messages.count(f"training data: {ALONE}") == 1
     decided = reagent_lite.load_bundle(model).predict_rows([{"x": 0.1}, {"x": 0.9}])
     assert decided.greedy.tolist() == [1, 0]  # b earns 0.9 at 0.1, a earns 0.9 at 0.9
 
@@ -67,7 +64,6 @@ def test_a_policy_its_value_and_scores_from_a_frame(
     by_hand = np.mean([0.5 / row["action_probability"] * row["reward"] for row in log])
     # heads are fitted to half of the rows, the others are scored; the mean of 600 is within its sampling error
     assert evaluated.scores["CPE/Reward/IPS_Reward"] == pytest.approx(by_hand, abs=0.1)
-    assert evaluated.episodes == evaluated.rows
 
 
 def test_timeline_makes_transitions_that_train_alike(tmp_path: Path, run: Runner) -> None:

@@ -29,6 +29,7 @@ def test_a_run_on_candidates_scores_its_logging_policy(small: dict[str, Any], tm
     trained(merged(small, {"rl": {"temperature": 1e9}, "evaluation": {"calc_cpe_in_training": True}}))
     document = json.loads((tmp_path / "out/model/evaluation.json").read_text())
     assert "scored episodes too" in str(document["warnings"])  # there is no other data to evaluate on
+    assert "nearly uniform" in document["policy"]["notes"][0]
     cpe = document["cpe"]
     (outcome,) = cpe["outcomes"]
     values = {estimate["name"]: estimate["figure"]["value"]
