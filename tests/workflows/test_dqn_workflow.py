@@ -76,12 +76,13 @@ def test_values_of_clicks_are_probabilities(tmp_path: Path) -> None:
          "possible_actions": ["a", "b"], "terminal": True}
         for i in range(600)
     ]  # fmt: skip
-    outcome = trained(quick(
+    tree = quick(
         write_lines(tmp_path / "clicks.jsonl", rows), tmp_path / "out", epochs=40,
         rl={"gamma": 0.0, "q_network_loss": "bce_with_logits", "temperature": 0.5},
         training={"learning_rate": 0.02, "l2_decay": 0.0},
         evaluation={"calc_cpe_in_training": False, "final_fit_passes": 1},
-    ))  # fmt: skip
+    )  # fmt: skip
+    outcome = trained(tree)
     assert outcome.scores["value/model/mean"] == pytest.approx(0.75, abs=0.05)
     predicted = load_bundle(tmp_path / "out/model").predict_rows([{"0": 1.0}, {"0": 2.0}, {"0": 3.0}])
     np.testing.assert_allclose(predicted.q, [[0.75, 0.25]] * 3, atol=0.1)
