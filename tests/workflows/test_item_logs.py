@@ -119,7 +119,9 @@ def test_a_model_is_evaluated_on_ids_with_its_own_items(model: Path, tmp_path: P
     def evaluated(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         log = write_lines(tmp_path / f"{name}.jsonl", rows)
         keys = {"model": str(model), "data_path": str(log), "output_path": str(tmp_path / f"{name}.json")}
-        return evaluate(check(EvaluateConfig, {**keys, "evaluation": {"bootstrap_resamples": 100}})).scores
+        return evaluate(
+            check(EvaluateConfig, {**keys, "evaluation": {"bootstrap_resamples": 100, "final_fit_passes": 1}})
+        ).scores
 
     assert evaluated("ids", events(seed=1)) == evaluated("features", repeated(events(seed=1)))
     assert json.loads((tmp_path / "ids.json").read_text())["model"]["candidates"]["items"]

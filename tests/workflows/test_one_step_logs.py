@@ -59,8 +59,9 @@ def test_a_policy_its_value_and_scores_from_a_frame(tmp_path: Path, monkeypatch:
     assert decided.greedy.tolist() == [1, 0]  # b earns 0.9 at 0.1, a earns 0.9 at 0.9
 
     evaluated = reagent_lite.evaluate(
-        "uniform", frame, config={"columns": columns, "actions": ["a", "b"], "output_path": tmp_path / "e.json"}
-    )
+        "uniform", frame, config={"columns": columns, "actions": ["a", "b"], "output_path": tmp_path / "e.json",
+                                  "evaluation": {"final_fit_passes": 1}},
+    )  # fmt: skip
     by_hand = np.mean([0.5 / row["action_probability"] * row["reward"] for row in log])
     # heads are fitted to half of the rows, the others are scored; the mean of 600 is within its sampling error
     assert evaluated.scores["CPE/Reward/IPS_Reward"] == pytest.approx(by_hand, abs=0.1)

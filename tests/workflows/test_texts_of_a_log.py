@@ -41,7 +41,8 @@ def test_from_a_csv_with_texts_to_scores_and_an_evaluation(tmp_path: Path, run: 
     tree = json.loads((tmp_path / "x.json").read_text())
     assert tree["data"]["columns"]["state_features"] == ["country", "age"]
     training = {"layers": [-1, 16, -1], "activations": ["relu", "linear"], "minibatch_size": 100, "learning_rate": 0.01}
-    tree = merged(tree, {"use_gpu": False, "epochs": 30, "training": training, "rl": {"temperature": 0.1}})
+    tree = merged(tree, {"use_gpu": False, "epochs": 30, "training": training, "rl": {"temperature": 0.1},
+                         "evaluation": {"final_fit_passes": 1}})  # fmt: skip
     done = run("dqn", tree, timeout=400).ok
     assert "other" not in done.err
     model = tmp_path / done.outcome["model"]
@@ -60,7 +61,7 @@ def test_from_a_csv_with_texts_to_scores_and_an_evaluation(tmp_path: Path, run: 
     assert (chosen[familiar] == fresh["country"][familiar].map(BEST)).all()
     with pytest.raises(DataError, match=r"numbers\.csv:2: expected a text for feature country"):
         score(check(ScoreConfig, {**keys, "data_path": str(tmp_path / "numbers.csv")}))
-    log = {"model": str(model), "data_path": str(tmp_path / "fresh.parquet")}
+    log = {"model": str(model), "data_path": str(tmp_path / "fresh.parquet"), "evaluation": {"final_fit_passes": 1}}
     assert evaluate(check(EvaluateConfig, log)).rows > 0
 
 
