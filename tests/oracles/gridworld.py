@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import expectile
 
 Array = NDArray[np.float64]
 
@@ -176,6 +175,8 @@ def crr_solution(beta: float, most: float) -> tuple[Array, Array]:
 
 def iql_solution(share: float, beta: float, most: float) -> tuple[Array, Array]:
     """[25, 4] policy and values: V the expectile of Q over random actions, Q = r + gamma P V."""
+    from scipy.stats import expectile  # half a second, which processes of a group are spared
+
     p, r, mask = transition_matrix(), rewards(), allowed()
     value = np.zeros(NUM_STATES)
     for _ in range(200):

@@ -31,6 +31,8 @@ FAULTS = Path(__file__).with_name("faults")
 """Folder of the module that makes runs fail where REAGENT_LITE_FAULT says so."""
 FORKED_WORKERS = "FORKED_WORKERS"
 """Variable of a run whose workers are forks as well, if it is not empty."""
+LAUNCHER = "REAGENT_LITE_LAUNCHER_PID"
+"""Variable of a worker: the process that it ends with."""
 READ_WHEN_LOADED = {"OMP_NUM_THREADS": None, "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Variables that libraries read when they are loaded, with the value that workflows sets where there is none."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -164,6 +166,8 @@ def _become(request: dict[str, Any]) -> None:
         _enter(request["namespaces_of"])
     if request["env"].pop(FORKED_WORKERS, ""):
         request = _with_workers(request)
+    if LAUNCHER in request["env"]:  # a worker, whose parent is the launcher or its keeper
+        request["env"][LAUNCHER] = str(os.getppid())
     if request.get("standard_output") is not None:
         os.dup2(request["standard_output"], 1)
     os.environ.clear()
@@ -232,11 +236,13 @@ class _Worker(subprocess.Popen[bytes]):
     connection: ClassVar[socket.socket]
 
     def __init__(self, args: Any, **options: Any) -> None:
-        if args[:2] != [sys.executable, "-m"] or options.keys() != {"env", "stdout"}:
+        command = [word for word in args if word != "-u"]  # torchrun asks for it
+        of_workers = {"env", "stdout"}, {"env", "stdout", "stderr", "start_new_session"}
+        if command[:2] != [sys.executable, "-m"] or options.keys() not in of_workers:
             super().__init__(args, **options)
             return
         self.connection.sendall(
-            json.dumps({"arguments": args[1:], "env": options["env"], "standard_output": options["stdout"]}).encode()
+            json.dumps({"arguments": command[1:], "env": options["env"], "standard_output": options["stdout"]}).encode()
             + b"\n"
         )
         self.__dict__ |= {

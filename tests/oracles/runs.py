@@ -90,7 +90,7 @@ def quick(data: Path, out: Path, **sections: Any) -> dict[str, Any]:
     return merged({
         "training_data_path": str(data), "model_output_path": str(out), "use_gpu": False, "actions": ["a", "b"],
         "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
-        "evaluation": {"bootstrap_resamples": 100, "learn_from_scored": True},  # all rows count
+        "evaluation": {"bootstrap_resamples": 100, "final_fit_passes": 1, "learn_from_scored": True},  # all rows count
     }, sections)  # fmt: skip
 
 
@@ -101,5 +101,5 @@ def small(tmp_path: Path) -> dict[str, Any]:
         write_lines(tmp_path / "data" / "log.jsonl", random_rows(200)),
         tmp_path / "out",
         epochs=2,
-        evaluation={"calc_cpe_in_training": False, "final_fit_passes": 1},
+        evaluation={"calc_cpe_in_training": False},
     )

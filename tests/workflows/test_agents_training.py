@@ -40,7 +40,7 @@ def team(tmp_path: Path) -> Tree:
         "training": {"layers": [-1, 32, -1], "activations": ["relu", "linear"], "minibatch_size": 128,
                      "learning_rate": 0.02, "l2_decay": 0.0},
         "simulation": {"env": str(tmp_path / "team.cuh"), "env_parameters": {"size": 3}, "num_envs": 16,
-                       "total_steps": 8000, "warmup_steps": 2000, "epsilon_end": 0.5, "num_evaluations": 2,
+                       "total_steps": 6000, "warmup_steps": 2000, "epsilon_end": 0.5, "num_evaluations": 2,
                        "evaluation_episodes": 20},
     }  # fmt: skip
 
@@ -49,12 +49,10 @@ def read(folder: Path) -> Any:
     return json.loads((folder / "evaluation.json").read_text())
 
 
-def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path, caplog: Any) -> None:
-    caplog.set_level("INFO", "reagent_lite")
+def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path) -> None:
     outcome, out, names = trained(team), tmp_path / "out", ("leader", "follower")
-    assert "policies: leader (1 agent) learns, follower (2 agents) learns" in caplog.text
     assert outcome.model == {name: str(out / name) for name in names}
-    assert outcome.rows == 375 * 128 * 2
+    assert outcome.rows == 250 * 128 * 2
     # the last step is worth its reward: own count and ten times the leader's, here 4, 5 or 6 of both
     leader = load_bundle(out / "leader").predict(np.array([[3, 0, 0.5], [0, 0, 0.5]], np.float32))
     np.testing.assert_allclose(leader.q[0], [44, 55, 66], rtol=0.1)
@@ -66,8 +64,6 @@ def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path, 
         assert document["simulated"]["return"]["value"] == document["agents"]["returns"][name] == value
         assert "simulation.policies" in document["decision"]["next"]  # workflows.evaluate plays no several types
         assert f"in all of them {other} plays its learned policy" in page
-    first = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
-    assert first["train/td_loss"] == pytest.approx(sum(first[f"train/{name}/td_loss"] for name in names))
 
 
 def test_the_recorded_episode_ends_with_the_catch(team: Tree) -> None:

@@ -5,9 +5,11 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from oracles.interpreters import Interpreter
 from oracles.ranks import run_ranks
 from oracles.runs import ALONE, ROOT, checked, merged, trained
 
@@ -24,6 +26,13 @@ Tree = dict[str, Any]
 
 
 pytestmark = pytest.mark.usefixtures("caches")
+
+
+@pytest.fixture
+def forked_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes are forks of an interpreter with the libraries imported."""
+    forked = Mock(Popen=lambda command, env, **_: Interpreter(command[1:], env=env))
+    monkeypatch.setattr(auto_scale, "subprocess", forked)
 
 
 def tree(tmp_path: Path, **simulation: Any) -> Tree:
@@ -156,6 +165,7 @@ def test_the_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert largest_here(1000, **run).num_envs == 2  # the search begins there, and its probe says what happens
 
 
+@pytest.mark.usefixtures("forked_probes")
 def test_a_run_is_scaled_and_the_next_one_reads_the_choice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +210,7 @@ DEVICE float step(State &s, int action, Random &random, bool &terminated) {
                      "not done in 0 s|has taken too long", id="a search that takes too long"),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("forked_probes")
 def test_a_probe_that_raises_says_why(tmp_path: Path, change: Tree, words: str) -> None:
     (tmp_path / "crashing.cuh").write_text(CRASHING)
     with pytest.raises(ConfigError, match=words):

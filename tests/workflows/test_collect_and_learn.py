@@ -156,9 +156,9 @@ def test_what_is_played_is_what_is_learned_from(tmp_path: Path, env: str, parame
     count, ends = np.arange(len(episodes.reward)), episodes.lengths.cumsum() - 1
     after = np.roll(episodes.state, -1, axis=0)
     after[ends] = episodes.last_state
-    choices = (len(count), spec.num_actions)
     every = episodes.features if fixed is None else np.broadcast_to(fixed, (len(count), *fixed.shape))
-    allowed = np.ones(every.shape[:2] if parametric else choices, bool) if episodes.mask is None else episodes.mask
+    shape = every.shape[:2] if parametric else (len(count), spec.num_actions)
+    allowed = np.ones(shape, bool) if episodes.mask is None else episodes.mask
     expected = {
         "observation": episodes.state, "reward": episodes.reward, "propensity": episodes.propensity,
         "terminated": np.isin(count, ends[episodes.terminal]), "truncated": np.isin(count, ends[~episodes.terminal]),
@@ -199,7 +199,6 @@ def test_a_learner_takes_as_much_as_both_plays_and_collectors_stay_two_policies_
             idle(first.run)
         learned.append(stream.env_steps - both.env_steps)
     assert 0 <= min(learned) <= max(learned) < max(map(steps_of, fifo(tmp_path)))
-    assert 100 in [progress["step"] for progress in progresses_of(tmp_path)]
 
 
 @pytest.mark.parametrize("plays", ["learn", "random"])
@@ -212,7 +211,6 @@ def test_each_type_learns_from_the_rows_of_its_agents_until_they_leave(tmp_path:
     rows = pd.concat([pq.read_table(file).to_pandas().assign(file=file.name) for file in fifo(tmp_path)])
     episodes = rows["mdp_id"].nunique()
     assert (outcome.rows, outcome.episodes) == (len(rows), episodes)
-    assert outcome.mean_return == pytest.approx(rows["reward"].sum() / episodes)
     stream = opened(role(tmp_path, "learn", **tree))
     stream.before_step(0)
     reader = read_by(stream)
@@ -220,7 +218,6 @@ def test_each_type_learns_from_the_rows_of_its_agents_until_they_leave(tmp_path:
     rows[["game", "agent"]] = rows["mdp_id"].str.rsplit("-", n=1, expand=True)
     rows["kind"] = rows["agent"].map({"0": "leader", "1": "follower", "2": "follower"})
     steps = rows.groupby(["file", "game"])["sequence_number"].max() + 1
-    assert all(int(name.split("-")[1]) == total for name, total in steps.groupby("file").sum().items())
     assert stream.env_steps == steps.sum() >= 808
     assert list(reader.rings) == ["leader", "follower"][: 1 + (plays == "learn")]
     for kind, ring in reader.rings.items():

@@ -83,11 +83,9 @@ def test_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert "ReadWriteMany" in claim["spec"]["accessModes"]
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert {env["name"] for env in container["env"]} >= set(re.findall(r"\$\((\w+)\)", " ".join(container["args"])))
-    rules = [rule for rule in spec["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
-    assert {tuple(rule["onExitCodes"]["values"]): rule["action"] for rule in rules} == {
-        (75,): "Ignore",
-        (2,): "FailJob",
-    }
+    rules = spec["podFailurePolicy"]["rules"]
+    actions = {str(rule["onExitCodes"]["values"]): rule["action"] for rule in rules if "onExitCodes" in rule}
+    assert actions == {"[75]": "Ignore", "[2]": "FailJob"}
 
 
 def test_kubernetes_serves_the_model_that_it_trains(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,9 +99,8 @@ def test_kubernetes_serves_the_model_that_it_trains(capsys: pytest.CaptureFixtur
     # one server has the log, also while a new pod takes the place of another
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
     (port,) = container["ports"]
-    assert port["containerPort"] == config["port"]
+    assert (port["containerPort"], service["spec"]["ports"][0]["targetPort"]) == (config["port"], port["name"])
     assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": port["name"]}
-    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
     assert service["spec"]["selector"] == spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert {mounts[volume["name"]]: volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"]} == {
@@ -175,8 +172,7 @@ def test_the_steps_of_the_image(tmp_path: Path) -> None:
                       "COPY": f"cp -r {' '.join(str(ROOT / source) for source in sources)} {target}",
                       "RUN": "" if "useradd" in argument else argument}.get(step, ""))  # fmt: skip
     run("bash", "-c", "\n".join(shell), cwd=tmp_path)
-    entry, arguments = (json.loads(argument) for step, argument in steps if step in ("ENTRYPOINT", "CMD"))
-    assert "python -m workflows.dqn" in run(*entry, *arguments).stdout
+    (entry,) = (json.loads(argument) for step, argument in steps if step == "ENTRYPOINT")
     (compose,) = documents("compose.yaml")
     command = [word.replace("/app/", f"{tmp_path}/app/") for word in compose["services"]["node0"]["command"]]
     environment["JOB_COMPLETION_INDEX"] = "0"

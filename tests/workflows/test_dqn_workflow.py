@@ -1,7 +1,6 @@
 """The main job, end to end: from logged rows to a checked model."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -77,12 +76,13 @@ def test_values_of_clicks_are_probabilities(tmp_path: Path) -> None:
          "possible_actions": ["a", "b"], "terminal": True}
         for i in range(600)
     ]  # fmt: skip
-    outcome = trained(quick(
+    tree = quick(
         write_lines(tmp_path / "clicks.jsonl", rows), tmp_path / "out", epochs=40,
         rl={"gamma": 0.0, "q_network_loss": "bce_with_logits", "temperature": 0.5},
         training={"learning_rate": 0.02, "l2_decay": 0.0},
         evaluation={"calc_cpe_in_training": False, "final_fit_passes": 1},
-    ))  # fmt: skip
+    )  # fmt: skip
+    outcome = trained(tree)
     assert outcome.scores["value/model/mean"] == pytest.approx(0.75, abs=0.05)
     predicted = load_bundle(tmp_path / "out/model").predict_rows([{"0": 1.0}, {"0": 2.0}, {"0": 3.0}])
     np.testing.assert_allclose(predicted.q, [[0.75, 0.25]] * 3, atol=0.1)
@@ -124,11 +124,11 @@ def test_a_run_of_all_processes_minibatch_goes_on_where_a_default_was_saved(smal
 
 @pytest.mark.parametrize("algorithm", ["dqn", "crr", pytest.param("iql", marks=pytest.mark.slow)])
 def test_two_processes_equal_one(run: Runner, small: dict[str, Any], algorithm: str) -> None:
-    small |= {"epochs": 5, "rl": {"target_update_rate": 0.1}, "algorithm": algorithm}
+    small |= {"epochs": 3, "rl": {"target_update_rate": 0.1}, "algorithm": algorithm}
     single = trained(small)
     before = weights(single.model)  # the other run has the same folder
     two = run("dqn", small, "--set", "training.minibatch_size=16", "--set", "num_processes_per_node=2")
-    assert single.steps == two.ok.outcome["steps"] == 35
+    assert single.steps == two.ok.outcome["steps"] == 21
     torch.testing.assert_close(weights(two.outcome["model"]), before, rtol=0, atol=1e-6)
 
 
@@ -204,11 +204,11 @@ def test_gridworld_values_within_one_percent(tmp_path: Path, workflow: str, sars
         "state_norm_data_path": str(enum_normalization(tmp_path / "state.json", "0", range(25))),
         "model_output_path": str(tmp_path / "out"),
         "use_gpu": False,
-        "epochs": 30 if sarsa else 300,
+        "epochs": 30 if sarsa else 150,
         "rl": {"gamma": 0.9, "target_update_rate": 0.1, "maxq_learning": not sarsa},
         "rainbow": {"dueling_architecture": False},
         "training": {"layers": [-1, -1], "activations": ["linear"], "minibatch_size": 1024, "l2_decay": 0.0,
-                     "learning_rate": 0.05, "lr_policy": "exponential", "lr_decay": 0.8 if sarsa else 0.98},
+                     "learning_rate": 0.05, "lr_policy": "exponential", "lr_decay": 0.8 if sarsa else 0.96},
         "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1,
                        "learn_from_scored": True},
         **(choices if parametric else {"actions": list(gridworld.ACTIONS)}),
@@ -332,9 +332,3 @@ def test_a_temperature_that_keeps_the_entropy_of_the_log(tmp_path: Path, estimat
     reached = pytest.approx(entropy(propensities, axis=1).mean(), abs=1e-5)
     assert [figures["entropy"], figures["logged_entropy"]] == [reached, reached]
     assert estimated or figures["logged_entropy"] == pytest.approx(-(np.log(0.8) + np.log(0.6)) / 2, abs=1e-6)
-
-
-def test_a_policy_that_is_nearly_greedy_says_so(small: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    figures = read(trained(merged(small, {"rl": {"temperature": 1e-6}})).model, "evaluation.json")["policy"]
-    assert figures["notes"][0] in caplog.text
-    assert re.search(r"temperature 1e-06 is nearly greedy.* 50\.0%$", figures["notes"][0])  # a log of uniform choices

@@ -72,7 +72,6 @@ def test_fixed_actions_are_candidates_too(tmp_path: Path) -> None:
     listed = bilinear_bundle(tmp_path / "listed", weight, (2, 0), (0, 1))
     by_name, other = (played(tmp_path, model, "cartpole_v0", 300)[1]["model"]["simulated"] for model in (named, listed))
     assert by_name["return"]["value"] > 22
-    assert by_name != played(tmp_path, named, "cartpole_v0", 300, seed=1)[1]["model"]["simulated"]
     assert other["return"]["value"] == pytest.approx(by_name["return"]["value"], rel=1e-3)
 
 
@@ -176,8 +175,6 @@ def test_log_and_page_of_two_models_without_a_log(tmp_path: Path, cart: Path, ca
     page = Page(Path(outcome.page).read_text())
     assert page.text["h2"] == ["Simulation", "Data lineage", "Config"]
     assert str(Interval(**report["simulation"]["difference"]["return"])) in " ".join(page.text["html"])
-    for name in ("The model, softmax of q at temperature 1", "The other model", "Random actions"):
-        assert sum(row.startswith(name) for row in page.text["tr"]) == 1
 
 
 def both(folder: Path, rows: list[dict[str, Any]]) -> tuple[Evaluated, dict[str, Any]]:

@@ -51,7 +51,7 @@ def test_without_a_gpu_the_tests_count_and_nothing_is_measured(
 
 def test_figures_of_a_small_run() -> None:
     """Rates are those of the last epoch; a profile counts launches of a step, on a CPU of calls, also those inside."""
-    figures = gpu.training(16, CPU, cuda_graph=True, updates=60)
+    figures = gpu.training(16, CPU, cuda_graph=True, updates=30)
     # an update of 16 rows after each step of 16 environments
     assert figures["env_steps_per_second"] == pytest.approx(figures["learned_rows_per_second"], rel=0.01)
     assert figures["updates_per_second"] == pytest.approx(figures["learned_rows_per_second"] / 16, rel=0.05)

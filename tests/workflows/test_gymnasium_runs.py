@@ -34,19 +34,15 @@ def test_a_model_is_exported_and_evaluated_where_it_played(
     assert report["model"]["simulated"]["mean_length"] <= report["simulation"]["time_limit"] == 9
 
 
-def test_two_runs_are_equal_and_a_resumed_one_goes_on_with_new_episodes(tmp_path: Path) -> None:
+def test_resumed_runs_are_equal(tmp_path: Path) -> None:
     laboratory = Laboratory(online(tmp_path, "gymnasium:CartPole-v1", total_steps=400), ALONE, tmp_path)
-    whole, same = laboratory.run("whole", every_steps=1, keep=1000), laboratory.run("same", every_steps=1)
+    laboratory.run("whole", every_steps=1, keep=1000)
     ends = []
     for _ in range(2):
         laboratory.copy("whole", "again", 9)
         ends.append(laboratory.run("again"))
-    assert [different(whole, same), different(*ends)] == [[], []]
+    assert different(*ends) == []
     assert [line.get("simulation/env_steps") for line in ends[0].lines] == [256, 400, None]
-    # slots: 13 of the warm-up, and one before each of 9 optimizer steps
-    before = 22
-    kept, gone_on = (end.tensors["rank_0000.safetensors:source/ring/scalars"] for end in (whole, ends[0]))
-    assert (kept[:before].equal(gone_on[:before]), kept[before:].equal(gone_on[before:])) == (True, False)
 
 
 def test_what_an_environment_raises_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.logs import candidate_rows, random_rows, write_lines
-from oracles.runs import Runner, trained
+from oracles.runs import Runner, merged, trained
 
 import reagent_lite
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.errors import ReagentLiteError
 
 PROBABILITIES = {"call": 0.3, "mail": 0.5, "none": 0.2}
+FAST = {"final_fit_passes": 1, "bootstrap_resamples": 100}
 
 
 @pytest.fixture(autouse=True)
@@ -94,8 +95,8 @@ WRITE: dict[str, Callable[[pd.DataFrame, Path], None]] = {
 def trains(inspected: Any, folder: Path) -> bool:
     """Whether a model comes of the proposed config."""
     assert inspected.problems == ()
-    tree = inspected.config | {"model_output_path": str(folder / "out"), "use_gpu": False, "epochs": 1}
-    return trained(tree).model is not None
+    quickly = {"model_output_path": str(folder / "out"), "use_gpu": False, "epochs": 1, "evaluation": FAST}
+    return trained(merged(inspected.config, quickly)).model is not None
 
 
 OWN = {"mdp_id": "session", "sequence_number": "step", "terminal": "done", "action": "offer", "reward": "click",
@@ -233,18 +234,19 @@ def test_results_are_frames(tmp_path: Path) -> None:
     inspected = reagent_lite.inspect(frame)
     table = inspected.table.set_index("column")
     assert table.loc["click", ["kind", "distinct", "read_as"]].tolist() == ["integer", 2, "reward"]
-    tree = inspected.config | {"model_output_path": str(tmp_path / "out"), "use_gpu": False, "epochs": 3}
-    outcome = reagent_lite.train(tree, frame)
+    quickly = {"model_output_path": str(tmp_path / "out"), "use_gpu": False, "epochs": 3, "evaluation": FAST}
+    outcome = reagent_lite.train(merged(inspected.config, quickly), frame)
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert outcome.metrics["step"].tolist() == [line["step"] for line in lines]
-    for result in (outcome, reagent_lite.evaluate(outcome.model, frame)):
+    settings = {"evaluation": FAST}
+    for result in (outcome, reagent_lite.evaluate(outcome.model, frame, config=settings)):
         estimates = result.estimates.set_index(["outcome", "estimator"])
         assert set(estimates["policy"]) == {"model"}
         tags = {f"CPE/{name}/{estimator}" for name, estimator in estimates.index}
         assert tags == {tag for tag in result.scores if re.fullmatch("CPE/[^/]+/(?!Logged_)[^/]+", tag)} != set()
         expected = [result.scores[f"CPE/{name}/{estimator}"] for name, estimator in estimates.index]
         np.testing.assert_array_equal(estimates["estimate"], np.array(expected, float))
-    both = reagent_lite.evaluate(outcome.model, frame, against="uniform").estimates
+    both = reagent_lite.evaluate(outcome.model, frame, against="uniform", config=settings).estimates
     assert set(both["policy"]) == {"model", "against"}
 
 

@@ -33,7 +33,7 @@ def noise(tmp_path: Path) -> dict[str, Any]:
     return {
         "training_data_path": str(write_lines(tmp_path / "log.jsonl", rows)),
         "model_output_path": str(tmp_path / "out"),
-        "actions": ["a", "b"], "epochs": 20, "rl": {"gamma": 0.0},
+        "actions": ["a", "b"], "epochs": 10, "rl": {"gamma": 0.0},
         "training": {"layers": [-1, 64, 64, -1], "activations": ["relu", "relu", "linear"], "minibatch_size": 64},
         "evaluation": {"calc_cpe_in_training": False, "final_fit_passes": 4, "bootstrap_resamples": 200},
     }  # fmt: skip
@@ -67,7 +67,9 @@ def assert_evaluations_agree(log: Path, model: Path) -> None:
     other = linear_bundle(log.with_name("other"), np.eye(2), ("a", "b"), (0, 1))
     for names, whose in (((model, other), "policy"), ((other, model), "other policy")):
         tree = dict(zip(("model", "against"), map(str, names), strict=True)) | {"data_path": str(copy), "gamma": 0.0}
-        evaluated = evaluate(check(EvaluateConfig, {**tree, "evaluation": {"bootstrap_resamples": 200}}))
+        evaluated = evaluate(
+            check(EvaluateConfig, {**tree, "evaluation": {"bootstrap_resamples": 200, "final_fit_passes": 1}})
+        )
         assert evaluated.decision["choice"] == "not enough to say"
         assert f"but the {whose} has learned from scored episodes" in evaluated.decision["reason"]
     exported = ExportedModel.load("model", str(model))

@@ -13,9 +13,13 @@ from oracles.logs import write_lines
 from oracles.runs import Runner, quick, trained
 
 import reagent_lite
+from reagent_lite.config import check
+from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.stage import StageManifest
+from reagent_lite.data.shards.machines import shard
 from reagent_lite.errors import DataError, NoRowsError
+from workflows.normalize import normalize
 
 ALONE = "each row is a decision of its own, as no column says what follows one; a discount (gamma) has no effect"
 
@@ -44,26 +48,23 @@ def test_each_row_is_an_episode_of_one_decision(parametric: bool, tmp_path: Path
     assert copy.notes == (ALONE,)
 
 
-def test_a_policy_its_value_and_scores_from_a_frame(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_policy_its_value_and_scores_from_a_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     log = rows(600)
     frame = pd.DataFrame(log).assign(x=[row["state_features"]["x"] for row in log]).drop(columns="state_features")
     columns = {"state_features": ["x"]}
-    tree = quick(Path(), tmp_path / "out", epochs=60, training={"learning_rate": 0.01, "l2_decay": 0.0})
+    tree = quick(Path(), tmp_path / "out", epochs=30, training={"learning_rate": 0.01, "l2_decay": 0.0})
     model = reagent_lite.train(tree | {"training_data_path": "", "data": {"columns": columns}}, frame).model
-    assert caplog.messages.count(f"training data: {ALONE}") == 1
     decided = reagent_lite.load_bundle(model).predict_rows([{"x": 0.1}, {"x": 0.9}])
     assert decided.greedy.tolist() == [1, 0]  # b earns 0.9 at 0.1, a earns 0.9 at 0.9
 
     evaluated = reagent_lite.evaluate(
-        "uniform", frame, config={"columns": columns, "actions": ["a", "b"], "output_path": tmp_path / "e.json"}
-    )
+        "uniform", frame, config={"columns": columns, "actions": ["a", "b"], "output_path": tmp_path / "e.json",
+                                  "evaluation": {"final_fit_passes": 1}},
+    )  # fmt: skip
     by_hand = np.mean([0.5 / row["action_probability"] * row["reward"] for row in log])
     # heads are fitted to half of the rows, the others are scored; the mean of 600 is within its sampling error
     assert evaluated.scores["CPE/Reward/IPS_Reward"] == pytest.approx(by_hand, abs=0.1)
-    assert evaluated.episodes == evaluated.rows
 
 
 def test_timeline_makes_transitions_that_train_alike(tmp_path: Path, run: Runner) -> None:
@@ -79,14 +80,15 @@ def test_timeline_makes_transitions_that_train_alike(tmp_path: Path, run: Runner
     assert trained(quick(tmp_path / "t", tmp_path / "out")).rows == made.outcome["train_rows"]
 
 
-def test_normalization_and_shards(tmp_path: Path, run: Runner) -> None:
-    file = write_lines(tmp_path / "log.jsonl", rows())
-    done = run("normalize", {"training_data_path": str(file), "norm_params": {"output_dir": str(tmp_path / "n")}}).ok
-    assert (done.outcome["rows"], done.outcome["types"]) == (200, {"state_features": {"PROBABILITY": 1}})
-    done = run("shard", {"training_data_path": str(file), "shards_path": str(tmp_path / "s"), "num_nodes": 2}).ok
-    assert sum(done.outcome["rows"]) == 200
-    shards = sorted(folder for folder in (tmp_path / "s").rglob("shard-*") if StageManifest.read(str(folder)))
-    assert trained(quick(shards[0], tmp_path / "out")).rows == done.outcome["rows"][0]
+def test_normalization_and_shards(tmp_path: Path) -> None:
+    file = str(write_lines(tmp_path / "log.jsonl", rows()))
+    norm = {"training_data_path": file, "norm_params": {"output_dir": str(tmp_path / "n")}}
+    normalized = normalize(check(NormalizeConfig, norm))
+    assert (normalized.rows, normalized.types) == (200, {"state_features": {"PROBABILITY": 1}})
+    places = {"shards_path": str(tmp_path / "s"), "local_path": str(tmp_path / "local")}
+    made = shard(ShardConfig(training_data_path=file, num_nodes=2, node_index=0, **places))
+    assert sum(made.rows) == 200
+    assert trained(quick(tmp_path / "local", tmp_path / "out")).rows == made.rows[0]
 
 
 @pytest.mark.parametrize(
@@ -121,16 +123,11 @@ def test_some_rows_of_episodes_and_some_without(tmp_path: Path) -> None:
 def test_users_are_the_units_of_intervals_if_they_are_episodes_without_a_discount(tmp_path: Path) -> None:
     """How wide intervals are then is tested in evaluation/test_regimes.py."""
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame(
-        {
-            "state_features": [{"x": 1.0}] * 1000,
-            "possible_actions": [["a", "b"]] * 1000,
-            "action": rng.choice(["a", "b"], 1000),
-            "action_probability": 0.5,
-            "reward": np.repeat(rng.normal(size=100), 10),
-            "same": 0.5,
-        }
-    )
+    frame = pd.DataFrame({
+        "state_features": [{"x": 1.0}] * 1000, "possible_actions": [["a", "b"]] * 1000,
+        "action": rng.choice(["a", "b"], 1000), "action_probability": 0.5,
+        "reward": np.repeat(rng.normal(size=100), 10), "same": 0.5,
+    })  # fmt: skip
     config = {"actions": ["a", "b"], "output_path": str(tmp_path / "report.json")}
     alone = reagent_lite.evaluate("column:same", frame, config=config)
     users = frame.assign(mdp_id=np.repeat(np.arange(100), 10).astype(str), sequence_number=range(1000))

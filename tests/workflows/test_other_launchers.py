@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from oracles.cartpole import write_log
-from oracles.interpreters import Interpreter
+from oracles.interpreters import FORKED_WORKERS, Interpreter
 from oracles.ranks import free_port, run_ranks
 from oracles.runs import ROOT, trained
 from safetensors.torch import load_file
@@ -44,7 +44,7 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
             ["-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1",
              "--master-addr=127.0.0.1", f"--master-port={port}", "-m", "workflows.dqn", "--config",
              config(tmp_path)],
-            env=ENVIRONMENT,
+            env=ENVIRONMENT | {FORKED_WORKERS: "1"},
         )
         for node in (1, 0)
     ]  # fmt: skip

@@ -61,7 +61,9 @@ def started(tree: dict[str, Any], config: Path, *arguments: str) -> Interpreter:
     return Interpreter(["-m", "workflows.shard", "--config", str(config), *arguments], cwd=ROOT, env=environment)
 
 
-def test_made_fetched_and_not_made_again(run: Runner, tree: dict[str, Any], tmp_path: Path) -> None:
+def test_made_fetched_and_made_again_only_if_something_changes(
+    run: Runner, tree: dict[str, Any], tmp_path: Path
+) -> None:
     made = run(tree, "--num_nodes", "3").ok
     assert (made.outcome["made"], made.outcome["local"], sum(made.outcome["rows"])) == (True, None, 240)
     for node in range(3):
@@ -70,18 +72,11 @@ def test_made_fetched_and_not_made_again(run: Runner, tree: dict[str, Any], tmp_
     assert multiset([row for node in range(3) for row in rows_of(tmp_path / f"node{node}")]) == ALL
     again = run(tree, "--num_nodes=3", "--node_index=2")
     assert (again.outcome["made"], again.outcome["fetched"]) == (False, 0)
-
-
-def test_a_changed_input_or_config_is_sharded_anew(run: Runner, tree: dict[str, Any], tmp_path: Path) -> None:
-    first = run(tree, "--node_index=0")
     write(tmp_path / "in" / "9.parquet", table([5, 5], first=500))
-    second = run(tree, "--node_index=0")
-    assert ("made again: " in first.err, "made again: " in second.err) == (False, True)
-    assert second.outcome["generation"] != first.outcome["generation"]
-    assert len(rows_of(Path(tree["local_path"]))) == second.outcome["rows"][0]
-    other = run(tree, "--num_nodes=5")
-    assert "for layout shards, num_nodes 2, seed 0" in other.err
-    assert len(other.outcome["rows"]) == 5
+    other = run(tree, "--num_nodes=3", "--node_index=0")
+    assert ("made again: " in made.err, "made again: " in other.err) == (False, True)
+    assert len(rows_of(Path(tree["local_path"]))) == other.outcome["rows"][0]
+    assert "for layout shards, num_nodes 3, seed 0" in run(tree, "--num_nodes=5").err
 
 
 def test_others_wait_for_machine_0(tree: dict[str, Any], tmp_path: Path) -> None:
@@ -100,13 +95,6 @@ def test_others_wait_for_machine_0(tree: dict[str, Any], tmp_path: Path) -> None
     assert multiset(rows_of(tmp_path / "disk0") + rows_of(tmp_path / "disk" / "shard")) == ALL
 
 
-def test_waiting_ends(run: Runner, tree: dict[str, Any]) -> None:
-    assert run(tree, "--num_nodes=3").code == 0
-    late = run(tree, "--node_index=1", "--set", "wait_seconds=0.5")
-    assert (late.code, "within 0.5 s" in late.err, "num_nodes 3" in late.err) == (2, True, True)
-    assert not Path(tree["local_path"]).exists()
-
-
 def killed_when(process: Interpreter, due: Callable[[], bool], seconds: float = 60) -> bool:
     """Kills as soon as something is so; returns whether it came to that."""
     deadline = time.monotonic() + seconds
@@ -122,8 +110,8 @@ def test_killed_while_making(tree: dict[str, Any], tmp_path: Path) -> None:
     share = tmp_path / "share"
     assert killed_when(started(tree, tmp_path / "c.json"), lambda: any(share.glob(".shards.*.tmp/shard-*/part-*")))
     assert [path.name[:8] for path in share.iterdir()] == [".shards."]
-    late = started({**tree, "wait_seconds": 0.5}, tmp_path / "late.json", "--node_index=1")
-    assert end(late).code == 2  # nothing there looks whole
+    late = end(started({**tree, "wait_seconds": 0.5}, tmp_path / "late.json", "--node_index=1"))
+    assert (late.code, "within 0.5 s" in late.err) == (2, True)  # nothing there looks whole
     assert sum(end(started(tree, tmp_path / "c.json")).outcome["rows"]) == 30_000
     assert [path.name for path in share.iterdir()] == ["shards"]
 
@@ -139,11 +127,10 @@ def test_killed_while_fetching(tree: dict[str, Any], tmp_path: Path) -> None:
     assert killed_when(process, lambda: len(list(target.glob("part-*"))) >= 3)
     with pytest.raises(DataError, match="no such file"):
         data_files(str(target))  # readers refuse what is there
-    complete = {file: file.stat().st_mtime_ns for file in target.iterdir() if file.name[0] != "."}
-    assert 3 <= len(complete) < 41
+    complete = len([file for file in target.iterdir() if file.name[0] != "."])
+    assert 3 <= complete < 41
     done = end(started(tree, tmp_path / "c.json", "--node_index=0"))
-    assert done.outcome["fetched"] == 41 - len(complete)  # 40 files and the manifest
-    assert {file: file.stat().st_mtime_ns for file in complete} == complete
+    assert done.outcome["fetched"] == 41 - complete  # 40 files and the manifest
 
 
 @pytest.mark.parametrize(("key", "path", "message"), [

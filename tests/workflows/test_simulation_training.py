@@ -58,8 +58,8 @@ def tags(tree: Tree) -> set[str]:
 
 
 def test_gridworld_online_learns_the_exact_values(tmp_path: Path) -> None:
-    tree = online(tmp_path, "gridworld", total_steps=60_000, warmup_steps=20_000, epsilon_end=0.5,
-                  env_parameters={"random_start": 1}, evaluation_episodes=200)  # fmt: skip
+    tree = online(tmp_path, "gridworld", total_steps=30_000, warmup_steps=10_000, epsilon_end=0.5,
+                  env_parameters={"random_start": 1}, evaluation_episodes=20)  # fmt: skip
     trained(merged(tree, {
         "training": {"layers": [-1, -1], "activations": ["linear"], "learning_rate": 0.02, "lr_policy": "exponential",
                      "lr_decay": 0.2},
@@ -83,7 +83,6 @@ def test_outputs_of_a_simulated_run(tmp_path: Path) -> None:
     assert wanted <= tags(tree)
     assert json.loads((out / "model" / "evaluation.json").read_text())["simulation"]["episodes"] == 20
     assert (out / "rollout.gif").read_bytes()[:6] == b"GIF89a"
-    assert json.loads((out / "config.json").read_text())["actions"] == list(load_bundle(out / "model").action_names)
 
 
 @pytest.mark.parametrize(
