@@ -1,6 +1,7 @@
 """The main job, end to end: from logged rows to a checked model."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -332,3 +333,9 @@ def test_a_temperature_that_keeps_the_entropy_of_the_log(tmp_path: Path, estimat
     reached = pytest.approx(entropy(propensities, axis=1).mean(), abs=1e-5)
     assert [figures["entropy"], figures["logged_entropy"]] == [reached, reached]
     assert estimated or figures["logged_entropy"] == pytest.approx(-(np.log(0.8) + np.log(0.6)) / 2, abs=1e-6)
+
+
+def test_a_policy_that_is_nearly_greedy_says_so(small: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    figures = read(trained(merged(small, {"rl": {"temperature": 1e-6}})).model, "evaluation.json")["policy"]
+    assert figures["notes"][0] in caplog.text
+    assert re.search(r"temperature 1e-06 is nearly greedy.* 50\.0%$", figures["notes"][0])  # a log of uniform choices
