@@ -1,7 +1,6 @@
 """A learner and collectors on two machines with a real NFSv4.2 between them."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -26,7 +25,6 @@ until_said() {{ until busybox grep -qs "$1" $2; do alive $!; done; }}
 busybox mount | busybox grep ' on /mnt/share type nfs4 (rw,relatime,vers=4.2,'
 
 if [ $NODE = 0 ]; then
-  echo "clock $(busybox date +%s)"
   {python} {folder}/watch.py $SHARED/data > watched.json & watcher=$!
   {python} -m workflows.dqn --config {folder}/learn.json > learn.json 2> learn.log & learner=$!
   until_said . killed
@@ -42,7 +40,6 @@ if [ $NODE = 0 ]; then
   busybox cp -r $SHARED/data .
 else
   busybox date -s @$(($(busybox date +%s) + 3600)) > /dev/null
-  echo "clock $(busybox date +%s)"
   collect() {{ {python} -m workflows.dqn --config {folder}/collect.json > $1.json 2> $1.log & }}
   for name in first second; do
     collect $name
@@ -89,18 +86,13 @@ def test_a_learner_and_collectors_over_nfs(tmp_path: Path) -> None:
             json.dumps(role(tmp_path, mode, **changes) | {"model_output_path": "/run/model"})
         )
     (tmp_path / "watch.py").write_text(WATCH)
-    outputs = nfs_lab.run_on_two_machines(JOB.format(folder=tmp_path, root=ROOT, python=sys.executable), 600, "2500M")
-    print(*outputs, sep="\n==\n")
-    clocks = [int(re.findall(r"clock (\d+)", output)[0]) for output in outputs]
-    assert 3500 < clocks[1] - clocks[0] < 3700
-
+    nfs_lab.run_on_two_machines(JOB.format(folder=tmp_path, root=ROOT, python=sys.executable), 600, "2500M")
     policies = sorted((said / "data" / "policies").glob("0*"))
     progress = json.loads((policies[-1] / "manifest.json").read_text())["progress"]
     files = sorted((said / "data" / "fifo").glob("*.parquet"))
     sizes = [int(file.name.split("-")[1]) for file in files]
     outcomes = {name: json.loads((said / f"{name}.json").read_text().splitlines()[-1]) for name in ("learn", "third")}
     played = [json.loads(pq.read_schema(file).metadata[b"reagent_lite"])["policy"] for file in files]
-    print(f"{progress}, {len(files)} files of {sum(sizes)} steps, policies played {sorted(set(played))}, {outcomes}")
     assert progress["finished"]
     assert STEPS <= progress["env_steps"] < STEPS + max(sizes)
     assert outcomes["learn"]["steps"] == (STEPS - WARM_UP) // ENVS
