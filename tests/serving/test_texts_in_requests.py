@@ -67,8 +67,6 @@ def test_the_openapi_says_which_features_are_texts(worker: Worker) -> None:
         "anyOf": [{"type": "string", "maxLength": 200}, {"type": "null"}],
         "examples": ["DE", "FR"],
     }
-    assert schema["properties"]["age"]["anyOf"][0]["type"] == "number"
-    assert {"required": ["country"], "properties": {"country": {"type": "string"}}} in schema["anyOf"]
 
 
 @pytest.fixture
