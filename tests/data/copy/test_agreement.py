@@ -10,7 +10,7 @@ import pytest
 from oracles.logs import random_rows, write_lines
 
 from reagent_lite.data.copy.agreement import COPY_SUMMARY, Agreement, CopySummary, agree, content_of
-from reagent_lite.data.copy.training_copy import empty_training_copy, prepare_training_copy
+from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.errors import DataError
 from reagent_lite.feature_ids import id_of
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
@@ -95,12 +95,10 @@ def test_facts_of_a_copy_come_back_from_their_text(tmp_path: Path) -> None:
     assert summary.normalization != other.normalization
     assert (summary.node, summary.rows, summary.state_ids, summary.metric_names) == (3, 20, (0, 1, 2), ("m",))
     assert summary.content == other.content == content_of(copy)
-    nothing = CopySummary.of(empty_training_copy(ACTIONS), 1, {})
-    assert (nothing.rows, nothing.content, sum(nothing.counts.values())) == (0, "", 0)
     named = replace(summary, state_ids=(id_of("age"), 3))
-    returned = [COPY_SUMMARY.validate_json(COPY_SUMMARY.dump_json(sent)) for sent in (summary, nothing, named)]
-    assert returned == [summary, nothing, named]
-    assert [str(feature_id) for feature_id in returned[2].state_ids] == ["age", "3"]
+    returned = COPY_SUMMARY.validate_json(COPY_SUMMARY.dump_json(named))
+    assert returned == named
+    assert [str(feature_id) for feature_id in returned.state_ids] == ["age", "3"]
 
 
 def test_the_same_rows_in_another_order_have_the_same_content(tmp_path: Path) -> None:
@@ -112,14 +110,3 @@ def test_the_same_rows_in_another_order_have_the_same_content(tmp_path: Path) ->
         for number, logged in enumerate((rows, shuffled, [*rows[:-1], {**rows[-1], "reward": 7.0}]))
     )
     assert first == second != third
-
-
-def test_a_copy_of_nothing_has_what_a_copy_has(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "log.jsonl", random_rows(10))
-    shapes, shapes_of_nothing = (
-        {name: (value.dtype, value.ndim) for name, value in vars(copy).items() if isinstance(value, np.ndarray)}
-        for copy in (prepare_training_copy(str(file), actions=ACTIONS), empty_training_copy(ACTIONS))
-    )
-    assert shapes_of_nothing == shapes
-    assert (len(empty_training_copy(ACTIONS)), empty_training_copy(ACTIONS).list_offsets.tolist()) == (0, [0])
-    assert empty_training_copy(None).parametric

@@ -79,14 +79,6 @@ def copied(folder: Path, rows: list[dict[str, Any]], **section: Any) -> Training
     )
 
 
-def test_next_states_of_several_rows_are_stored_once(tmp_path: Path) -> None:
-    """Of spans of two rows the next state is the row after the next: no state but those of the rows is needed."""
-    copy = copied(tmp_path, [event("a", n, float(n), 1.0, terminal=n == 5) for n in range(6)], steps=2, gamma=0.5)
-    assert copy.state.tolist() == [[0.0], [1.0], [2.0], [3.0], [4.0], [5.0]]
-    assert (copy.next_index.tolist(), copy.reward.tolist()) == ([2, 3, 4, 5, 4, 5], [1.5, 1.5, 1.5, 1.5, 1.5, 1.0])
-    assert copy.bootstrap.tolist() == [1, 1, 1, 1, 0, 0]
-
-
 @pytest.mark.parametrize("reward", ["x", 1e39])
 def test_features_and_texts_of_refused_rows_are_no_columns_and_no_levels(tmp_path: Path, reward: Any) -> None:
     good = [event("a", n, 0.0, state_features={"country": "DE"}, terminal=n == 1) for n in range(2)]

@@ -224,5 +224,4 @@ def test_of_many_levels_the_most_frequent_are_kept(tmp_path: Path, monkeypatch: 
     fit = fitted(summarize_copy(copy, "state_features", NormParams(), 0), most=10)
     feature, statistics = category(fit), fit.statistics["features"]["country"]
     assert 30 <= len(copy.levels["state"][feature.feature_id]) <= 60
-    assert len(feature.levels) == 10
     assert (statistics["levels"]["often"], statistics["other"]) == (250, 750 - 9)

@@ -15,8 +15,6 @@ from oracles.logs import write_lines
 
 from reagent_lite.data.copy.order import find_order
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
-from reagent_lite.data.rows.hashes import list_hashes
-from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 
 LOG_2019 = Path(__file__).resolve().parents[3].parent / "shared/data/reagent2019/cartpole_training.json.bz2"
 ACTIONS = ("left", "right")
@@ -190,18 +188,3 @@ def test_rows_of_candidates_by_hand(
     copy = copied(tmp_path, *rows, actions=None)
     np.testing.assert_equal({name: getattr(copy, name).tolist() for name in arrays}, arrays)
     assert (counts.items() <= copy.counts.items(), notes <= {*copy.notes}) == (True, True)
-
-
-def test_list_hashes_see_every_difference() -> None:
-    def hashed(lengths: list[int], ids: tuple[int, ...], values: Any) -> list[tuple[int, int]]:
-        features = FeatureMatrix(ids, np.array(values, np.float32))
-        return [*zip(*(hashes.tolist() for hashes in list_hashes(Lists(np.array(lengths), features))), strict=True)]
-
-    seen = [
-        *hashed([1, 1, 1, 0], (1, 2), [[1, NAN], [NAN, 1], [NAN, NAN]]),
-        *hashed([2, 2], (1, 2), [[1, NAN], [NAN, 1], [NAN, 1], [1, NAN]]),
-    ]
-    # both hashes tell all of them apart; only those of a list without candidates are equal
-    assert (len({first for first, _ in seen}), len({code for codes in seen for code in codes})) == (6, 11)
-    # The order of columns and columns of absent features make no difference.
-    assert hashed([2, 0], (5, 2, 1), [[NAN, NAN, 1], [NAN, 1, NAN]]) == [seen[4], seen[3]]

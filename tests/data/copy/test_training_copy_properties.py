@@ -38,8 +38,8 @@ def logs(draw: st.DrawFn) -> list[Row]:
     optional = {"propensity": st.floats(0.125, 1, width=32), "metrics": st.fixed_dictionaries({"clicks": values})}
     rows: list[Row] = draw(st.lists(st.fixed_dictionaries(always, optional=optional), min_size=1, max_size=9))
     for number, row in enumerate(rows):
-        listed, last = draw(candidate_lists), draw(some_features)
-        after = [*draw(candidate_lists), last]
+        listed = draw(candidate_lists)
+        after = [*draw(candidate_lists), draw(some_features)]
         row |= {"sequence_number": 2 * number, "action": draw(st.sampled_from(listed))}
         row |= {"possible_actions": draw(st.sampled_from([listed, None]))}
         ends = (draw(st.sampled_from([None, {}])), draw(st.sampled_from([[], None])))

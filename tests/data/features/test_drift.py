@@ -86,9 +86,9 @@ def test_chance_stays_below_what_is_said() -> None:
 
 def test_verdicts_and_their_order() -> None:
     base = stats.norm.ppf((np.arange(NUM) + 0.5) / NUM)
-    absent, more = np.where(np.arange(NUM) % 10 == 0, np.nan, base), np.arange(NUM) % 10 < 3
+    absent = np.where(np.arange(NUM) % 10 == 0, np.nan, base)
     drift = drift_between(
-        column(f0=base, f1=base + 0.35, f2=base + 1, f3=base + 0.01, f4=absent, f5=more, f8=base),
+        column(f0=base, f1=base + 0.35, f2=base + 1, f3=base + 0.01, f4=absent, f5=np.arange(NUM) % 10 < 3, f8=base),
         column(f0=base, f1=base, f2=base, f3=base, f4=base, f5=np.zeros(NUM), f9=base),
         DriftConfig(),
         where="data",

@@ -17,13 +17,10 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from minari.data_collector import EpisodeBuffer
 from oracles.event_files import EXTENSIONS, problems_of, rows_of
 
-from reagent_lite.config import check
-from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.minari import flattened
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError
-from workflows.normalize import normalize
 
 
 def cartpole(episodes: int) -> list[EpisodeBuffer]:
@@ -75,8 +72,6 @@ def test_cartpole_as_minari_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ]  # fmt: skip
     assert [{name: row[name] for name in expected[0]} for row in rows] == expected
     assert rows == rows_of(folder / "data")
-    norm = {"training_data_path": str(folder), "norm_params": {"output_dir": str(tmp_path / "norm")}}
-    assert normalize(check(NormalizeConfig, norm)).rows == len(rows)
 
 
 def test_the_files_of_a_dataset_are_one_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

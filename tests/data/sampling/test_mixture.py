@@ -35,7 +35,6 @@ def test_rows_of_all_parts_with_their_shares() -> None:
         assert column.tolist() == [1, 1, 1, 2, 2]
     torch.testing.assert_close(mixed.weight, torch.tensor([0.25, 0.25, 0.25, 0.125, 0.125]))
     assert mixed.actions.mask.tolist() == mixed.next_actions.mask.tolist() == [[True, True]] * 5
-    assert mixed.actions.features is None
     assert mixed.metrics.tolist() == [[0, 0]] * 3 + [[5, 5]] * 2  # a part without metrics
 
 

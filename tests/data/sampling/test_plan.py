@@ -1,7 +1,6 @@
 """The read plan as a pure function: nothing twice, nothing lost, the same for every world size and every layout."""
 
 import itertools
-import json
 from collections import Counter
 from dataclasses import replace
 
@@ -123,12 +122,3 @@ def test_permutations_are_four_bytes_a_row_and_numpys_own(rows: int) -> None:
     order = ReadPlan(shards=(rows,), minibatch=1, epochs=1, seed=3).permutation(2)
     assert order.dtype == np.int32
     assert np.array_equal(order, np.random.default_rng([3, 2]).permutation(rows))
-
-
-def test_a_plan_is_told_from_another_by_its_json() -> None:
-    plan = ReadPlan(shards=(3, 1), minibatch=4, epochs=2, reads=(0, 1))
-    tree = {
-        "shards": [3, 1], "minibatch": 4, "epochs": 2, "seed": 0, "reads": [0, 1], "minibatches_per_step": 1,
-    }  # fmt: skip
-    assert plan.as_json() == json.loads(json.dumps(plan.as_json())) == tree
-    assert replace(plan, reads=(0, 0)).as_json() != tree

@@ -1,7 +1,6 @@
 """Batches of logged rows: what was written comes out, every row once, with shares that sum to the world size."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,13 +87,6 @@ def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete: LoggedRows) ->
         assert sorted(map(str, seen)) == sorted(map(str, expected))
 
 
-def test_rows_continue_if_one_that_may_be_learned_from_has_a_next_state(discrete: LoggedRows) -> None:
-    ends, others = (np.flatnonzero(discrete.scalars[:, 2] == bootstrap) for bootstrap in (0, 1))
-    assert (discrete.only(ends).continues, discrete.only(np.append(ends, others[0])).continues) == (False, True)
-    assert replace(discrete, usable=None).continues
-    assert not replace(discrete, usable=None, scalars=discrete.scalars[ends]).continues
-
-
 @pytest.mark.parametrize(("world", "per_step"), [(1, 1), (2, 1), (3, 3)])
 def test_shares_sum_to_the_world_size_in_every_step(discrete: LoggedRows, world: int, per_step: int) -> None:
     plan = ReadPlan(shards=(57,), minibatch=8, epochs=1, reads=(0,) * world, minibatches_per_step=per_step)
@@ -158,8 +150,7 @@ def test_released_pages_are_not_resident_and_come_back(
     mapped = raw if small_bytes == 0 else normalized
     before = columns.take(torch.arange(0, 100_000, 7))
     for most, least in ((10**9, 10**6), (0, 0)):
-        maps = psutil.Process().memory_maps()
-        assert least <= sum(part.rss for part in maps if part.path == str(mapped)) <= most
+        assert least <= sum(part.rss for part in psutil.Process().memory_maps() if part.path == str(mapped)) <= most
         columns.release()
     assert torch.equal(columns.take(torch.arange(0, 100_000, 7)), before)
 

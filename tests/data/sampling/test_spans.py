@@ -49,7 +49,6 @@ def test_time_is_divided_by_its_unit(tmp_path: Path) -> None:
     several = timeline(tmp_path / "several", step=2)  # a row of several steps already
     spans = (time_steps(copy, 1.0), time_steps(copy, 2.0), single_steps(copy), single_steps(several))
     assert [each.steps.tolist() for each in spans] == [[1, 3, 1, 1], [0.5, 1.5, 0.5, 1], [1, 1, 1, 1], [1, 1, 1, 2]]
-    assert single_steps(copy).at_end(copy.bootstrap).tolist() == [1, 1, 1, 0]
 
 
 @pytest.mark.parametrize(("last", "use", "words"), [

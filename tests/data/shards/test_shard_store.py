@@ -62,15 +62,12 @@ def test_shards_go_to_a_place_and_come_back_and_take_the_place_of_older_ones(tmp
         assert sorted(fetch_shard(store, shard, tmp_path / "disk" / str(number))) == sorted(shard.files)
         rows += rows_of(tmp_path / "disk" / str(number))
     assert multiset(rows) == multiset(ROWS.to_pylist())
-    assert all(file.name.endswith(".lock") for file in (tmp_path / "disk").rglob(".*"))
     second = publish_shards(store, tmp_path, 3)
     assert publish_shards(store, tmp_path, 3) == store.pointer() == second
     assert (store.is_whole(first), store.is_whole(second)) == (False, True)
-    assert first.generation != second.generation
     with pytest.raises(DataError, match=r"shards\.json says"):
         fetch_shard(store, first.shards[0], tmp_path / "too_late")
     assert not (tmp_path / "too_late").exists()
-    assert "://" in store.where or names_in(Path(store.where)) == {"shards"}
 
 
 @both_places

@@ -59,8 +59,8 @@ def test_whole_files_by_hand(tmp_path: Path) -> None:
     """100 rows in files of 40, 30, 20 and 10, the largest first to the machine with the fewest rows."""
     for rows in (40, 30, 20, 10):
         write(tmp_path / f"{rows}.parquet", table([5] * (rows // 5), first=rows))
-    files, parent = data_files(str(tmp_path)), stage(tmp_path)
-    divided = [partition.whole_files(files, parent, ShardConfig(num_nodes=nodes)) for nodes in (1, 2, 3, 5)]
+    files = data_files(str(tmp_path))
+    divided = [partition.whole_files(files, stage(tmp_path), ShardConfig(num_nodes=nodes)) for nodes in (1, 2, 3, 5)]
     assert [whole and [sorted(file.name[:2] for file in files) for files in whole] for whole in divided] == [
         [["10", "20", "30", "40"]], [["10", "40"], ["20", "30"]],
         None, None,  # 40 rows are more than a tenth above 33.3
