@@ -20,9 +20,9 @@ from sim.conftest import COUNTER, MakeEnv, environments, take
 
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import KernelBuildError, SimulationError
-from reagent_lite.sim import cache, cpu, sources
+from reagent_lite.sim import cpu, sources
 from reagent_lite.sim.backend import open_backend
-from reagent_lite.sim.cache import cache_folder, cached, make_key
+from reagent_lite.sim.cache import cache_folder, cached
 from reagent_lite.sim.compiler import KERNELS, Compiler, find_compiler, zig_compiler
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.sources import read_sources
@@ -261,13 +261,6 @@ def test_everything_that_matters_is_in_the_key(tmp_path: Path, monkeypatch: pyte
     assert len({*keys, changed, key(file, {})}) == 7
 
 
-@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="describes a processor elsewhere")
-def test_the_machine_is_told_apart_by_what_its_processor_can() -> None:
-    processor = cache.machine()
-    assert "flags" in processor or "Features" in processor
-    assert "MHz" not in processor
-
-
 def test_concurrent_builders_do_not_meet(empty_cache: Path) -> None:
     code = (
         "import time; from reagent_lite.sim.cache import cached\n"
@@ -324,10 +317,6 @@ def test_a_folder_that_is_a_file(empty_cache: Path) -> None:
 def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], folder: Path) -> None:
     monkeypatch.setattr(os, "environ", {"HOME": os.environ["HOME"], **variables})
     assert cache_folder() == folder
-
-
-def test_parts_of_a_key_do_not_run_into_each_other() -> None:
-    assert len({make_key(parts) for parts in (["ab", "c"], ["a", "bc"], ["abc"], ["abc", ""], ["a:bc"])}) == 5
 
 
 def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:

@@ -65,14 +65,6 @@ def test_actions_are_as_frequent_as_they_should_be_and_each_propensity_is_its_pr
     assert not stats.chisquare(counts[possible], env.num_envs * probabilities[possible]).pvalue <= 1e-4
 
 
-def test_nothing_allowed(counter: MakeEnv) -> None:
-    env = drawn(counter, UNEQUAL, 0.5, 0.0, "none")
-    assert not env.action.any()
-    assert (env.propensity == 1).all()
-    with pytest.raises(SimulationError, match="100000 that are not"):
-        env.check()
-
-
 def test_the_draw_inverts_the_distribution_function(counter: MakeEnv) -> None:
     env = counter(num_envs=1000, first_env=3, seed=8, stream=1)
     env.step()
@@ -92,7 +84,6 @@ def test_many_actions(counter: MakeEnv) -> None:
     np.testing.assert_allclose(env.propensity.numpy(), 1 / 300, rtol=1e-6)
     env.step()
     assert env.reward.tolist() == (1 + env.action).float().tolist()
-    env.check()
 
 
 def test_values_of_another_type_or_layout(counter: MakeEnv) -> None:

@@ -52,11 +52,6 @@ def test_shapes_and_random_episodes(name: str) -> None:
         env.act(None, epsilon=torch.ones(1))
         assert env.mask is None or env.mask[torch.arange(num), env.action.long()].all()
         env.step()
-        assert ((env.ended >= 0) & (env.ended <= 2)).all()  # terminated or truncated, never both
-        assert (env.last_length[env.truncated] == env.time_limit).all()
-        going_on = (env.ended == 0).repeat_interleave(env.spec.agents)
-        assert torch.equal(env.next_observation[going_on], env.observation[going_on])
-    assert env.observation.abs().max() < 100
     env.check()
 
 

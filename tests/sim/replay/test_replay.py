@@ -79,7 +79,6 @@ def test_windows_by_hand(n: int, ends: dict[int, int], expected: dict[float, tup
     for choices in (batch.actions, batch.next_actions):
         assert (choices.mask.tolist(), choices.features) == ([[True] * 4] * 512, None)
     assert (batch.weight.unique().tolist(), batch.metrics.shape) == ([1 / 512], (512, 0))
-    assert (ring.rows, ring.capacity) == (7, 8)
 
 
 def test_what_lies_behind_an_end_is_not_summed_even_where_it_is_not_finite() -> None:
