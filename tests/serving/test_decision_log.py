@@ -1,6 +1,7 @@
 """The log: rows by hand, the order of an episode, what a killed server leaves, full disks, new models, and training."""
 
 import asyncio
+import errno
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -139,6 +141,16 @@ def test_a_full_disk_is_answered_with_503_until_the_next_poll_and_nothing_is_hal
     assert set(zip(first, again, strict=True)) <= {(204, 409), (503, 204)}
     worker.log.rotate()
     assert (health(worker), [row["decision_id"] for row in rows_of(disk)]) == (200, ids)
+
+
+def test_a_file_that_cannot_be_written_is_tried_again(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    decision = decided(worker)
+    worker.post("/reward", decision_id=decision, reward=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(decision_log, "write_decisions", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+        assert (rotated(worker), health(worker)) == ([], 503)
+    worker.log.poll()
+    assert ([row["decision_id"] for row in rows_of(worker.folder)], worker.log.waiting) == ([decision], 0)
 
 
 def test_what_was_answered_is_on_the_disk_after_a_poll_and_before_a_file_has_it(

@@ -14,7 +14,7 @@ import fsspec
 import pytest
 from oracles.event_files import EXTENSIONS, PACKINGS, problems_of, rows_of
 
-from reagent_lite.data.formats.files import list_input, local_path, not_read
+from reagent_lite.data.formats.files import list_input, not_read
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError, NoRowsError
 
@@ -50,7 +50,6 @@ def test_home_and_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.filesystem("memory").pipe("/readers/b.json.gz", gzip.compress(TEXT))
     for path in ("~/a.json", f"file://{tmp_path}/a.json", "memory://readers/b.json.gz", "memory://readers"):
         assert rows_of(path) == ROWS
-    assert local_path("~/a.json") == str(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,6 @@ def test_cartpole_as_minari_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         for episode in minari.MinariDataset(folder / "data") for i in range(len(episode.rewards))
     ]  # fmt: skip
     assert [{name: row[name] for name in expected[0]} for row in rows] == expected
-    assert rows == rows_of(folder / "data")
 
 
 def test_the_files_of_a_dataset_are_one_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
