@@ -78,12 +78,8 @@ class Host(Machine):
         if self._needs_share:
             self.heal()
             self.mount_share()
-        output = self._lab / "output" / f"{self.name}_{len(self._started)}"
-        self._started.append(
-            self.spawn(
-                list(map(str, argv)), {**os.environ, "TMPDIR": str(self.data), **(env or {})}, output, cwd or self.data
-            )
-        )
+        environment = {**os.environ, "TMPDIR": str(self.data), **(env or {})}
+        self._started.append(self.spawn([*map(str, argv)], environment, cwd or self.data))
         return self._started[-1]
 
     def close(self) -> None:

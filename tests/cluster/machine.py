@@ -19,41 +19,13 @@ HOLDER = Path(__file__).with_name("machine.sh")
 COMMAND_SECONDS = 60
 
 
-class Started:
-    """A process that a test started on a machine; its output goes to files.
-
-    Attributes:
-        pid: of the process itself, as every machine and the test see it.
-    """
-
-    def __init__(self, process: "subprocess.Popen[bytes] | Interpreter", outputs: tuple[Path, Path]) -> None:
-        self._process, self._outputs = process, outputs
-        self.pid, self.kill = process.pid, process.kill  # nsenter and env replace themselves by the command
-
-    @property
-    def stdout(self) -> str:
-        return self._outputs[0].read_text(errors="replace")
-
-    @property
-    def stderr(self) -> str:
-        return self._outputs[1].read_text(errors="replace")
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended yet; a stopped process runs."""
-        return self._process.poll() is None
-
-    def wait(self, seconds: float) -> int:
-        """Returns the exit status, -n after signal n; still running after so many seconds fails the test."""
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.pid} still runs after {seconds} s\n{self.stdout}\n{self.stderr}") from None
+class Started(Interpreter):
+    """A process that a test started on a machine."""
 
     def children(self) -> list[psutil.Process]:
         """Returns its descendants, parents first."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.pid).children(recursive=True) if self.running else []
+            return psutil.Process(self.pid).children(recursive=True) if self.poll() is None else []
         return []
 
     def end(self) -> None:
@@ -83,20 +55,13 @@ class Machine:
         answer = self._holder.stdout.readline()
         assert answer == "ready\n", f"machine {name} does not start: {answer}{self._holder.stdout.read()}"
 
-    def spawn(self, argv: Sequence[str], environment: Mapping[str, str], output: Path, cwd: Path) -> Started:
-        """Starts a command on this machine: Python's own with torch imported."""
-        outputs = output.with_suffix(".out"), output.with_suffix(".err")
-        with outputs[0].open("wb") as out, outputs[1].open("wb") as err:
-            process = (
-                Interpreter(argv[1:], cwd=cwd, env=environment, outputs=outputs, namespaces_of=self.pid)
-                if argv[0] == sys.executable
-                else subprocess.Popen(self._command(argv, cwd), env=environment, stdin=subprocess.DEVNULL, stdout=out,
-                                      stderr=err, start_new_session=True)
-            )  # fmt: skip
-        return Started(process, outputs)
-
-    def _command(self, argv: Sequence[str], cwd: Path = Path("/")) -> list[str]:
-        return ["nsenter", "--target", str(self.pid), "--mount", "--net", "--uts", "env", f"--chdir={cwd}", *argv]
+    def spawn(self, argv: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Started:
+        """Starts a command on this machine: Python with torch imported, or what it is replaced by."""
+        other = ["-c", f"import os; os.execvp({argv[0]!r}, {argv!r})"]
+        return Started(
+            argv[1:] if argv[0] == sys.executable else other, cwd=cwd, env={"OMP_NUM_THREADS": "1", **environment},
+            namespaces_of=self.pid,
+        )  # fmt: skip
 
     def run(self, *argv: str | Path) -> str:
         """Runs a short command on this machine and returns its output.
@@ -104,8 +69,9 @@ class Machine:
         Raises:
             RuntimeError: it fails; with its output.
         """
+        enter = ["nsenter", "--target", str(self.pid), "--mount", "--net", "--uts", "env", "--chdir=/"]
         done = subprocess.run(
-            self._command([str(word) for word in argv]), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            [*enter, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, timeout=COMMAND_SECONDS, check=False,
         )  # fmt: skip
         if done.returncode:

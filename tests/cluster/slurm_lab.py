@@ -55,7 +55,7 @@ class Slurm:
         self._daemons += [host.start(["slurmd", "-D", "-N", host.name], env=self._environment) for host in hosts]
         wait_until(
             lambda: self.output("sinfo", "--noheader", "--format=%D %t") == f"{len(hosts)} idle\n",
-            lambda: "\n".join(daemon.stderr for daemon in self._daemons), READY_SECONDS,
+            lambda: "\n".join(daemon.said for daemon in self._daemons), READY_SECONDS,
         )  # fmt: skip
 
     def start(self, *argv: str | Path, env: Mapping[str, str] | None = None) -> Started:
@@ -64,9 +64,7 @@ class Slurm:
 
     def output(self, *argv: str | Path, env: Mapping[str, str] | None = None) -> str:
         """Returns the output of a short command of Slurm on node0, whatever its exit status."""
-        started = self.start(*argv, env=env)
-        started.wait(READY_SECONDS)
-        return started.stdout + started.stderr
+        return "".join(self.start(*argv, env=env).communicate(READY_SECONDS))
 
     def _munge(self, host: Host) -> Started:
         """Starts the service that vouches for who asks, with one key for all hosts."""

@@ -49,10 +49,9 @@ def steps(tmp_path: Path, runs: int, seconds: float, first: str) -> list[float]:
     changes = {"training_data_path": "/run/job/train.jsonl", "model_output_path": "/run/job/out", "num_nodes": 2,
                "init_method": "file:///mnt/share/run.rdzv", **whole}  # fmt: skip
     (tmp_path / "x.json").write_text(json.dumps(merged(BASE, changes)))
-    said, other = nfs_lab.run_on_two_machines(
+    said, _ = nfs_lab.run_on_two_machines(
         JOB.format(results=tmp_path, root=ROOT, runs=runs, first=first, python=sys.executable), seconds, memory="2500M"
     )
-    print(f"== node 0\n{said}\n== node 1\n{other}")
     hashes = [line.split()[0] for line in said.splitlines() if "learner.safetensors" in line]
     assert (len(hashes), len(set(hashes))) == (runs, 1)
     assert_close(learned(tmp_path / "out"), alone(tmp_path / "alone", lines, **whole), rtol=1e-5, atol=1e-5)

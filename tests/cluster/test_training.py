@@ -35,9 +35,9 @@ def test_the_seven_steps_and_a_killed_worker(two_hosts: Hosts, job: Make, lines:
     work = job(**whole)
     started = work.start_all(env={FORKED_WORKERS: "1"})
     work.done()
-    outcome = json.loads(started[0].stdout.splitlines()[-1])
+    outcome = json.loads(started[0].communicate()[0].splitlines()[-1])
     assert (outcome["steps"], outcome["rows"]) == (10, 10 * len(lines))
-    assert (started[1].stdout, work.out(1).exists()) == ("", False)
+    assert (started[1].communicate()[0], work.out(1).exists()) == ("", False)
     assert load_bundle(str(work.out(0) / "model")).action_names == ("0", "1")
     assert not list(two_hosts[0].seen_from_here(two_hosts.share).iterdir())
     expected = learned(work.out())
@@ -59,11 +59,11 @@ def test_torchrun_where_names_lead_nowhere(need_hosts: None, lines: list[str], n
 
 def survived(work: Job, kind: str, step: int, expected: dict[str, torch.Tensor]) -> None:
     """Runs a job with a fault before a step, and asserts that it goes on and learns the same, bit for bit."""
-    started = work.start_all(env={"REAGENT_LITE_FAULT": f"fail:rank=1,step={step},kind={kind}"})
+    started = work.start_all(env={FORKED_WORKERS: "1", "REAGENT_LITE_FAULT": f"fail:rank=1,step={step},kind={kind}"})
     work.done()
     for launcher in started:
-        assert "restart 1 of at most 3" in launcher.stderr
-    assert f"resuming from checkpoints/step_{step // 5 * 5:06d}" in started[0].stderr
+        assert "restart 1 of at most 3" in launcher.said
+    assert f"resuming from checkpoints/step_{step // 5 * 5:06d}" in started[0].said
     assert_close(learned(work.out()), expected, rtol=0, atol=0)
 
 

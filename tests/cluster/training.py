@@ -100,7 +100,7 @@ class Job:
 
     def logs(self) -> str:
         """What all launchers have logged."""
-        return "\n".join(f"== node {i}\n{launcher.stderr}" for i, all_ in enumerate(self.started) for launcher in all_)
+        return "\n".join(f"== node {i}\n{launcher.said}" for i, all_ in enumerate(self.started) for launcher in all_)
 
     def close(self) -> None:
         """Ends what still runs."""

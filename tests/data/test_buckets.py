@@ -12,17 +12,17 @@ from reagent_lite.data import buckets
 from reagent_lite.data.stage import data_files
 
 
-@pytest.mark.parametrize("memory_bytes", [1 << 12, 1 << 18, 1 << 22])
+@pytest.mark.parametrize("memory_bytes", [1 << 10, 1 << 16, 1 << 20])
 def test_groups_have_all_rows_of_a_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_bytes: int) -> None:
-    """1 MiB of rows on the disk, in part or not at all: in each group all rows of a hash, in the order they came."""
-    monkeypatch.setattr(buckets, "_CHUNK_BYTES", 1 << 14)
+    """256 KiB of rows on the disk, in part or not at all: in each group all rows of a hash, in the order they came."""
+    monkeypatch.setattr(buckets, "_CHUNK_BYTES", 1 << 12)
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1 << 10)
     table = pa.table(
         {
             "hash": np.random.default_rng(1).permutation(
-                np.random.default_rng(0).integers(0, buckets.HASHES, 1 << 13).repeat(8)
+                np.random.default_rng(0).integers(0, buckets.HASHES, 1 << 11).repeat(8)
             ),
-            "row": np.arange(1 << 16),
+            "row": np.arange(1 << 14),
         }
     )
     pq.write_table(table, tmp_path / "log.parquet")

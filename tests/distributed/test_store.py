@@ -14,16 +14,9 @@ from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.store import Link, reach
 
 SCRIPT = """
-import os, signal, subprocess, sys, time
-from reagent_lite.distributed.store import Link, LostError
-
-SERVER = '''
-import time
+import os, signal, time
 import torch.distributed as dist
-store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-time.sleep(100)
-'''
+from reagent_lite.distributed.store import Link, LostError
 
 class Late:
     def __del__(self, kill=os.kill, sleep=time.sleep):  # as modules are cleared, after daemon threads were to end
@@ -31,19 +24,23 @@ class Late:
         sleep(0.3)
         kill(self.pid, 9)
 
-server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE)
-port = int(server.stdout.readline())
-link = Link.to("127.0.0.1", port, "", 15.0)
+reading, writing = os.pipe()
+server = os.fork()
+if not server:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.write(writing, str(store.port).encode())
+    time.sleep(100)
+link = Link.to("127.0.0.1", int(os.read(reading, 9)), "", 15.0)
 print(link.call(lambda store: store.get("key")))
-os.kill(server.pid, signal.SIGSTOP)
-os.waitpid(server.pid, os.WUNTRACED)
+os.kill(server, signal.SIGSTOP)
+os.waitpid(server, os.WUNTRACED)
 try:
     link.call(lambda store: store.get("key"), 0.3)
 except LostError as error:
     print(error)
 link.close()
 late = Late()
-late.pid = server.pid
+late.pid = server
 """
 
 
@@ -59,7 +56,7 @@ def test_a_store_that_never_opened_leaves_no_thread_behind(monkeypatch: pytest.M
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "_OPEN_SECONDS", 2.0)
+    monkeypatch.setattr(store, "_OPEN_SECONDS", 1.0)
     monkeypatch.setattr(Link, "call", interrupted)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         before = {*threading.enumerate()}

@@ -7,6 +7,7 @@ What libraries read from the environment when they are loaded is fixed, so that 
 each value of those variables.
 """
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -279,6 +280,22 @@ def _import_libraries() -> None:
     gc.freeze()  # 1.5 s of a fork's time: its garbage collector does not touch, and so not copy, what is there now
 
 
+def _end(code: object) -> None:
+    """Ends as Python does, which frees every module in 0.3 s, or at once if there is no thread that this may abort."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if isinstance(code, int) and len(os.listdir("/proc/self/task")) == 1:
+        os._exit(code)
+    sys.exit(code)  # type: ignore[arg-type]
+
+
 if __name__ == "__main__":
     _import_libraries()
-    _become(_wait_for_requests(socket.socket(fileno=int(sys.argv[1]))))
+    code: object = 0
+    try:
+        _become(_wait_for_requests(socket.socket(fileno=int(sys.argv[1]))))
+    except SystemExit as error:
+        code = error.code or 0
+    _end(code)

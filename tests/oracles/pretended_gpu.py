@@ -11,9 +11,7 @@ import ctypes
 import functools
 import importlib.machinery
 import struct
-import subprocess
 import sys
-import tempfile
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -29,9 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from reagent_lite.sim import cuda
-from reagent_lite.sim.compiler import KERNELS
-from reagent_lite.sim.cuda_build import build_cubin, compiler_flags, find_nvcc
-from reagent_lite.sim.sources import compilation_unit
+from reagent_lite.sim.cuda_build import build_cubin
 
 GPU = torch.device("cuda", 0)
 MULTIPROCESSORS = 4
@@ -40,13 +36,8 @@ LARGEST_BLOCK = 256  # `__launch_bounds__` of the kernels, `.maxntid` in the PTX
 
 @functools.cache
 def machine(environment: Path, constants: tuple[tuple[str, float], ...], math: str, architecture: str) -> Machine:
-    """What nvcc makes of an environment before the assembler, by the flags of the cubin; made once per process."""
-    with tempfile.TemporaryDirectory() as name:
-        source, target = Path(name) / "unit.cu", Path(name) / "unit.ptx"
-        source.write_text(compilation_unit(environment, dict(constants)))
-        flags = (*compiler_flags(math, architecture), f"-I{KERNELS}", f"-I{environment.parent}")
-        subprocess.run([str(find_nvcc()), "-ptx", *flags, str(source), "-o", str(target)], check=True)
-        return Machine(target.read_text(), Path(name))
+    """What nvcc makes of an environment before the assembler, by the flags of the cubin."""
+    return Machine(build_cubin(environment, dict(constants), math, architecture, "ptx").read_text())
 
 
 # -- Memory -----------------------------------------------------------------------------------------------------------

@@ -14,11 +14,13 @@ from pathlib import Path
 from oracles.ptx import Module, read, translate
 from torch import Tensor
 
+from reagent_lite.sim.cache import cached, make_key
 from reagent_lite.sim.compiler import find_compiler
 
 # No contraction of a * b + c: `fma` is written where PTX has one. Integers wrap around, as those of PTX do.
 # -O1 takes up to three times as long to compile and saves less.
 FLAGS = ("-std=c++17", "-Og", "-ffp-contract=off", "-fno-math-errno", "-fwrapv", "-fPIC", "-shared", "-w")
+HEADER = Path(__file__).with_name("ptx_machine.h")
 REFUSALS = {1: "reads", 2: "writes"}
 
 
@@ -61,17 +63,18 @@ class Machine:
         module: what the text declares.
     """
 
-    def __init__(self, text: str, folder: Path) -> None:
-        """Translates and compiles it in a folder; raises PtxError where it holds something unknown."""
+    def __init__(self, text: str) -> None:
+        """Translates and compiles it, as the cache of compiled environments has it; PtxError names what is unknown."""
         self.module: Module = read(text)
         self._lines = text.split("\n")
-        source, library = folder / "machine.cpp", folder / "machine.so"
-        source.write_text(translate(self.module))
-        subprocess.run(
-            (*find_compiler().command, *FLAGS, f"-I{Path(__file__).parent}", str(source), "-o", str(library)),
-            check=True,
-        )
-        self._library = ctypes.CDLL(str(library))
+        source = translate(self.module)
+        command = (*find_compiler().command, *FLAGS, f"-I{HEADER.parent}", "-x", "c++", "-", "-o")
+        key = make_key((source, HEADER.read_text(), *command))
+
+        def build(target: Path) -> None:
+            subprocess.run((*command, str(target)), input=source, text=True, check=True)
+
+        self._library = ctypes.CDLL(str(cached(key, ".so", build)))
         self._variables = [
             Region(name=name, address=ctypes.addressof(ctypes.c_char.in_dll(self._library, name)), size=len(content))
             for name, (_, content) in self.module.variables.items()

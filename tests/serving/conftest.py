@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from fastapi import FastAPI
 from oracles.bundles import bilinear_bundle, linear_bundle
@@ -69,6 +70,10 @@ def acted(bundle: Bundle, rows: list[dict[str, Any]], rng: np.random.Generator, 
     """What a bundle draws itself."""
     index, propensity = bundle.act(bundle.states([row["state_features"] for row in rows]), rng=rng, **choices)
     return list(zip(index.tolist(), propensity.tolist(), strict=True))
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [row for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
 
 
 @pytest.fixture

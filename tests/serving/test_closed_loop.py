@@ -1,6 +1,5 @@
 """Serve, log, train, three times over, on the recommendation environment: each model earns more than the one before."""
 
-import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -70,7 +69,5 @@ def test_three_rounds_of_serving_and_training_earn_more_each_time(tmp_path: Path
         with appearing_folder(model, served=True) as folder:
             shutil.copytree(outcome.model, folder, dirs_exist_ok=True)
     means = [float(counts.mean()) for counts in earned]
-    errors = [float(counts.std() / len(counts) ** 0.5) for counts in earned]
-    print(json.dumps({"clicks a session": means, "error": errors}))
     assert means == sorted(means)
     assert means[3] > 1.3 * means[0]

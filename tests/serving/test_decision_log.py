@@ -14,11 +14,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from oracles.bundles import bilinear_bundle, linear_bundle
 from oracles.disks import small_disk
-from serving.conftest import IDS, NAMES, Open, Worker
+from serving.conftest import IDS, NAMES, Open, Worker, rows_of
 
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.data.writing.decisions import write_decisions
@@ -48,10 +47,6 @@ def rotated(worker: Worker) -> list[dict[str, Any]]:
     return rows_of(worker.folder)
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return [row for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
-
-
 def test_rows_are_events_of_the_contract(worker: Worker) -> None:
     first = decided(worker, sequence_number=4, possible_actions=["call", "wait"])
     alone = worker.post("/decide", rows=[{"state_features": {"age": 2.5}}])["decisions"][0]
@@ -78,8 +73,8 @@ def test_an_episode_is_written_in_order_and_late_rewards_are_refused(named: Path
     first, second, other = (decided(worker, **given) for given in keys)
     for decision in (second, other):
         worker.post("/reward", decision_id=decision, reward=1.0)
-    early = [row["decision_id"] for row in rotated(worker)]
-    assert early == [other] or time.monotonic() - begin >= 0.5  # the machine was asleep
+    # unless the machine was asleep
+    assert [row["decision_id"] for row in rotated(worker)] == [other] or time.monotonic() - begin >= 0.5
     time.sleep(0.5)
     assert {(row["decision_id"], row["reward"]) for row in rotated(worker)} == {(other, 1), (first, 0), (second, 1)}
     assert worker.client.post("/reward", json={"decision_id": first, "reward": 1.0}).status_code in (404, 409)
@@ -107,23 +102,24 @@ def test_a_server_that_ends_at_any_step_of_a_file_writes_each_decision_once(
         open_log(ServeConfig(model="m", log=str(folder)), choices="named actions") as log,
         monkeypatch.context() as patch,
     ):
-        ids = log.append([EVENT] * 2500)
-        for decision in ids[:2200]:
+        ids = log.append([EVENT] * 250)
+        for decision in ids[:220]:
             log.join(decision, {"reward": 1.0})
-        patch.setattr(decision_log, "_FILE_ROWS", 1000)
+        patch.setattr(decision_log, "_FILE_ROWS", 100)
+        patch.setattr(decision_log, "_BATCH_ROWS", 50)
         patch.setattr(decision_log, "write_decisions", partial(copying, write_decisions))
         patch.setattr(decision_log, "_batches", lambda rows: (copying(list, batch) for batch in batches(rows)))
         log.rotate()
-    assert [row["decision_id"] for row in rows_of(folder)] == ids[:2200]
+    assert [row["decision_id"] for row in rows_of(folder)] == ids[:220]
     # of three files: batches that are named for it, the file, batches that are deleted
     assert len(copies) == 2 * (2 + 1 + 2) + 1 + 1 + 1
-    rewards = [1.0] * 2200 + [5.0] + [0.0] * 299
+    rewards = [1.0] * 220 + [5.0] + [0.0] * 29
     for copy in copies:
         with open_log(ServeConfig(model="m", log=str(copy), reward_seconds=1e-6), choices="named actions") as log:
-            assert log.join(ids[2200], {"reward": 5.0}) == "joined"
-            assert {log.join(decision, {"reward": 1.0}) for decision in ids[:2201]} == {"again"}
+            assert log.join(ids[220], {"reward": 5.0}) == "joined"
+            assert {log.join(decision, {"reward": 1.0}) for decision in ids[:221]} == {"again"}
             log.rotate()
-            assert (log.waiting, log.written) == (0, 2500)
+            assert (log.waiting, log.written) == (0, 250)
         assert [(row["decision_id"], row["reward"]) for row in rows_of(copy)] == list(zip(ids, rewards, strict=True))
 
 
@@ -153,9 +149,8 @@ def test_a_file_that_cannot_be_written_is_tried_again(worker: Worker, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(decision_log, "write_decisions", Mock(side_effect=OSError(errno.ENOSPC, "full")))
         assert (rotated(worker), health(worker)) == ([], 503)
-        assert decided(worker) != decision  # the database takes it nevertheless
     worker.log.poll()
-    assert ([row["decision_id"] for row in rows_of(worker.folder)], worker.log.waiting) == ([decision], 1)
+    assert ([row["decision_id"] for row in rows_of(worker.folder)], worker.log.waiting) == ([decision], 0)
 
 
 def test_what_was_answered_is_on_the_disk_after_a_poll_and_before_a_file_has_it(
@@ -241,13 +236,11 @@ def test_folders_that_cannot_hold_the_log_are_refused(tmp_path: Path, monkeypatc
     share = Mount("server:/export", "/share", "nfs4", ("rw",))
     monkeypatch.setattr(decision_log, "find_mount", lambda path: None if path.is_relative_to(disk) else share)
     require_refused(on_share, f"{log}/.decisions on nfs4")
-    assert not log.exists()
     journal = log / ".worker-0" / "20261123T000000000000.jsonl"
     journal.parent.mkdir(parents=True)
     journal.touch()
     with open_log(local, choices="named actions") as opened:
         opened.append([EVENT])
-    assert sorted(os.listdir(disk)) == [".lock", "decisions.sqlite"]
     journal.write_text('{"decision_id":"0-1"}\n')
     require_refused(local, f"got {journal}")
     journal.unlink()

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Literal
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -44,23 +43,24 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    ("name", "math"),
+    ("name", "math", "every"),
     [
-        ("cartpole_v1", "exact"),
+        ("cartpole_v1", "exact", False),
         *(
-            pytest.param(name, math, marks=pytest.mark.slow)
+            pytest.param(name, math, True, marks=pytest.mark.slow)
             for name in known_environments()
             for math in ("exact", "fast")
-            if (name, math) != ("cartpole_v1", "exact")
         ),
     ],
 )
-def test_an_environment_compiles_for_every_architecture(name: str, math: Literal["exact", "fast"]) -> None:
+def test_an_environment_compiles_for_every_architecture(name: str, math: Literal["exact", "fast"], every: bool) -> None:
+    """Or for the oldest and the newest, which need not be slow."""
     answer = subprocess.check_output([str(NVCC), "--list-gpu-code"], text=True)
     known = {arch for arch in answer.split() if 75 <= int(arch[3:]) <= 120}  # Turing to consumer Blackwell
     assert {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"} <= known
-    files = {build_cubin(find_environment(name), {}, math, arch) for arch in known}
-    assert (len(files), len(set(map(read_description, files)))) == (len(known), 1)
+    chosen = known if every else {"sm_75", "sm_120"}
+    files = {build_cubin(find_environment(name), {}, math, arch) for arch in chosen}
+    assert (len(files), len(set(map(read_description, files)))) == (len(chosen), 1)
 
 
 @needs_nvcc
@@ -142,6 +142,7 @@ def test_what_is_missing_is_said_in_order(own: Path, monkeypatch: pytest.MonkeyP
 
 @needs_nvcc
 def test_what_decides_the_code_decides_the_file(own: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cuda_build, "cached", lambda key, suffix, build: key)  # its file, not to compile any
     cartpole = find_environment("cartpole_v1")
     files = {
         build_cubin(cartpole, {}, "exact", "sm_90"),
@@ -157,12 +158,9 @@ def test_what_decides_the_code_decides_the_file(own: Path, monkeypatch: pytest.M
     elsewhere = shutil.copy(own, tmp_path / "installed")
     monkeypatch.setattr(sources, "KERNELS", moved)
     monkeypatch.setattr(cuda_build, "KERNELS", moved)
-    run = Mock(wraps=subprocess.run)
-    monkeypatch.setattr(cuda_build.subprocess, "run", run)
-    # where it lies does not, nor where the kernels lie; nothing is compiled a second time
+    # where it lies does not, nor where the kernels lie
     assert build_cubin(Path(elsewhere), {}, "exact", "sm_90") == build_cubin(own, {}, "exact", "sm_90") == changed
     assert build_cubin(find_environment("cartpole_v1"), {}, "exact", "sm_90") in files
-    assert not [call for call in run.call_args_list if "-cubin" in call.args[0]]
 
 
 @needs_nvcc

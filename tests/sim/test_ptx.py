@@ -153,8 +153,8 @@ def case(k: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return Machine(HEADER + "".join(map(case, range(len(CASES)))), tmp_path_factory.mktemp("cases"))
+def cases() -> Machine:
+    return Machine(HEADER + "".join(map(case, range(len(CASES)))))
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ PROGRAMS = {
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return Machine(HEADER + "".join(starmap(entry, PROGRAMS.items())), tmp_path_factory.mktemp("programs"))
+def programs() -> Machine:
+    return Machine(HEADER + "".join(starmap(entry, PROGRAMS.items())))
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def read_damaged(folder: Path, count: int) -> None:
         assert all(text.startswith(f"{folder}/{name}:") for text in refused)
 
 
-@pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_damage_is_refused_or_is_in_the_numbers(tmp_path: Path, count: int) -> None:
     """Metadata and offsets that lead outside the file's memory end no process: what is read has been validated."""
     process = multiprocessing.get_context("spawn").Process(target=read_damaged, args=(tmp_path, count))

@@ -16,7 +16,7 @@ from reagent_lite.data.copy.first_look import first_rows
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 
 NAMES = ("a", "b")
-NUM = 400
+NUM = 200
 
 
 def logged(rows: list[Row]) -> list[Row]:
@@ -43,7 +43,7 @@ def test_every_format_gives_the_same_copy(
         file = tmp_path / (f"x.{form}" if form != "jsonl.gz" else "X.JSON.GZ")
         file.write_bytes(data_of(rows, form))
         copies[form] = prepare_training_copy(str(file), actions=actions, directory=str(tmp_path / "copies"))
-        small_blocks(monkeypatch, 4000, 9000)  # but for the first
+        small_blocks(monkeypatch, 2000, 4500)  # but for the first
     check_copy(copies["jsonl"], rows, actions)
     for copy in copies.values():
         assert (len(copy), copy.notes) == (NUM, ())
@@ -53,12 +53,12 @@ def test_every_format_gives_the_same_copy(
 
 
 def test_urls_and_formats_that_mix_in_a_folder(tmp_path: Path) -> None:
-    """A folder's shards may be of several formats: rows 0 to 199 of one, 200 to 399 of the other."""
+    """A folder's shards may be of several formats: rows 0 to 99 of one, 100 to 199 of the other."""
     rows = logged(random_rows(NUM))
     fsspec.filesystem("memory").pipe({
         "/formats/json/x.jsonl": data_of(rows, "jsonl"),
-        "/formats/mixed/a.csv": data_of(rows[:200], "dense.csv"),
-        "/formats/mixed/b.arrow": data_of(rows[200:], "stream.arrow"),
+        "/formats/mixed/a.csv": data_of(rows[:100], "dense.csv"),
+        "/formats/mixed/b.arrow": data_of(rows[100:], "stream.arrow"),
         "/formats/packed/x.csv.gz": data_of(rows, "csv.gz"),
     })  # fmt: skip
     urls = [f"memory://formats/{name}" for name in ("json", "mixed", "packed")]

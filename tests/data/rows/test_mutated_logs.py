@@ -307,7 +307,7 @@ def read_mutant(name: str, log: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "examples"), [(0, 125), *(pytest.param(number, 2500, marks=pytest.mark.slow) for number in range(1, 5))]
+    ("number", "examples"), [(0, 75), *(pytest.param(number, 2500, marks=pytest.mark.slow) for number in range(1, 5))]
 )
 @pytest.mark.parametrize("name", LOGS)
 def test_mutants(name: str, number: int, examples: int) -> None:

@@ -1,16 +1,13 @@
 """Prioritised draws: frequencies, importance weights and the bookkeeping of priorities against plain arithmetic."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from oracles.ranks import call_on_ranks
 from scipy.stats import chisquare
 from sim.replay.rings import plain_step, ring_of
 
-from reagent_lite.distributed.group import Group
 from reagent_lite.sim.replay.ring import ReplayRing
 from reagent_lite.sim.replay.sampling import Priorities, importance_weights
 
@@ -57,24 +54,15 @@ def test_rows_are_drawn_in_proportion_to_their_priorities() -> None:
     assert counts[~often].sum() < 5 * (~often).sum()
 
 
-def weighed(group: Group) -> dict[str, list[float]]:
-    """Returns rows that a rank draws, and their weights over both ranks."""
-    priorities = filled([[2.0, 4, 1, 1], [2.0, 2, 2, 2]][group.rank])
-    row = priorities.draw(torch.rand(4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
-    rarity = priorities.rarity(row, 4)
-    return {
-        "row": row.tolist(),
-        "weight": importance_weights(rarity, group.all_reduce_max(rarity.amax()), 0.5).tolist(),
-    }
-
-
-def test_rows_weigh_in_two_processes_as_in_one(tmp_path: Path) -> None:
+def test_rows_weigh_on_two_ranks_as_in_one_process() -> None:
     # p 2, 4, 1, 1 and 2, 2, 2, 2: each draws in proportion to p as one process with all rows would; the first draws one
     # row of each quarter of the sum 8, so one of p 1, the rarest of both
-    runs = call_on_ranks(weighed, [], [tmp_path], [2])
-    assert [run.code for run in runs] == [0, 0], runs
-    for run, p in zip(runs, ([2.0, 4, 1, 1], [2.0, 2, 2, 2]), strict=True):
-        assert run.outcome["weight"] == pytest.approx([p[row] ** -0.5 / 4 for row in run.outcome["row"]])
+    p = torch.tensor([[2.0, 4, 1, 1], [2.0, 2, 2, 2]])
+    ranks = [filled(of_rank) for of_rank in p]
+    rows = torch.stack([rank.draw(torch.linspace(0.1, 0.9, 4).double()) for rank in ranks])
+    rarity = torch.stack([rank.rarity(row, 4) for rank, row in zip(ranks, rows, strict=True)])
+    weights = torch.stack([importance_weights(of_rank, rarity.amax(), 0.5) for of_rank in rarity])
+    torch.testing.assert_close(weights, p.gather(1, rows) ** -0.5 / 4)
 
 
 @pytest.mark.parametrize(
