@@ -53,8 +53,7 @@ class Roles:
         """Starts one, with changes of its config by section."""
         config = self.folder / f"{mode}{len(self.started)}.json"
         config.write_text(json.dumps(merged(role(self.folder, mode), changes or {})))
-        environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1",
-                       "REAGENT_LITE_CACHE": str(self.folder / "kernels")}  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1"}
         process = Interpreter(["-m", "workflows.dqn", "--config", str(config), *arguments], cwd=self.folder,
                               env=environment, namespaces_of=self.namespaces_of)  # fmt: skip
         self.started.append(process)
