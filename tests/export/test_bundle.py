@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pandas as pd
 import polars as pl
@@ -148,31 +147,18 @@ def test_a_manifest_that_no_model_has_is_refused_also_where_its_hash_is_right(
         load_bundle(folder)
 
 
-def scalar_model(file: Path) -> None:
-    """Writes a model that takes and returns one number."""
-    values, q = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, []) for name in ("values", "q"))
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["values"], ["q"])], "scalar", [values], [q])
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), file)
-
-
-def without_outputs(file: Path) -> None:
-    """Renames an output of the model."""
-    file.write_bytes(file.read_bytes().replace(b"greedy", b"better"))
-
-
 def resealed(folder: Path, bundle: Bundle) -> Path:
     seal_folder(folder, bundle.manifest, {name: {} for name in bundle.manifest["files"]})
     return folder
 
 
-@pytest.mark.parametrize("change", [scalar_model, without_outputs])
 def test_another_graph_is_refused_also_where_its_hash_is_right(
-    change: Callable[[Path], None], discrete_folder: Path, bundle: Bundle, copied: Copy
+    discrete_folder: Path, bundle: Bundle, copied: Copy
 ) -> None:
-    folder = copied(discrete_folder)
-    change(folder / "model.onnx")
+    file = copied(discrete_folder) / "model.onnx"
+    file.write_bytes(file.read_bytes().replace(b"greedy", b"better"))
     with pytest.raises(BundleError, match="Export the model again"):
-        load_bundle(resealed(folder, bundle))
+        load_bundle(resealed(file.parent, bundle))
 
 
 GOLDEN: list[Callable[[Any], object]] = [

@@ -1,18 +1,14 @@
-"""The preprocessor against the contract's figures, a float64 numpy oracle, TorchScript and ONNX."""
+"""The preprocessor against the contract's figures and a float64 numpy oracle; as files, in export/test_formats.py."""
 
 import math
-import warnings
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 import pytest
 import scipy.special
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from reagent_lite.export.onnx_graph import onnx_model
 from reagent_lite.models.preprocessor import TRANSFORMS, Preprocessor
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
@@ -174,53 +170,6 @@ def test_spec_out_of_column_order_is_refused() -> None:
         Preprocessor(NormalizationSpec((feature(2, "BINARY"), feature(1, "BINARY"))))
 
 
-def scripted(module: Preprocessor) -> torch.jit.ScriptModule:
-    with warnings.catch_warnings():
-        # torch 2.13 deprecates TorchScript; the bundle keeps a model for the original's users.
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
-        return torch.jit.script(module)
-
-
-class Alone(nn.Module):
-    """A module as a whole model, which has a list of outputs."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, values: Tensor, presence: Tensor) -> tuple[Tensor]:
-        return (self.module(values, presence),)
-
-
-def exported(module: Preprocessor, spec: NormalizationSpec) -> Callable[[Tensor, Tensor], Floats]:
-    model = onnx_model(
-        Alone(module),
-        raw_rows(spec, 3, seed=0),
-        inputs=dict.fromkeys(("values", "presence"), ("rows", len(spec.features))),
-        outputs={"normalized": ("rows", spec.width)},
-    )
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return lambda values, presence: session.run(None, {"values": values.numpy(), "presence": presence.numpy()})[0]
-
-
-@pytest.mark.parametrize("missing_as_zero", [False, True])
-@pytest.mark.parametrize(
-    "spec",
-    [EVERY_TYPE, spec_of(feature(1, "ENUM"), feature(2, "CONTINUOUS", mean=3.0, stddev=2.0))],
-    ids=["every type", "an enum of no width"],
-)
-def test_script_and_onnx_equal_eager_with_any_number_of_rows(spec: NormalizationSpec, missing_as_zero: bool) -> None:
-    eager = Preprocessor(spec, missing_as_zero=missing_as_zero)
-    script = scripted(eager)
-    onnx = exported(eager, spec)
-    for num_rows in (0, 1, 257):
-        rows = raw_rows(spec, num_rows, seed=num_rows)
-        assert torch.equal(script(*rows), eager(*rows))
-        assert torch.equal(script.dense(rows[0]), eager.dense(rows[0]))
-        assert onnx(*rows).shape == (num_rows, spec.width)
-        np.testing.assert_allclose(onnx(*rows), eager(*rows).numpy(), rtol=1e-6, atol=1e-6)
-
-
 def test_features_far_from_zero_keep_their_digits() -> None:
     """Mean 10^6 and deviation 0.1: what float32 input can tell apart, multiples of 1/16, is exact to float32."""
     spec = spec_of(
@@ -232,9 +181,7 @@ def test_features_far_from_zero_keep_their_digits() -> None:
     values = (1e6 + torch.arange(-16, 17) / 16).unsqueeze(1).repeat(1, 4)
     values[[0, 1, 2], :] = torch.tensor([NAN, -1337.1337, 0.0]).unsqueeze(1)
     rows = (values, torch.ones(values.shape, dtype=torch.bool))
-    eager = Preprocessor(spec)
-    for module in (eager, scripted(eager), exported(eager, spec)):
-        np.testing.assert_allclose(np.asarray(module(*rows)), expected(spec, *rows), rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(Preprocessor(spec)(*rows), expected(spec, *rows), rtol=2e-6, atol=2e-6)
 
 
 def test_state_dict_carries_parameters() -> None:

@@ -158,8 +158,8 @@ def test_the_newest_two_stay_earlier_runs_make_way_and_what_others_put_there_is_
         (tmp_path / file).write_text("mine")
     (tmp_path / "step_000009").write_text("a file")
     others = names(tmp_path)
-    saved(tmp_path, 900, name="old")
-    assert names(tmp_path) == sorted([*others, "LATEST", "step_000900"])
+    saved(tmp_path, 20, name="old")
+    assert names(tmp_path) == sorted([*others, "LATEST", "step_000020"])
     made = saved(tmp_path, 5, 10, 15, name="new")
     assert names(tmp_path) == sorted([*others, "LATEST", "step_000010", "step_000015"])
     assert (tmp_path / "LATEST").read_text() == f"{made.latest}\n" == "step_000015\n"
@@ -198,10 +198,8 @@ def test_the_order_of_writing_counts_not_the_step(tmp_path: Path) -> None:
 
 def test_a_finished_run_is_not_continued(tmp_path: Path) -> None:
     made = saved(tmp_path, 5, 10)
-    before = (tmp_path / "step_000010" / "learner.safetensors").read_bytes()
     assert made.finish() == ""
     assert names(tmp_path) == ["LATEST", "step_000005", "step_000010"]
-    assert (tmp_path / "step_000010" / "learner.safetensors").read_bytes() == before
     assert unfinished(tmp_path) is None  # the one at step 5 belongs to the same run
     (tmp_path / "LATEST").write_text("step_000005\n")
     assert unfinished(tmp_path) is None
