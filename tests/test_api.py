@@ -89,17 +89,6 @@ def test_a_frame_trains_the_model_of_the_same_rows_in_a_file(
     assert 0 < evaluated.rows < 80
 
 
-def test_a_policy_in_a_column_of_a_frame(frame: pd.DataFrame, tmp_path: Path) -> None:
-    """Mail with .9: weights are .9 / .5 and .1 / .5, and every row is scored."""
-    new = np.where(frame["shown"] == "mail", 0.9, 0.1)
-    keys = {"columns": COLUMNS, "actions": ["mail", "call"], "gamma": 1.0, "output_path": tmp_path / "e.json"}
-    evaluated = reagent_lite.evaluate("column:new", frame.assign(new=new), against="logged", config=keys)
-    value = float((new / 0.5 * frame["clicked"]).mean())
-    difference = value - float(frame["clicked"].mean())
-    estimated = (evaluated.scores["CPE/Reward/IPS_Reward"], evaluated.difference["CPE/Reward/IPS_Reward"][0])
-    assert (evaluated.rows, estimated) == (80, pytest.approx((value, difference), abs=1e-6))
-
-
 def test_a_dict_an_object_and_a_file_are_the_same_config_and_arguments_take_the_place_of_keys(
     tree: Tree, frame: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
