@@ -108,14 +108,12 @@ def test_the_search_leaves_hopeless_trials(tmp_path: Path, monkeypatch: pytest.M
     assert [(trial.state.name, len(trial.intermediate_values)) for trial in trials] == [
         ("COMPLETE", 2), ("PRUNED", 1), ("COMPLETE", 2),
     ]  # fmt: skip
-    for trial in (trials[0], trials[2]):
-        folder = tmp_path / "outputs" / "search" / str(trial.number)
-        trained = json.loads((folder / "config.json").read_text())["training"]
-        scores = json.loads((folder / "model" / "evaluation.json").read_text())["scores"]
-        assert (trial.params["learning_rate"], trial.value) == (
-            trained["learning_rate"], scores["simulation/return/mean"],
-        )  # fmt: skip
-    assert names["study"].best_params == max(trials[0], trials[2], key=lambda trial: trial.value).params
+    best = max(trials[0], trials[2], key=lambda trial: trial.value)
+    assert names["study"].best_params == best.params
+    folder = tmp_path / "outputs" / "search" / str(best.number)
+    trained = json.loads((folder / "config.json").read_text())["training"]
+    scores = json.loads((folder / "model" / "evaluation.json").read_text())["scores"]
+    assert (best.params["learning_rate"], best.value) == (trained["learning_rate"], scores["simulation/return/mean"])
     assert not (tmp_path / "outputs/search/1/model").exists()
 
 

@@ -9,7 +9,6 @@ import torch
 from oracles.batches import StateValues, make_batch, random_batch
 from oracles.bundles import Habit
 from torch import Tensor
-from torch.nn.functional import pad
 
 from reagent_lite.algorithms.bcq import LikelyInTheLog, LoggingPolicy
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
