@@ -37,11 +37,11 @@ class Numbered:
     number = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"number": self.number, "deep": {"half": self.number / 2}}
+        return {"number": self.number, "deep": {"part": self.number / 7}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.number = int(state["number"])
-        assert float(state["deep"]["half"]) == self.number / 2
+        assert float(state["deep"]["part"]) == self.number / 7
 
 
 def running(optimizer: str = "Adam", *, hidden: int = 8, step: int = 0, rate: float | torch.Tensor = 0.01) -> Running:
