@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 import reagent_lite
 from reagent_lite.algorithms.bcq import LikelyInTheLog
@@ -158,13 +157,3 @@ def test_tolerance_is_relative_to_the_largest_live_q() -> None:
     for value, words in ((1.6e-3, r"1 of 2, the furthest by 0\.0016"), (np.nan, "1 of 2")):
         with pytest.raises(BundleError, match=words):
             tolerance.compare("x", live, np.array([value, -10.0], dtype=np.float32), "")
-
-
-def test_a_call_that_onnx_lacks_is_named(discrete_predictor: DiscretePredictor, tmp_path: Path) -> None:
-    class Odd(nn.Module):
-        def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
-            return torch.special.i0(state).sum(1, keepdim=True).expand(-1, 3)
-
-    discrete_predictor.scorer = Odd()
-    with pytest.raises(torch.onnx.errors.UnsupportedOperatorError, match="the operator 'aten::i0'"):
-        FORMATS["onnx"].write(discrete_predictor, tmp_path / "model.onnx")
