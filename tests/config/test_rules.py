@@ -286,5 +286,10 @@ def test_how_much_is_simulated(base: str, changes: dict[str, float], share: floa
     assert config.simulated_share == share
 
 
+def test_episodes_replace_the_default_of_rows() -> None:
+    config = check(SimulateConfig, BASES["simulate"][1] | {"episodes": 5, "value_of": {"kind": "random"}})
+    assert (config.rows, config.episodes) == (None, 5)
+
+
 def test_every_suffix_has_a_writer() -> None:
     assert set(LOG_SUFFIXES) == set(FORMATS)
