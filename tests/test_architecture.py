@@ -42,14 +42,11 @@ FILES = sorted((ROOT / "reagent_lite").rglob("*.py"))
 
 def imported(file: Path) -> set[str]:
     """All modules a file imports, type-checking-only and in-function imports included."""
-    names = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}: relative import"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    parts = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert not any(node.level for node in parts), f"{file}: relative import"
+    whole = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return whole | {f"{node.module}.{alias.name}" for node in parts for alias in node.names}
 
 
 @pytest.mark.parametrize("file", FILES[1:], ids=lambda f: str(f.relative_to(ROOT)))
