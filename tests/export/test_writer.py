@@ -103,13 +103,9 @@ def test_a_checked_bundle_replaces_the_older_one_and_a_failed_one_leaves_nothing
 def test_everything_is_synced_before_the_rename_and_readable_by_others(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced, sync, mask = [], os.fsync, os.umask(0o022)
-
-    def watching(descriptor: int) -> None:
-        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", watching)
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(Path(os.readlink(f"/proc/self/fd/{number}")).name))
+    mask = os.umask(0o022)
     files = sorted(make().iterdir())
     os.umask(mask)
     *names, folder, parent = synced[-len(files) - 2 :]
