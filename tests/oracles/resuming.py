@@ -173,26 +173,11 @@ def candidates(folder: Path, **sections: Tree) -> Tree:
 def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> Interpreter:
     """Starts `python -m workflows.dqn` with a checkpoint every three steps."""
     config = folder / "config.json"
-    config.write_text(
-        json.dumps(
-            {
-                "model_output_path": str(folder / "out"),
-                **tree,
-                "checkpoint": {"every_steps": 3, **tree.get("checkpoint", {})},
-            }
-        )
-    )
-    command = [
-        "-m",
-        "workflows.dqn",
-        "--config",
-        str(config),
-        *[part for setting in settings for part in ("--set", setting)],
-    ]
-    return Interpreter(
-        command,
-        env={**os.environ, "PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment},
-    )
+    saving = {"every_steps": 3, **tree.get("checkpoint", {})}
+    config.write_text(json.dumps({"model_output_path": str(folder / "out"), **tree, "checkpoint": saving}))
+    sets = [part for setting in settings for part in ("--set", setting)]
+    variables = {"PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
+    return Interpreter(["-m", "workflows.dqn", "--config", str(config), *sets], env={**os.environ, **variables})
 
 
 def checkpoints(folder: Path, out: str = "out") -> list[str]:
