@@ -18,21 +18,21 @@ from reagent_lite.errors import EXTRAS, ConfigError
 WITHOUT = f"""
 import contextlib, io, json, runpy, sys
 sys.modules |= dict.fromkeys({[name for names in EXTRAS.values() for name in names]})
-for command in map(json.loads, sys.argv[1:]):
+for command in sys.argv[1:]:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        sys.argv, code = command, 0
+        sys.argv, code = command.split(), 0
         try:
-            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+            runpy.run_module("workflows." + sys.argv[0], run_name="__main__", alter_sys=True)
         except SystemExit as ended:
             code = ended.code or 0
     print(json.dumps([code, out.getvalue(), err.getvalue()]))
 print(json.dumps([int("torch._dynamo" in sys.modules), "", "the compiler is imported"]))
 """
-"""Runs `python -m` with each argument's words where nothing can be imported that extras install."""
+"""Runs a workflow with each argument's words where nothing can be imported that extras install."""
 NEEDED = [
-    ("data", "training_data_path", "dqn --config configs/cartpole/dqn.json --set use_gpu=false"),
-    ("data", "simulation.mode", "dqn --config configs/cartpole/collect.json --set use_gpu=false"),
+    ("data", "training_data_path", "dqn --config configs/cartpole/dqn.json --set use_gpu=false{out}"),
+    ("data", "simulation.mode", "dqn --config configs/cartpole/collect.json --set use_gpu=false{out}"),
     ("data", "timeline.inputTableName", "timeline --config configs/cartpole/timeline.json"),
     ("data", "training_data_path", "normalize --config configs/cartpole/normalize.json"),
     ("data", "input_path", "convert --config configs/gymnasium/convert.json"),
@@ -40,7 +40,11 @@ NEEDED = [
     ("data", "output_path", "simulate --config configs/cartpole/simulate.json"),
     ("data", "data_path", "inspect --config configs/cartpole/inspect.json"),
     ("data", "data_path", "score --config configs/cartpole/score.json"),
-    ("pictures", "simulation.pictures", "dqn --config configs/cartpole/online.json --set simulation.pictures=true"),
+    (
+        "pictures",
+        "simulation.pictures",
+        "dqn --config configs/cartpole/online.json --set simulation.pictures=true{out}",
+    ),
     ("serve", "workflows.serve", "serve --model model --log log"),
 ]
 """The extra that a command needs, who needs it, and the command."""
@@ -60,20 +64,14 @@ def test_extras_are_those_of_the_distribution() -> None:
 
 
 def test_simulation_needs_no_extra_nor_torchs_compiler_and_other_commands_name_what_they_need(tmp_path: Path) -> None:
-    changes = {"simulation.total_steps": 6000, "simulation.num_evaluations": 1, "use_gpu": False,
-               "simulation.evaluation_episodes": 5, "model_output_path": str(tmp_path / "run")}  # fmt: skip
-    words = [word for key, value in changes.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-    refused = ["--set", f"model_output_path={json.dumps(str(tmp_path / 'refused'))}"]
+    few = "--set simulation.evaluation_episodes=5"
     commands = [
-        ["workflows.dqn", "--config", "configs/cartpole/online.json", *words],
-        ["workflows.evaluate", "--model", str(tmp_path / "run" / "model"), "--env", "cartpole_v1",
-         "--set", "simulation.evaluation_episodes=5"],
-        *([*f"workflows.{command}".split(), *(refused if command.startswith("dqn") else [])]
-          for *_, command in NEEDED),
-    ]  # fmt: skip
-    printed = subprocess.check_output(
-        [sys.executable, "-c", WITHOUT, *map(json.dumps, commands)], cwd=ROOT, text=True, timeout=300
-    )
+        f"dqn --config configs/cartpole/online.json --set use_gpu=false --set model_output_path={tmp_path}/run {few}"
+        " --set simulation.total_steps=6000 --set simulation.num_evaluations=1",
+        f"evaluate --model {tmp_path}/run/model --env cartpole_v1 {few}",
+        *(command.format(out=f" --set model_output_path={tmp_path}/refused") for *_, command in NEEDED),
+    ]
+    printed = subprocess.check_output([sys.executable, "-c", WITHOUT, *commands], cwd=ROOT, text=True, timeout=300)
     done, played, *others, compiler = (Run(*json.loads(line)) for line in printed.splitlines())
     needed = "tensorboard/ is not written: no tensorboard. To have it, run: pip install 'reagent-lite[report]'\n"
     assert needed in done.ok.err
