@@ -1,5 +1,6 @@
 """Makes tests/oracles importable from every test, and lets tests run side by side."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,11 @@ import torch
 from hypothesis import settings
 
 from reagent_lite.distributed.worker import STOP_SIGNALS
+from reagent_lite.sim.cache import cache_folder
 
 sys.path.insert(0, str(Path(__file__).parent))
+# environments are compiled once for all tests and all runs, whatever other caches a test has
+os.environ.setdefault("REAGENT_LITE_CACHE", str(cache_folder()))
 # threads of several tests that wait for each other on few cores take up to 16 times as long
 torch.set_num_threads(1)
 # a busy machine takes any time for an example

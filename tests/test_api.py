@@ -2,8 +2,6 @@
 
 import json
 import logging
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +23,7 @@ from reagent_lite.evaluation.decision import Choice, ShipDecision
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.report.content import Table
 from reagent_lite.report.result import Brief, Result
+from reagent_lite.run import train as training
 from workflows.__main__ import main
 
 __all__ = ["run"]
@@ -90,36 +89,21 @@ def test_a_frame_trains_the_model_of_the_same_rows_in_a_file(
     assert 0 < evaluated.rows < 80
 
 
-def test_a_policy_in_a_column_of_a_frame(frame: pd.DataFrame, tmp_path: Path) -> None:
-    """Mail with .9: weights are .9 / .5 and .1 / .5, and every row is scored."""
-    new = np.where(frame["shown"] == "mail", 0.9, 0.1)
-    keys = {"columns": COLUMNS, "actions": ["mail", "call"], "gamma": 1.0, "output_path": tmp_path / "e.json"}
-    evaluated = reagent_lite.evaluate("column:new", frame.assign(new=new), against="logged", config=keys)
-    value = float((new / 0.5 * frame["clicked"]).mean())
-    difference = value - float(frame["clicked"].mean())
-    estimated = (evaluated.scores["CPE/Reward/IPS_Reward"], evaluated.difference["CPE/Reward/IPS_Reward"][0])
-    assert (evaluated.rows, estimated) == (80, pytest.approx((value, difference), abs=1e-6))
-
-
-def test_a_dict_an_object_and_a_file_are_the_same_config(tree: Tree, frame: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_dict_an_object_and_a_file_are_the_same_config_and_arguments_take_the_place_of_keys(
+    tree: Tree, frame: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained = Mock()
+    monkeypatch.setattr(training, "train", trained)
+    tree["training_data_path"] = "last_month.parquet"
     file = tmp_path / "config.json"
     file.write_text(json.dumps(tree))
-    results = []
     for config in (tree, reagent_lite.DqnConfig(**tree), str(file), file):
         reagent_lite.train(config, frame)
-        results.append(
-            [(tmp_path / "out" / name).read_bytes() for name in ("model/weights.safetensors", "config.json")]
-        )
-        shutil.rmtree(tmp_path / "out")
-    assert results == results[:1] * 4
-
-
-def test_an_argument_in_place_of_a_key_is_said(
-    tree: Tree, frame: pd.DataFrame, caplog: pytest.LogCaptureFixture
-) -> None:
-    reagent_lite.train({**tree, "training_data_path": "last_month.parquet"}, frame)
+    first, *others = (call.args[0] for call in trained.call_args_list)
+    assert others == [first] * 3
+    assert first.training_data_path.startswith(str(tmp_path / "cache"))
     said = "training_data_path: the config has 'last_month.parquet'; the argument of the call is used"
-    assert [record.message for record in caplog.records if record.levelname == "WARNING"].count(said) == 1
+    assert caplog.messages.count(said) == 4
 
 
 def test_an_environment_is_simulated_and_learned_from(tree: Tree, tmp_path: Path) -> None:
@@ -185,11 +169,14 @@ def test_errors_are_the_commands_own(
 
 
 def test_importing_the_package_imports_nothing_else() -> None:
-    code = ("import sys; before = set(sys.modules); import reagent_lite; dir(reagent_lite)\n"
-            "print({name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))\n"
-            "from reagent_lite import *; print(reagent_lite.__version__, train.__module__)")  # fmt: skip
-    printed = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).splitlines()
-    assert printed == ["{'reagent_lite'}", f"{reagent_lite.__version__} reagent_lite.api"]
+    code = (
+        "import sys; before = set(sys.modules); import reagent_lite; dir(reagent_lite)\n"
+        "print({name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT) == "{'reagent_lite'}\n"
+    names: dict[str, Any] = {}
+    exec("from reagent_lite import *", names)
+    assert names["train"].__module__ == "reagent_lite.api"
     with pytest.raises(AttributeError, match="has no attribute 'fit'"):
         _ = reagent_lite.fit
 
@@ -237,18 +224,18 @@ def test_one_command_has_all_workflows(
     assert shown in "".join(capsys.readouterr())
 
 
-def test_modules_of_the_working_folder_are_found(tmp_path: Path) -> None:
+def test_modules_of_the_working_folder_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The program lies in another folder than the user's modules; `python -m` would find them."""
-    (tmp_path / "own.py").write_text("def network(spec, settings):\n    raise ValueError('own.py was called')\n")
+    (tmp_path / "own_module.py").write_text("def network(spec, settings):\n    raise ValueError('it was called')\n")
     config = {"model_output_path": "out", "use_gpu": False, "simulation": {"env": "cartpole_v0", "total_steps": 20000},
-              "training": {"network": "own:network"}}  # fmt: skip
+              "training": {"network": "own_module:network"}}  # fmt: skip
     (tmp_path / "x.json").write_text(json.dumps(config))
-    program = "import sys, workflows.__main__ as program; sys.path.remove(''); program.main()"
-    ended = subprocess.run(
-        [sys.executable, "-c", program, "dqn", "--config", "x.json"], cwd=tmp_path, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert "own.py was called" in ended.stderr
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.chdir(tmp_path)
+    called(["dqn", "--config", "x.json"], monkeypatch)
+    assert "it was called" in capsys.readouterr().err
 
 
 def test_the_sample_configs_are_copied(

@@ -42,14 +42,11 @@ FILES = sorted((ROOT / "reagent_lite").rglob("*.py"))
 
 def imported(file: Path) -> set[str]:
     """All modules a file imports, type-checking-only and in-function imports included."""
-    names = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}: relative import"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    parts = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert not any(node.level for node in parts), f"{file}: relative import"
+    whole = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return whole | {f"{node.module}.{alias.name}" for node in parts for alias in node.names}
 
 
 @pytest.mark.parametrize("file", FILES[1:], ids=lambda f: str(f.relative_to(ROOT)))
@@ -82,11 +79,12 @@ def test_folders_have_a_readme() -> None:
 
 def test_every_kernel_and_sample_config_is_in_the_wheel() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
-    packed = {file for patterns in listed.values() for pattern in patterns for file in ROOT.glob(pattern)}
+    packed = {(folder, file) for folder, names in listed.items() for name in names for file in ROOT.glob(name)}
     sources = {file for folder in ("kernels", "configs") for file in (ROOT / folder).rglob("*") if file.is_file()}
-    assert packed == {file for file in sources if file.suffix != ".md" or "configs" in file.parts}
-    places = {(folder.removeprefix("share/reagent-lite/"), file) for folder, names in listed.items() for file in names}
-    assert all(pattern.rpartition("/")[0] == folder for folder, pattern in places)
+    assert packed == {
+        (f"share/reagent-lite/{file.parent.relative_to(ROOT)}", file)
+        for file in sources if file.suffix != ".md" or "configs" in file.parts
+    }  # fmt: skip
 
 
 def test_what_prepares_data_or_serves_does_without_torch() -> None:

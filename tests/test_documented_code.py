@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,9 @@ from typing import Any
 import nbformat
 import optuna
 import pytest
-from nbclient import NotebookClient
+from IPython.core.interactiveshell import InteractiveShell
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def outputs(notebook: nbformat.NotebookNode) -> list[dict[str, str]]:
-    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return [output.data for output in shown if output.output_type != "stream"]
 
 
 def executed(
@@ -29,17 +25,24 @@ def executed(
 
     Its code has the values of `changes` in the place of the keys.
     """
-    for variable in ("HOME", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "XDG_CACHE_HOME"):
+    for variable in ("HOME", "IPYTHONDIR", "XDG_CACHE_HOME"):
         monkeypatch.setenv(variable, str(folder / variable))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.chdir(folder)
     text = (ROOT / "docs" / name).read_text()
-    shown = outputs(nbformat.reads(text, 4))
+    published = nbformat.reads(text, 4).cells
     for old, new in (changes or {}).items():
         assert json.dumps(old)[1:-1] in text
         text = text.replace(json.dumps(old)[1:-1], json.dumps(new)[1:-1])
-    notebook = nbformat.reads(text, 4)
-    NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
-    return [shown, outputs(notebook)]
+    shell = InteractiveShell()
+    results = [shell.run_cell(cell.source) for cell in nbformat.reads(text, 4).cells if cell.cell_type == "code"]
+    for result in results:
+        result.raise_error()
+    return [
+        [output.data for cell in published for output in cell.get("outputs", []) if output.output_type != "stream"],
+        [shell.display_formatter.format(result.result)[0] for result in results if result.result is not None],
+    ]
 
 
 def test_the_notebook_leads_from_a_frame_to_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,14 +108,12 @@ def test_the_search_leaves_hopeless_trials(tmp_path: Path, monkeypatch: pytest.M
     assert [(trial.state.name, len(trial.intermediate_values)) for trial in trials] == [
         ("COMPLETE", 2), ("PRUNED", 1), ("COMPLETE", 2),
     ]  # fmt: skip
-    for trial in (trials[0], trials[2]):
-        folder = tmp_path / "outputs" / "search" / str(trial.number)
-        trained = json.loads((folder / "config.json").read_text())["training"]
-        scores = json.loads((folder / "model" / "evaluation.json").read_text())["scores"]
-        assert (trial.params["learning_rate"], trial.value) == (
-            trained["learning_rate"], scores["simulation/return/mean"],
-        )  # fmt: skip
-    assert names["study"].best_params == max(trials[0], trials[2], key=lambda trial: trial.value).params
+    best = max(trials[0], trials[2], key=lambda trial: trial.value)
+    assert names["study"].best_params == best.params
+    folder = tmp_path / "outputs" / "search" / str(best.number)
+    trained = json.loads((folder / "config.json").read_text())["training"]
+    scores = json.loads((folder / "model" / "evaluation.json").read_text())["scores"]
+    assert (best.params["learning_rate"], best.value) == (trained["learning_rate"], scores["simulation/return/mean"])
     assert not (tmp_path / "outputs/search/1/model").exists()
 
 

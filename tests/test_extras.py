@@ -15,29 +15,39 @@ from oracles.runs import ROOT, Run
 import reagent_lite
 from reagent_lite.errors import EXTRAS, ConfigError
 
-WITHOUT = """
+WITHOUT = f"""
 import contextlib, io, json, runpy, sys
-blocked, *commands = (json.loads(argument) for argument in sys.argv[1:])
-sys.modules |= dict.fromkeys(blocked)
-for command in commands:
+sys.modules |= dict.fromkeys({[name for names in EXTRAS.values() for name in names]})
+for command in sys.argv[1:]:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        sys.argv, code = command, 0
+        sys.argv, code = command.split(), 0
         try:
-            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+            runpy.run_module("workflows." + sys.argv[0], run_name="__main__", alter_sys=True)
         except SystemExit as ended:
             code = ended.code or 0
     print(json.dumps([code, out.getvalue(), err.getvalue()]))
+print(json.dumps([int("torch._dynamo" in sys.modules), "", "the compiler is imported"]))
 """
-CONFIGS = ROOT / "configs"
-
-
-def without(extras: set[str], *commands: list[str]) -> list[Run]:
-    """Runs `python -m` with each command in an interpreter that cannot import what these extras install."""
-    arguments = [sorted({name for extra in extras for name in EXTRAS[extra]}), *commands]
-    printed = subprocess.check_output([sys.executable, "-c", WITHOUT, *map(json.dumps, arguments)], cwd=ROOT, text=True,
-                                      timeout=300)  # fmt: skip
-    return [Run(*json.loads(line)) for line in printed.splitlines()]
+"""Runs a workflow with each argument's words where nothing can be imported that extras install."""
+NEEDED = [
+    ("data", "training_data_path", "dqn --config configs/cartpole/dqn.json --set use_gpu=false{out}"),
+    ("data", "simulation.mode", "dqn --config configs/cartpole/collect.json --set use_gpu=false{out}"),
+    ("data", "timeline.inputTableName", "timeline --config configs/cartpole/timeline.json"),
+    ("data", "training_data_path", "normalize --config configs/cartpole/normalize.json"),
+    ("data", "input_path", "convert --config configs/gymnasium/convert.json"),
+    ("data", "shards_path", "shard --config configs/cluster/shard.json --num_nodes 2"),
+    ("data", "output_path", "simulate --config configs/cartpole/simulate.json"),
+    ("data", "data_path", "inspect --config configs/cartpole/inspect.json"),
+    ("data", "data_path", "score --config configs/cartpole/score.json"),
+    (
+        "pictures",
+        "simulation.pictures",
+        "dqn --config configs/cartpole/online.json --set simulation.pictures=true{out}",
+    ),
+    ("serve", "workflows.serve", "serve --model model --log log"),
+]
+"""The extra that a command needs, who needs it, and the command."""
 
 
 def test_extras_are_those_of_the_distribution() -> None:
@@ -53,57 +63,30 @@ def test_extras_are_those_of_the_distribution() -> None:
         assert not names or module == "h5py" or names & wanted, module
 
 
-def test_simulation_needs_no_extra(tmp_path: Path) -> None:
-    changes = {"simulation.total_steps": 6000, "simulation.num_evaluations": 1, "use_gpu": False,
-               "simulation.evaluation_episodes": 5, "model_output_path": str(tmp_path / "run")}  # fmt: skip
-    words = [word for key, value in changes.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-    done, played = without(
-        set(EXTRAS), ["workflows.dqn", "--config", str(CONFIGS / "cartpole" / "online.json"), *words],
-        ["workflows.evaluate", "--model", str(tmp_path / "run" / "model"), "--env", "cartpole_v1",
-         "--set", "simulation.evaluation_episodes=5"],
-    )  # fmt: skip
-    assert done.code == 0, done.err
+def test_simulation_needs_no_extra_nor_torchs_compiler_and_other_commands_name_what_they_need(tmp_path: Path) -> None:
+    few = "--set simulation.evaluation_episodes=5"
+    commands = [
+        f"dqn --config configs/cartpole/online.json --set use_gpu=false --set model_output_path={tmp_path}/run {few}"
+        " --set simulation.total_steps=6000 --set simulation.num_evaluations=1",
+        f"evaluate --model {tmp_path}/run/model --env cartpole_v1 {few}",
+        *(command.format(out=f" --set model_output_path={tmp_path}/refused") for *_, command in NEEDED),
+    ]
+    printed = subprocess.check_output([sys.executable, "-c", WITHOUT, *commands], cwd=ROOT, text=True, timeout=300)
+    done, played, *others, compiler = (Run(*json.loads(line)) for line in printed.splitlines())
     needed = "tensorboard/ is not written: no tensorboard. To have it, run: pip install 'reagent-lite[report]'\n"
-    assert needed in done.err
+    assert needed in done.ok.err
     files = {"model", "report.html", "metrics.jsonl", "config.json"}
     assert {*os.listdir(tmp_path / "run")} & {*files, "tensorboard"} == files
-    assert (played.code, played.outcome["rows"]) == (0, 0), played.err
+    assert played.ok.outcome["rows"] == 0
+    for (extra, where, command), ended in zip(NEEDED, others, strict=True):
+        packages = f"expected the packages of the extra {extra}, got no {', '.join(EXTRAS[extra])}"
+        message = f"config error:\n{where}: {packages}. Run: pip install 'reagent-lite[{extra}]'"
+        assert (ended.code, message in ended.err) == (2, True), (command, ended.err)
+    assert os.listdir(tmp_path) == ["run"]
+    assert compiler.ok
 
 
 def test_read_log_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"read_log: .* no pyarrow"):
         _ = reagent_lite.read_log
-
-
-NEEDED = {
-    "data": [
-        ("training_data_path", "dqn --config configs/cartpole/dqn.json --set use_gpu=false"),
-        ("simulation.mode", "dqn --config configs/cartpole/collect.json --set use_gpu=false"),
-        ("timeline.inputTableName", "timeline --config configs/cartpole/timeline.json"),
-        ("training_data_path", "normalize --config configs/cartpole/normalize.json"),
-        ("input_path", "convert --config configs/gymnasium/convert.json"),
-        ("shards_path", "shard --config configs/cluster/shard.json --num_nodes 2"),
-        ("output_path", "simulate --config configs/cartpole/simulate.json"),
-        ("data_path", "inspect --config configs/cartpole/inspect.json"),
-        ("data_path", "score --config configs/cartpole/score.json"),
-    ],
-    "pictures": [
-        ("simulation.pictures", "dqn --config configs/cartpole/online.json --set simulation.pictures=true"),
-    ],
-    "serve": [("workflows.serve", "serve --model model --log log")],
-}
-
-
-@pytest.mark.parametrize("extra", NEEDED)
-def test_a_command_names_the_extra_that_it_needs(extra: str, tmp_path: Path) -> None:
-    output = ["--set", f"model_output_path={json.dumps(str(tmp_path))}"]
-    commands = [
-        [*f"workflows.{command}".split(), *(output if command.startswith("dqn") else [])]
-        for _, command in NEEDED[extra]
-    ]
-    packages = f"expected the packages of the extra {extra}, got no {', '.join(EXTRAS[extra])}"
-    for (where, command), done in zip(NEEDED[extra], without({extra}, *commands), strict=True):
-        message = f"config error:\n{where}: {packages}. Run: pip install 'reagent-lite[{extra}]'"
-        assert (done.code, message in done.err) == (2, True), (command, done.err)
-    assert not any(tmp_path.iterdir())

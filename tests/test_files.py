@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 from oracles.disks import small_disk
@@ -79,16 +79,13 @@ def kill_before(step: int) -> None:
     """Ends this process before its step-th call that changes a folder."""
     calls = itertools.count()
 
-    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def counting(*arguments: Any, **options: Any) -> Any:
-            if next(calls) == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*arguments, **options)
-
-        return counting
+    def before(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return DEFAULT  # the call itself
 
     for module, name in [*((os, name) for name in CHANGES), (files, "_exchange")]:
-        setattr(module, name, counted(getattr(module, name)))
+        setattr(module, name, Mock(wraps=getattr(module, name), side_effect=before))
 
 
 def test_what_killed_writers_left_of_a_file_goes_after_a_day(tmp_path: Path) -> None:

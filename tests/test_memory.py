@@ -11,10 +11,6 @@ from reagent_lite import memory
 CPU = torch.device("cpu")
 
 
-def test_free_memory_is_what_the_kernel_says() -> None:
-    assert 0 < memory.free_bytes(CPU) <= psutil.virtual_memory().total
-
-
 def test_a_containers_limit_and_what_the_system_ended_for_lack_of_memory_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -29,4 +25,4 @@ def test_a_containers_limit_and_what_the_system_ended_for_lack_of_memory_count(
     assert memory.free_bytes(CPU) == 500_000  # what is cached from files can be given up
     assert memory.oom_kills() == 2
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.free_bytes(CPU) > 500_000
+    assert 500_000 < memory.free_bytes(CPU) <= psutil.virtual_memory().total

@@ -136,8 +136,7 @@ def overhead(folder: Path) -> tuple[float, float]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    while not (folder / "begun").exists():
-        time.sleep(0.05)
+    wait_until((folder / "begun").exists, seconds=120)
     share = psutil.Process(launcher.pid).cpu_percent(5.0) / 100
     out, _ = launcher.communicate(timeout=300)
     assert launcher.returncode == 0

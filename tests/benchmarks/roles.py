@@ -26,6 +26,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from oracles.interpreters import Interpreter  # noqa: E402
 from oracles.roles import Roles  # noqa: E402
 from oracles.runs import merged  # noqa: E402
+from oracles.waiting import wait_until  # noqa: E402
 
 from tests.benchmarks.turns import options_of  # noqa: E402
 
@@ -46,8 +47,8 @@ def main() -> None:
         roles = Roles(Path(folder))
         try:
             filler = start(roles, "collect", "data")
-            while env_steps(roles, "data") < 16 * 600 * (options.seconds + 20) * options.repeats:
-                time.sleep(0.5)
+            enough = 16 * 600 * (options.seconds + 20) * options.repeats
+            wait_until(lambda: env_steps(roles, "data") >= enough, seconds=3600)
             filler.kill()
             for _ in range(options.repeats):
                 for name in figures:
@@ -73,8 +74,7 @@ def measured(roles: Roles, name: str, seconds: float) -> dict[str, float]:
     written, out = "data" if name == "together" else "other", f"out{time.monotonic()}"
     started = [start(roles, "learn", "data", out), *(start(roles, "collect", written) for _ in range(2))]
     begun = env_steps(roles, written)
-    while updates(roles, out) < 100 or env_steps(roles, written) == begun:
-        time.sleep(0.2)
+    wait_until(lambda: updates(roles, out) >= 100 and env_steps(roles, written) > begun, seconds=600)
     before = now(roles, started, written, out)
     time.sleep(seconds)
     steps, rows, elapsed, of_learner, of_collectors = now(roles, started, written, out) - before

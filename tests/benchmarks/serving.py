@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from tests.benchmarks.turns import ROOT, options_of, run, spread, write_config
+from tests.oracles.waiting import wait_until
 
 TURNS = 8  # of each server in a repeat
 EMPTY = """
@@ -69,9 +70,7 @@ def started(port: int, *command: str) -> Iterator[tuple[int, psutil.Process]]:
     """A server that answers on the port."""
     process = psutil.Popen([sys.executable, *command], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
-        while port not in [each.laddr.port for each in psutil.net_connections("tcp") if each.status == "LISTEN"]:
-            assert process.poll() is None
-            time.sleep(0.2)
+        wait_until(lambda: port in [each.laddr.port for each in psutil.net_connections() if each.status == "LISTEN"])
         yield port, process
     finally:
         process.terminate()

@@ -66,45 +66,25 @@ WHERE terminal OR (truncated AND next_state_features IS NOT NULL) OR (NOT trunca
 
 def events(folder: Path, rows: int, suffix: str) -> Path:
     file = folder / f"{rows}" / f"events{suffix}"
-    run(
-        "-m",
-        "workflows.simulate",
-        "--config",
-        write_config(
-            file.parent,
-            {
-                "env": "cartpole_v0",
-                "output_path": str(file),
-                "rows": rows,
-                "format": "events",
-                "policy": {"kind": "random"},
-            },
-        ),
-    )
+    tree = {"env": "cartpole_v0", "output_path": str(file), "rows": rows, "format": "events",
+            "policy": {"kind": "random"}}  # fmt: skip
+    run("-m", "workflows.simulate", "--config", write_config(file.parent, tree))
     return file
 
 
 def timeline(folder: Path, file: Path, **top: Any) -> Finished:
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
-    return run(
-        "-m",
-        "workflows.timeline",
-        "--config",
-        write_config(
-            folder,
-            {"timeline": {"inputTableName": str(file), "outputTableName": str(out), "numOutputShards": 2}, **top},
-        ),
-    )
+    tables = {"inputTableName": str(file), "outputTableName": str(out), "numOutputShards": 2}
+    return run("-m", "workflows.timeline", "--config", write_config(folder, {"timeline": tables, **top}))
 
 
 def rows_of(folder: Path, columns: list[str], ids: pa.Array) -> tuple[int, list[dict[str, Any]]]:
     """How many rows a folder has, and some columns of some episodes in order."""
     files = sorted(folder.glob("*.parquet"))
     some = pq.read_table(files, columns=columns, filters=pc.field("mdp_id").isin(ids), partitioning=None)
-    return sum(pq.read_metadata(file).num_rows for file in files), some.sort_by(
-        [("mdp_id", "ascending"), ("sequence_number", "ascending")]
-    ).to_pylist()
+    order = [("mdp_id", "ascending"), ("sequence_number", "ascending")]
+    return sum(pq.read_metadata(file).num_rows for file in files), some.sort_by(order).to_pylist()
 
 
 def require_same(ours: Path, spark: Path) -> None:

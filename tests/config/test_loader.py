@@ -79,11 +79,6 @@ def test_defaults_are_the_contracts() -> None:
         DEFAULTS_OF_2019
     )
     assert (tree["use_all_avail_gpus"], tree["num_nodes"], tree["num_processes_per_node"]) == (False, 1, None)
-    played = check(SimulateConfig, {"env": "cartpole_v0", "output_path": "out/log.jsonl"})
-    assert (played.rows, played.episodes, played.num_envs, played.format, played.value_of) == (
-        30000, None, 256, "events", None
-    )  # fmt: skip
-    assert (played.policy.kind, played.policy.epsilon) == ("random", 0.1)
 
 
 def test_every_error_at_once() -> None:

@@ -293,10 +293,3 @@ def test_episodes_replace_the_default_of_rows() -> None:
 
 def test_every_suffix_has_a_writer() -> None:
     assert set(LOG_SUFFIXES) == set(FORMATS)
-    for suffix in LOG_SUFFIXES:
-        check(SimulateConfig, PLAYED | {"output_path": f"a/b{suffix}"})
-
-
-def test_policies_without_a_model_and_figures_of_a_played_one_are_allowed() -> None:
-    check(EvaluateConfig, {"model": "logged", "data_path": "d", "output_path": "e.json", "actions": ["a"]})
-    check(EvaluateConfig, {"model": "m", "simulation": {"env": "x"}, "evaluation": {"confidence_level": 0.9}})

@@ -34,7 +34,7 @@ Case = tuple[tuple[float, float], Estimate, float]
 """Epsilons of log and policy, an estimate of the policy's value from the log, and the exact value."""
 
 
-def cases(seeds: range) -> list[Case]:
+def cases(seeds: range, resamples: int = 500) -> list[Case]:
     """Every estimate of every pair: 1000 episodes, and a value model off by 0.1."""
     case_list = []
     for logged, evaluated, seed in product((1.0, 0.8, 0.5, 0.2), (1.0, 0.8, 0.5, 0.2, 0.05, 0.0), seeds):
@@ -43,7 +43,7 @@ def cases(seeds: range) -> list[Case]:
         # random episodes are long: cut at 200 steps, rows are 0.7 standard errors worth less than the exact value
         log = gridworld.simulate(gridworld.epsilon_greedy(logged), 1000, rng, max_steps=1000)
         page = gridworld_page(log, policy, noisy_q(policy, 0.1, rng))
-        (outcome,) = evaluate_page(page, gamma=gridworld.GAMMA, config=EvaluationConfig(bootstrap_resamples=500),
+        (outcome,) = evaluate_page(page, gamma=gridworld.GAMMA, config=EvaluationConfig(bootstrap_resamples=resamples),
                                    generator=Generator().manual_seed(seed)).outcomes  # fmt: skip
         exact = Study(
             behaviour=logged, evaluated=evaluated, num_episodes=1000, start=gridworld.fixed_start(), model_error=0.1
@@ -71,7 +71,7 @@ def bar(count: int) -> int:
 
 
 def test_verdicts_follow_the_overlap_and_trustworthy_intervals_hold_the_exact_values() -> None:
-    case_list = cases(range(1))
+    case_list = cases(range(1), 100)  # which trustworthy intervals do not come from
     for epsilons, estimate, _ in case_list:
         case = (epsilons, estimate.name, estimate.verdict)
         if ESTIMATORS[estimate.name].evidence is None:

@@ -5,7 +5,7 @@ import math
 import pytest
 from oracles.reports import UNDEFINED
 
-from reagent_lite.evaluation.interval import Interval, effective, number
+from reagent_lite.evaluation.interval import Interval, number
 
 
 def test_text_json_and_tags() -> None:
@@ -24,10 +24,6 @@ def test_text_json_and_tags() -> None:
 )  # fmt: skip
 def test_numbers_have_three_digits_or_units(value: float, text: str) -> None:
     assert number(value) == text
-
-
-def test_an_effective_number_agrees_with_its_noun() -> None:
-    assert [effective(count, "row") for count in (12.5, 1.0004)] == ["12.5 effective rows", "1 effective row"]
 
 
 @pytest.mark.parametrize(("low", "high", "side"), [(0.1, 2.0, 1), (-2.0, -0.1, -1), (-1.0, 1.0, 0), (math.nan, 1.0, 0)])

@@ -1,7 +1,5 @@
 """Intervals of returns in simulation: by the normal approximation, by the chance of an unseen event, by simulation."""
 
-import itertools
-import math
 from collections.abc import Callable
 from dataclasses import astuple
 from types import SimpleNamespace
@@ -19,12 +17,11 @@ LOGS = 100
 MOST_FALSE = 8  # what a decision that is false in 2.5 % exceeds once in a thousand times
 
 
-def played(model: Tensor, other: Tensor | None = None) -> Played:
-    """Returns policies with these returns, which are half as large when discounted."""
+def played(model: Tensor, *others: Tensor) -> Played:
+    """Returns policies with these returns, half as large when discounted; the second one is RANDOM."""
     tables = {
         key: torch.stack((total, total / 2, torch.ones_like(total), torch.zeros_like(total)))
-        for key, total in ((MODEL, model), (RANDOM, other))
-        if total is not None
+        for key, total in zip((MODEL, RANDOM, *map(str, range(1, len(others)))), (model, *others), strict=False)
     }
     return Played.of(cast(Any, SimpleNamespace(name="events", parameters={})), 200, tables, level=0.95)
 
@@ -65,9 +62,10 @@ def test_policies_with_the_same_chance_of_an_event_are_seldom_told_apart(episode
     """The exact chance, over the numbers of events that each of two policies has, in different episodes."""
     chance = 0.0
     episode = torch.arange(episodes)
-    for others, ours in itertools.combinations(range(int(3 * episodes * rate) + 6), 2):
-        if played((episode < ours).double(), (episode >= episodes - others).double()).differences[RANDOM].total.low > 0:
-            chance += math.prod(binom.pmf([ours, others], episodes, rate))
+    for ours in range(1, int(3 * episodes * rate) + 6):
+        fewer = [(episode >= episodes - count).double() for count in range(ours)]
+        better = [earned.total.low > 0 for earned in played((episode < ours).double(), *fewer).differences.values()]
+        chance += binom.pmf(ours, episodes, rate) * binom.pmf(range(ours), episodes, rate).dot(better)
     assert chance < 0.025
 
 
@@ -77,6 +75,8 @@ def test_policies_with_the_same_chance_of_an_event_are_seldom_told_apart(episode
     ids=["lognormal", "rare and large"],
 )
 def test_policies_that_play_alike_are_seldom_told_apart(draw: Callable[[np.random.Generator], np.ndarray]) -> None:
+    """A difference is that of a policy that earns nothing to one that earns the difference the other way round."""
     pairs = [[torch.from_numpy(draw(rng)) for _ in range(2)] for rng in map(np.random.default_rng, range(LOGS))]
-    sides = [played(*pair).differences[RANDOM].total.side for pair in pairs]
+    differences = played(torch.zeros_like(pairs[0][0]), *(other - ours for ours, other in pairs)).differences
+    sides = [earned.total.side for earned in differences.values()]
     assert max(sides.count(1), sides.count(-1)) <= MOST_FALSE

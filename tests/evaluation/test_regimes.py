@@ -33,18 +33,24 @@ UNDECIDED = {"ship": (0, 0), "do not ship": (0, 0)}
         # what makes no difference is seldom shipped, and intervals hold the truth
         *((regime, LOGS, SOUND | {"trusted": (0.71, 1)}) for regime in (
             Regime(episodes=2_000, rate=0.004),
-            Regime(episodes=2_000, logging="softmax", policy="near"),
             Regime(episodes=500, actions=2, outcome="cost", policy="near"),
             Regime(episodes=500, actions=2, outcome="heavy"),
             Regime(episodes=500, actions=4, policy="near", horizon=4),
         )),
+        pytest.param(
+            Regime(episodes=2_000, logging="softmax", policy="near"), LOGS, SOUND | {"trusted": (0.71, 1)},
+            marks=pytest.mark.slow,
+        ),
         # propensities are estimated, of a logger that the estimated policy can be, and of one that it cannot be
         (HiddenLogger(logger="softmax", episodes=300, actions=3, outcome="event"), LOGS // 2,
          SOUND_OF_20 | {"trusted": (0.51, 1)}),
-        (HiddenLogger(logger="network"), LOGS // 5, UNDECIDED | {"trusted": (0, 0.5)}),
+        (HiddenLogger(logger="network"), 6, UNDECIDED | {"trusted": (0, 0.5)}),
         # rewards of a user resemble each other: taken as independent, intervals of values miss more often than not
         (Users(users=60, rows=50, together=True), LOGS, SOUND),
-        (Users(users=60, rows=50, together=False), LOGS, {"cover": (0, 0.69), "cover difference": (1 - 7 / LOGS, 1)}),
+        pytest.param(
+            Users(users=60, rows=50, together=False), LOGS, {"cover": (0, 0.69), "cover difference": (1 - 7 / LOGS, 1)},
+            marks=pytest.mark.slow,
+        ),
         # events in 0.4 % of the rows, and in 4 % of those whose action is the policy's: it is found
         (Regime(episodes=10_000, rate=0.004, gain=10), LOGS // 2, {"ship": (0.8, 1), "do not ship": (0, 0)}),
         # a log without events says nothing
@@ -59,7 +65,7 @@ def test_shares_of_trusted_estimates_intervals_and_decisions(
     assert {name: figures[name] for name, (low, high) in bounds.items() if not low <= figures[name] <= high} == {}
 
 
-@pytest.mark.parametrize("rate", [0.004, 0.2])
+@pytest.mark.parametrize("rate", [0.004, pytest.param(0.2, marks=pytest.mark.slow)])
 def test_a_policy_that_plays_as_the_logging_policy_is_seldom_told_apart_from_it(rate: float) -> None:
     """1,000 logged episodes and 100 simulated ones, of which often none has an event."""
     told_apart = 0

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 import reagent_lite
 from reagent_lite.algorithms.bcq import LikelyInTheLog
@@ -30,8 +29,10 @@ SPEC = NormalizationSpec((
     FeatureSpec(feature_id=10, feature_type=FeatureType.BINARY),
     FeatureSpec(feature_id=11, feature_type=FeatureType.PROBABILITY),
     FeatureSpec(feature_id=12, feature_type=FeatureType.CONTINUOUS, mean=1.0, stddev=2.0),
+    FeatureSpec(feature_id=21, feature_type=FeatureType.CONTINUOUS, mean=1e6 + 0.03, stddev=0.1),
     FeatureSpec(feature_id=13, feature_type=FeatureType.BOXCOX, boxcox_lambda=0.5, boxcox_shift=1.0, mean=0.5),
     FeatureSpec(feature_id=14, feature_type=FeatureType.ENUM, possible_values=(12.0, 4.0, 2.0)),
+    FeatureSpec(feature_id=20, feature_type=FeatureType.ENUM),  # of no width
     FeatureSpec(feature_id=15, feature_type=FeatureType.QUANTILE, quantiles=(0.0, 0.8, 1.0)),
     FeatureSpec(feature_id=16, feature_type=FeatureType.CONTINUOUS_ACTION, min_value=-1.0, max_value=3.0),
     FeatureSpec(feature_id=17, feature_type=FeatureType.DISCRETE_ACTION),
@@ -69,10 +70,16 @@ def predictor_of(head: str, *, candidates: bool, dueling: bool, restricted: bool
         parts["restriction"] = LikelyInTheLog(behavior_cloning, 0.4)
     made: Predictor = (
         ParametricPredictor(
-            Preprocessor(SPEC), Preprocessor(SPEC), scorer, action_feature_ids=SPEC.feature_ids, **parts
+            Preprocessor(SPEC, missing_as_zero=dueling),
+            Preprocessor(SPEC, missing_as_zero=dueling),
+            scorer,
+            action_feature_ids=SPEC.feature_ids,
+            **parts,
         )
         if candidates
-        else DiscretePredictor(Preprocessor(SPEC), scorer, action_names=spec.action_names, **parts)
+        else DiscretePredictor(
+            Preprocessor(SPEC, missing_as_zero=dueling), scorer, action_names=spec.action_names, **parts
+        )
     )
     return made.eval().requires_grad_(False)
 
@@ -80,7 +87,8 @@ def predictor_of(head: str, *, candidates: bool, dueling: bool, restricted: bool
 def raw(rng: np.random.Generator, *shape: int) -> np.ndarray:
     values = rng.uniform(-1, 2, size=(*shape, len(SPEC.features))).astype(np.float32)
     values[..., 0] = rng.integers(0, 2, size=shape)
-    values[..., 4] = rng.choice([2, 4, 12, 5], size=shape)
+    values[..., 5] = rng.choice([2, 4, 12, 5], size=shape)
+    values[..., 3] = 1e6 + rng.integers(-16, 17, size=shape) / 16
     values[rng.random(values.shape) < 0.2] = np.nan
     values[0, ..., 2] = np.float32(-1337.1337)
     return values
@@ -149,13 +157,3 @@ def test_tolerance_is_relative_to_the_largest_live_q() -> None:
     for value, words in ((1.6e-3, r"1 of 2, the furthest by 0\.0016"), (np.nan, "1 of 2")):
         with pytest.raises(BundleError, match=words):
             tolerance.compare("x", live, np.array([value, -10.0], dtype=np.float32), "")
-
-
-def test_a_call_that_onnx_lacks_is_named(discrete_predictor: DiscretePredictor, tmp_path: Path) -> None:
-    class Odd(nn.Module):
-        def forward(self, state: Tensor, mask: Tensor, features: Tensor | None) -> Tensor:
-            return torch.special.i0(state).sum(1, keepdim=True).expand(-1, 3)
-
-    discrete_predictor.scorer = Odd()
-    with pytest.raises(torch.onnx.errors.UnsupportedOperatorError, match="the operator 'aten::i0'"):
-        FORMATS["onnx"].write(discrete_predictor, tmp_path / "model.onnx")

@@ -1,21 +1,19 @@
 """The call contract of 2019, through files read with torch.jit.load."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+pytestmark = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")
 NAN, INF = float("nan"), float("inf")
 ACTIONS = ["left", "right", "stay"]
 ABSENT = torch.tensor([[True, False]])
 
 
 def load(folder: Path) -> Any:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"`torch\.jit\.", DeprecationWarning)
-        return torch.jit.load(folder / "model.torchscript")  # type: ignore[no-untyped-call]
+    return torch.jit.load(folder / "model.torchscript")  # type: ignore[no-untyped-call]
 
 
 def features(rows: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,7 +27,7 @@ from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import DiscretePredictor
 from reagent_lite.export.tolerance import Tolerance
-from reagent_lite.export.writer import check_file, graph_inputs, write_bundle
+from reagent_lite.export.writer import write_bundle
 from reagent_lite.feature_ids import FeatureId
 from reagent_lite.report.content import PageSection, Report, Table
 from reagent_lite.report.markdown import findings
@@ -73,10 +73,11 @@ def test_tolerance_is_used(change: dict[str, float], make: Make, discrete_predic
     ("part", "value", "words"),
     [
         ("policy", EpsilonGreedy(), r"model.onnx, propensities: .* got 0\.2"),
+        ("restriction", LikelyInTheLog(Habit([0.5, 0.04, 0.46]), 0.1), r"model.onnx, choices: .* got 5 of 15"),
         ("restriction", LikelyInTheLog(Habit([float("nan")] * 3), 0.1), "choices of the live network"),
     ],
 )
-def test_a_file_of_another_policy_and_an_imitator_that_diverged_are_found(
+def test_a_file_of_another_policy_or_imitator_and_one_that_diverged_are_found(
     part: str, value: Any, words: str, make: Make, discrete_predictor: DiscretePredictor
 ) -> None:
     setattr(discrete_predictor, part, value)
@@ -102,13 +103,9 @@ def test_a_checked_bundle_replaces_the_older_one_and_a_failed_one_leaves_nothing
 def test_everything_is_synced_before_the_rename_and_readable_by_others(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced, sync, mask = [], os.fsync, os.umask(0o022)
-
-    def watching(descriptor: int) -> None:
-        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", watching)
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(Path(os.readlink(f"/proc/self/fd/{number}")).name))
+    mask = os.umask(0o022)
     files = sorted(make().iterdir())
     os.umask(mask)
     *names, folder, parent = synced[-len(files) - 2 :]
@@ -191,19 +188,10 @@ def test_the_card_shows_names_as_they_are(
     assert "<th>a|b</th>" in page
 
 
-def test_the_imitator_is_written_and_another_one_is_found(
-    restricted_folder: Path, discrete_folder: Path, discrete_predictor: DiscretePredictor
-) -> None:
+def test_the_imitator_is_written(restricted_folder: Path, discrete_folder: Path) -> None:
     weights = load_file(restricted_folder / "weights.safetensors")
     torch.testing.assert_close(weights["behavior_cloning.logits"].exp(), torch.tensor([0.5, 0.04, 0.46]))
     assert weights.keys() - load_file(discrete_folder / "weights.safetensors").keys() == {"behavior_cloning.logits"}
-    # one that finds action 1 likely and action 2 not
-    discrete_predictor.restriction = LikelyInTheLog(Habit([0.5, 0.46, 0.04]), 0.1)
-    other = discrete_predictor.eval().requires_grad_(False)
-    batches = [graph_inputs(other, SampleRows(values=np.ones((5, 2), np.float32)))]
-    for entry in FORMATS.values():
-        with pytest.raises(BundleError, match=r"choices: .* got 10 of 15"):
-            check_file(entry.file, entry.replay(other, restricted_folder / entry.file), batches, STRICT)
 
 
 def test_the_card_s_code_runs(discrete_folder: Path, parametric_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import os
 import select
 import shutil
 import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,10 @@ class Browser:
     """One tab. `events` are all that it has sent so far."""
 
     def __init__(self, write: int, read: int) -> None:
-        self._write, self._read, self._rest, self._count = write, read, b"", 0
+        self._write = write
+        self._read = read
+        self._rest = b""
+        self._count = 0
         self.events: list[dict[str, Any]] = []
         self._session: dict[str, str] = {}
         self._session = self.ask(
@@ -57,42 +59,16 @@ class Browser:
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1,
                  mobile=width < 600)  # fmt: skip
         self.ask("Page.navigate", url=file.as_uri())
-        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+        while not self.sent("Page.loadEventFired"):
             self.events.append(self._next())
 
     def value(self, script: str) -> Any:
         """Returns what an expression gives in the page."""
         return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
-    def media(self, name: str) -> None:
-        """Shows the page from here on as a medium has it, such as print."""
-        self.ask("Emulation.setEmulatedMedia", media=name)
-
-    def unfold(self) -> None:
-        """Opens all that is folded."""
-        self.value("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-
-    def roles(self) -> dict[str, int]:
-        """Returns how many things of each kind the page has for who cannot see it."""
-        return dict(
-            Counter(
-                node["role"]["value"]
-                for node in self.ask("Accessibility.getFullAXTree")["nodes"]
-                if not node["ignored"]
-            )
-        )
-
-    def requests(self) -> list[str]:
-        """Returns the addresses that the page asked for."""
-        return [event["params"]["request"]["url"] for event in self._named("Network.requestWillBeSent")]
-
-    def complaints(self) -> list[str]:
-        """Returns script errors, console messages and the browser's own remarks on the page."""
-        methods = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
-        return [json.dumps(event["params"]) for method in methods for event in self._named(method)]
-
-    def _named(self, method: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event.get("method") == method]
+    def sent(self, *methods: str) -> list[dict[str, Any]]:
+        """Returns the parameters of all events of these methods since the page was opened."""
+        return [event["params"] for event in self.events if event.get("method") in methods]
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:

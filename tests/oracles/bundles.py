@@ -147,13 +147,9 @@ def category_bundle(folder: Path, weight: Array, names: tuple[str, ...]) -> Path
         ),
         axis=1,
     ).astype(np.float32)
-    return write_bundle(
-        folder,
-        predictor,
-        content=replace(
-            content("dqn", SampleRows(values=values)), normalization={"state": normalization_json(CATEGORIES)}
-        ),
-    )
+    about = content("dqn", SampleRows(values=values))
+    normalization = {"state": normalization_json(CATEGORIES)}
+    return write_bundle(folder, predictor, content=replace(about, normalization=normalization))
 
 
 def category_candidates_bundle(folder: Path) -> Path:

@@ -109,11 +109,8 @@ def timeline_config(folder: Path, source: Path, top: Row | None = None, **sectio
 
 def make(folder: Path, rows: Sequence[Row] | Path, top: Row | None = None,
          **section: Any) -> TimelineOutcome:  # fmt: skip
-    return run_timeline(
-        timeline_config(
-            folder, rows if isinstance(rows, Path) else write_lines(folder / "events.jsonl", rows), top, **section
-        )
-    )
+    source = rows if isinstance(rows, Path) else write_lines(folder / "events.jsonl", rows)
+    return run_timeline(timeline_config(folder, source, top, **section))
 
 
 def read(folder: Path) -> list[Row]:

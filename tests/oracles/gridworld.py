@@ -179,7 +179,7 @@ def iql_solution(share: float, beta: float, most: float) -> tuple[Array, Array]:
 
     p, r, mask = transition_matrix(), rewards(), allowed()
     value = np.zeros(NUM_STATES)
-    for _ in range(200):
+    for _ in range(100):
         q = np.where(mask, r + GAMMA * p @ value, 0.0)
         value = np.array([expectile(q[s][mask[s]], share) if mask[s].any() else 0.0 for s in range(NUM_STATES)])
     return weighted_policy(np.minimum(np.exp(beta * (q - value[:, None])), most)), q

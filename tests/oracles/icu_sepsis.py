@@ -148,8 +148,5 @@ def write_events(file: Path, log: EpisodeBlock) -> Path:
 
 
 if __name__ == "__main__":
-    print(
-        write_events(
-            Path(sys.argv[1]) / "events.parquet", draw_log(sepsis().clinicians, NUM_EPISODES, np.random.default_rng(0))
-        )
-    )
+    log = draw_log(sepsis().clinicians, NUM_EPISODES, np.random.default_rng(0))
+    print(write_events(Path(sys.argv[1]) / "events.parquet", log))

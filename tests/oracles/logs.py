@@ -120,9 +120,6 @@ def gridworld_rows(*, sarsa: bool, parametric: bool) -> list[dict[str, Any]]:
 
 
 def enum_normalization(file: Path, feature: str, values: Iterable[int]) -> Path:
-    file.write_text(
-        json.dumps(
-            {feature: json.dumps({"feature_type": "ENUM", "possible_values": list(values), "mean": 0, "stddev": 1})}
-        )
-    )
+    spec = {"feature_type": "ENUM", "possible_values": list(values), "mean": 0, "stddev": 1}
+    file.write_text(json.dumps({feature: json.dumps(spec)}))
     return file

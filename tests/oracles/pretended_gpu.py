@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -107,22 +108,6 @@ class Stream:
 
 
 @dataclass
-class Context:
-    """The primary context: a launch needs it pushed."""
-
-    depth: int = 0
-
-    def push(self) -> None:
-        self.depth += 1
-
-    def pop(self) -> None:
-        self.depth -= 1
-
-    def detach(self) -> None:
-        """At the process's end."""
-
-
-@dataclass
 class Function:
     """A kernel. PyCUDA packs arguments with `struct.pack` by the letters given to `prepare`."""
 
@@ -138,7 +123,7 @@ class Function:
         self, grid: tuple[int, int], block: tuple[int, int, int], stream: Stream, *given: Any
     ) -> None:
         gpu = self.gpu
-        if gpu.context.depth < 1 or stream is not gpu.stream:
+        if gpu.context.push.call_count <= gpu.context.pop.call_count or stream is not gpu.stream:
             raise DriverError("cuLaunchKernel failed: invalid device context")
         assert grid == (max(grid[0], 1), 1)
         assert block == (min(max(block[0], 1), LARGEST_BLOCK), 1, 1)
@@ -156,13 +141,14 @@ class PretendedGpu:
 
     Attributes:
         memory: of the device.
+        context: the primary context, which a launch needs pushed.
         notes: launches (stream, kernel, blocks, threads of a block) and waiting, as they came.
         backwards: run the threads of a launch from the last to the first.
         refused: suffixes of the files that the driver does not load.
     """
 
     memory: DeviceMemory = field(default_factory=DeviceMemory)
-    context: Context = field(default_factory=Context)
+    context: Mock = field(default_factory=Mock)
     notes: list[tuple[object, ...]] = field(default_factory=list)
     backwards: bool = False
     refused: tuple[str, ...] = ()

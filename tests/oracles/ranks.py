@@ -41,10 +41,10 @@ def start_ranks(
     started: list[Interpreter] = []
     for node, (folder, count) in enumerate(zip(folders, counts, strict=True)):
         folder.mkdir(exist_ok=True)
-        caches = {"XDG_CACHE_HOME": str(folder / "cache"), "REAGENT_LITE_CACHE": str(folders[0].parent / "kernels")}
         for local in range(count):
-            of_rank = {"RANK": len(started), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": node}
-            variables = common | caches | {name: str(value) for name, value in of_rank.items()}
+            of_rank = {"RANK": len(started), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": node,
+                       "XDG_CACHE_HOME": folder / "cache"}  # fmt: skip
+            variables = common | {name: str(value) for name, value in of_rank.items()}
             started.append(Interpreter(arguments, cwd=folder, env=variables))
     return started
 

@@ -7,9 +7,11 @@ outcome; contexts are drawn anew at every step. The tables are drawn anew for ea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+import scipy.special
 import torch
 from numpy.typing import NDArray
 
@@ -27,6 +29,8 @@ CONFIG = EvaluationConfig(max_episodes=2**40, bootstrap_resamples=100)
 ROUNDING = 1e-9
 FEWEST_TRUSTED = 40  # logs, from which a share is meant to say something
 HEAVY = 1.2  # deviation of the logarithm of a heavy-tailed reward
+
+softmax = partial(scipy.special.softmax, axis=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +138,6 @@ def _rewards(regime: Regime, mean: Array, rng: np.random.Generator) -> Array:
         return regime.sign * (mean + lognormal)
     events = (rng.random(mean.shape) < mean).astype(float)
     return events * lognormal if regime.outcome == "purchase" else regime.sign * events
-
-
-def softmax(scores: Array) -> Array:
-    powers = np.exp(scores - scores.max(1, keepdims=True))
-    return np.asarray(powers / powers.sum(1, keepdims=True))
 
 
 def page_of(

@@ -104,12 +104,10 @@ def read(folder: Path) -> tuple[dict[str, torch.Tensor], list[Tree]]:
 
 def different(whole: End, again: End) -> list[str]:
     """Returns phrases for every bit that is not the same."""
-    texts = [f"tensor {name} only in one" for name in whole.tensors.keys() ^ again.tensors.keys()]
-    texts += [
+    texts = [
         f"tensor {name}"
-        for name in whole.tensors.keys() & again.tensors.keys()
-        if whole.tensors[name].shape != again.tensors[name].shape
-        or not bits(whole.tensors[name]).equal(bits(again.tensors[name]))
+        for name in sorted(whole.tensors.keys() | again.tensors.keys())
+        if bits(whole.tensors.get(name)) != bits(again.tensors.get(name))
     ]
     if whole.lines != again.lines:
         texts.append(f"metrics: {[line['step'] for line in whole.lines]} {[line['step'] for line in again.lines]}")
@@ -118,8 +116,8 @@ def different(whole: End, again: End) -> list[str]:
     return texts
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
+def bits(tensor: torch.Tensor | None) -> object:
+    return None if tensor is None else (tensor.shape, tensor.numpy().tobytes())
 
 
 def logged(folder: Path, **sections: Tree) -> Tree:
@@ -175,26 +173,11 @@ def candidates(folder: Path, **sections: Tree) -> Tree:
 def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> Interpreter:
     """Starts `python -m workflows.dqn` with a checkpoint every three steps."""
     config = folder / "config.json"
-    config.write_text(
-        json.dumps(
-            {
-                "model_output_path": str(folder / "out"),
-                **tree,
-                "checkpoint": {"every_steps": 3, **tree.get("checkpoint", {})},
-            }
-        )
-    )
-    command = [
-        "-m",
-        "workflows.dqn",
-        "--config",
-        str(config),
-        *[part for setting in settings for part in ("--set", setting)],
-    ]
-    return Interpreter(
-        command,
-        env={**os.environ, "PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment},
-    )
+    saving = {"every_steps": 3, **tree.get("checkpoint", {})}
+    config.write_text(json.dumps({"model_output_path": str(folder / "out"), **tree, "checkpoint": saving}))
+    sets = [part for setting in settings for part in ("--set", setting)]
+    variables = {"PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
+    return Interpreter(["-m", "workflows.dqn", "--config", str(config), *sets], env={**os.environ, **variables})
 
 
 def checkpoints(folder: Path, out: str = "out") -> list[str]:

@@ -70,16 +70,15 @@ Runner = Callable[..., Run]
 
 
 @pytest.fixture
-def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+def run(tmp_path: Path) -> Runner:
     """run(workflow, config tree, *arguments): a process of its own, as on the command line."""
-    kernels = tmp_path_factory.getbasetemp() / "kernels"  # compiled once for all runs
 
     def start(workflow: str, tree: dict[str, Any], *arguments: str, timeout: float = 240) -> Run:
         config = tmp_path / "config.json"
         config.write_text(json.dumps(tree))
         command = ["-m", f"workflows.{workflow}", "--config", str(config), *arguments]
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": python_path(ROOT),
-                       "REAGENT_LITE_CACHE": str(kernels), FORKED_WORKERS: "1"}  # fmt: skip
+                       FORKED_WORKERS: "1"}  # fmt: skip
         return end(Interpreter(command, cwd=tmp_path, env=environment), timeout)
 
     return start

@@ -8,17 +8,12 @@ from oracles.reports import around, estimated, undefined
 from reagent_lite.evaluation.cpe import Estimate
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.verdict import Verdict
-from reagent_lite.report.charts import AxisScale, Curves, Line, curve_chart, interval_chart, thinned, ticks
+from reagent_lite.report.charts import Curves, Line, curve_chart, interval_chart, thinned, ticks
 
 
 def whiskers(*rows: Estimate, simulated: Interval | None = None, **references: Interval) -> str:
     marks = {"logged policy": around(10.0, 1.0), **references}
     return interval_chart("t", [(row.name, row.figure, row.verdict) for row in rows], marks, simulated).svg
-
-
-def test_a_scale_is_linear_between_its_ends_or_in_powers() -> None:
-    assert AxisScale(low=0.0, high=10.0, start=60.0, stop=460.0)(2.5) == 160.0  # 60 + 400 / 4
-    assert AxisScale(low=1.0, high=100.0, start=0.0, stop=10.0, logarithmic=True)(10.0) == 5.0
 
 
 @pytest.mark.parametrize(

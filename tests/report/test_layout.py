@@ -1,6 +1,7 @@
 """The report page in a real browser: at no width anything scrolls sideways or is cut; colours and print."""
 
 import re
+from collections import Counter
 from itertools import product
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from oracles.reports import SEQUENTIAL, full
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.report.page import render
 
+COMPLAINTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
 # in CSS pixels
 SMALLEST_LETTERS = (
     "Math.min(...[...document.querySelectorAll('svg.chart text')].map(t => "
@@ -36,15 +38,16 @@ def test_a_page_fits_screens_and_paper(tmp_path: Path) -> None:
             browser.open(file, width=width)
             whole(browser)
             assert browser.value("document.documentElement.scrollWidth") <= width
-            assert browser.value(COLLIDING) == browser.complaints() == []
-            assert browser.requests() == [file.as_uri()]
+            assert browser.value(COLLIDING) == browser.sent(*COMPLAINTS) == []
+            assert [sent["request"]["url"] for sent in browser.sent("Network.requestWillBeSent")] == [file.as_uri()]
             assert browser.value(SMALLEST_LETTERS) >= 9
             # who cannot see finds the same tables on a phone
-            roles = browser.roles()
+            nodes = browser.ask("Accessibility.getFullAXTree")["nodes"]
+            roles = Counter(node["role"]["value"] for node in nodes if not node["ignored"])
             tables.append([roles[name] for name in ("table", "row", "columnheader", "rowheader", "image")])
         assert tables[0] == tables[1] == tables[2]
         browser.open(file, width=718)  # A4 without margins of a centimetre, in CSS pixels
-        browser.media("print")
+        browser.ask("Emulation.setEmulatedMedia", media="print")
         assert set(browser.value(BREAKS)) == {"avoid"}
         assert browser.value(HIGHEST_CARD) < 1000  # a drawing that is higher than a page would be cut all the same
         whole(browser)
@@ -53,7 +56,7 @@ def test_a_page_fits_screens_and_paper(tmp_path: Path) -> None:
 def whole(browser: Browser) -> None:
     """Asserts that nothing is cut, folded or unfolded."""
     assert browser.value(OVERFLOWING) == []
-    browser.unfold()
+    browser.value("document.querySelectorAll('details').forEach(each => { each.open = true; })")
     assert browser.value(OVERFLOWING) == []
     assert browser.value(BROKEN_WORDS) == []
 

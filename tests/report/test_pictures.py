@@ -1,16 +1,14 @@
 """Pictures: what they show is read back from pixels and lines, against positions worked out by hand."""
 
 import math
-import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image, ImageSequence
 
-from reagent_lite.errors import ConfigError
 from reagent_lite.report.pictures import (
     BOTTOM,
     HEIGHT,
@@ -19,11 +17,8 @@ from reagent_lite.report.pictures import (
     Agents,
     Episode,
     frame,
-    require_pictures,
     write_animation,
 )
-
-drawn = pytest.mark.skipif(find_spec("PIL") is None, reason="the extra `pictures` is not installed")
 
 VERMILION = (213, 94, 0)
 GREY = (153, 153, 153)
@@ -57,22 +52,13 @@ def centre(picture: NDArray[np.uint8], colour: tuple[int, int, int] = VERMILION)
     return float(columns.mean()), float(rows.mean())
 
 
-def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ConfigError, match=r"simulation\.pictures: .*PIL.*pip install 'reagent-lite\[pictures\]'"):
-        require_pictures()
-
-
 # ---- the animation
 
 
-@drawn
 @pytest.mark.parametrize(("steps", "most", "shown"), [(10, 300, 11), (100, 5, 5), (0, 300, 1)])
 def test_an_animation_has_the_first_and_the_last_state_and_no_more_frames_than_allowed(
     steps: int, most: int, shown: int, tmp_path: Path
 ) -> None:
-    from PIL import Image, ImageSequence
-
     # x runs evenly from -2 to 2
     trace = episode_of("cartpole_v1", [[x, 0, 0, 0] for x in np.linspace(-2, 2, steps + 1)])
     write_animation(tmp_path / "rollout.gif", trace, most_frames=most)
@@ -96,7 +82,6 @@ def test_captions() -> None:
 # ---- scenes
 
 
-@drawn
 @pytest.mark.parametrize(("x", "angle"), [(0.0, 0.0), (1.0, 0.2), (-2.0, -0.2), (0.5, math.pi / 2)])
 @pytest.mark.parametrize("limit", [2.4, 4.8])
 def test_cartpole(x: float, angle: float, limit: float) -> None:
@@ -108,7 +93,6 @@ def test_cartpole(x: float, angle: float, limit: float) -> None:
     assert before_x == pytest.approx(240, abs=1)
 
 
-@drawn
 def test_other_environments_are_curves_with_a_line_at_the_present() -> None:
     observation = [[0.0, 5.0, math.nan], [1.0, 5.0, 2.0], [4.0, 5.0, 3.0]]
     trace = episode_of("my_env", observation, reward=np.array([1.0, 3.0]))
@@ -120,7 +104,6 @@ def test_other_environments_are_curves_with_a_line_at_the_present() -> None:
     np.testing.assert_array_equal(pixels(replace(trace, env="cartpole_v1"), 1)[TOP:], picture[TOP:])
 
 
-@drawn
 def test_agents_are_discs_on_a_square() -> None:
     """A tagger in the middle, runners in the lower left and upper right corners; the second one leaves."""
     places = np.array([[0.5, 0.0, 1.0]] * 3)

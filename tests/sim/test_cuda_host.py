@@ -64,7 +64,7 @@ def test_launches_are_ordered_and_leave_no_context_behind(monkeypatch: pytest.Mo
         monkeypatch.setenv(SYNCHRONIZE, "1")
         VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", GPU), num_envs=5).reset()
         assert gpu.notes[-4:] == [before, ("PyCUDA's", "env_reset", 1, 5), ("waited",), after]
-        assert gpu.context.depth == 0
+        assert gpu.context.push.call_count == gpu.context.pop.call_count
     with on_stream(torch.device("cpu")) as stream:  # nothing of it is left
         assert stream is None
 

@@ -1,12 +1,9 @@
 """What happens before work is replayed as a CUDA graph, with stand-ins for the few functions of torch.cuda."""
 
-import contextlib
 import re
-import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
 from unittest.mock import MagicMock, Mock
 
 import pytest
@@ -18,26 +15,15 @@ from reagent_lite.training.capture import Captured, FixedBatches
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is done with graphs, as it comes; a graph that was recorded replays nothing."""
-    notes: list[str] = []
-
-    @contextlib.contextmanager
-    def recording(graph: object, **options: object) -> Iterator[None]:
-        notes.append("recorded")
-        yield
-
-    mode = [0]
-    stand_ins: dict[str, Any] = {
-        "CUDAGraph": lambda: types.SimpleNamespace(replay=lambda: notes.append("replayed")),
-        "graph": recording,
-        "current_stream": lambda: None,
-        "get_sync_debug_mode": lambda: mode[0],
-        "set_sync_debug_mode": lambda value: mode.__setitem__(0, value),
-    }
-    for name, value in stand_ins.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    return notes
+def cuda(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """A few functions of torch.cuda, whose calls are counted; a graph that was recorded replays nothing."""
+    cuda = MagicMock()
+    cuda.graph.return_value.__exit__.return_value = False  # an error goes on
+    cuda.get_sync_debug_mode.return_value = 0
+    cuda.set_sync_debug_mode.side_effect = lambda mode: cuda.get_sync_debug_mode.configure_mock(return_value=mode)
+    for name in ("CUDAGraph", "graph", "current_stream", "get_sync_debug_mode", "set_sync_debug_mode"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    return cuda
 
 
 def called(times: int, work: Callable[[], object]) -> None:
@@ -47,15 +33,15 @@ def called(times: int, work: Callable[[], object]) -> None:
         captured()
 
 
-def test_work_is_run_three_times_and_then_recorded_once(graphs: list[str]) -> None:
+def test_work_is_run_three_times_and_then_recorded_once(cuda: MagicMock) -> None:
     work = Mock()
     called(6, work)
     assert work.call_count == 4  # the fourth is the recording, which computes nothing on a GPU
-    assert graphs == ["recorded", "replayed", "replayed", "replayed"]
+    assert (cuda.graph.call_count, cuda.CUDAGraph().replay.call_count) == (1, 3)
     assert torch.cuda.get_sync_debug_mode() == 0
 
 
-def test_work_that_waits_is_done_whole_and_never_recorded(graphs: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_work_that_waits_is_done_whole_and_never_recorded(cuda: MagicMock, caplog: pytest.LogCaptureFixture) -> None:
     done: list[int] = []
 
     def work() -> None:
@@ -64,17 +50,17 @@ def test_work_that_waits_is_done_whole_and_never_recorded(graphs: list[str], cap
             warnings.warn("called a synchronizing CUDA operation (Triggered internally at x.cpp:1.)", stacklevel=1)
 
     called(6, work)
-    assert (done, graphs) == ([0, 1, 2, 3, 4, 5], [])
+    assert (done, cuda.graph.call_count) == ([0, 1, 2, 3, 4, 5], 0)
     (message,) = caplog.messages
     assert re.match(rf"{re.escape(__file__)}:\d+ `warnings.warn\(.*\)`: .*simulation.cuda_graph", message, re.DOTALL)
 
 
-def test_work_that_cannot_be_recorded_names_the_key(graphs: list[str]) -> None:
+def test_work_that_cannot_be_recorded_names_the_key(cuda: MagicMock) -> None:
     """As torch.cuda.synchronize(), at which torch does not warn."""
     failure = RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
     with pytest.raises(SimulationError, match=r"CUDA error: .*simulation.cuda_graph"):
         called(4, Mock(side_effect=[None, None, None, failure]))
-    assert graphs == ["recorded"]
+    assert (cuda.graph.call_count, cuda.CUDAGraph().replay.call_count) == (1, 0)
 
 
 def test_batches_keep_their_addresses_and_short_ones_have_rows_of_weight_0() -> None:

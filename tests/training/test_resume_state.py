@@ -9,7 +9,6 @@ from oracles.runs import merged
 
 from reagent_lite.config import DqnConfig, check, resolved
 from reagent_lite.errors import ConfigError
-from reagent_lite.training.checkpoint import flat, nested
 from reagent_lite.training.resume import ReadOrder, completed, position_in, regrouped, require_same_learning
 
 SAVED = {"epochs": 2, "seed": 0, "node_index": 1, "training": {"learning_rate": 0.1, "layers": [-1, 8, -1]},
@@ -77,11 +76,3 @@ def test_sums_of_other_ranks_keep_their_mean() -> None:
         assert [part["source"] for part in parts] == [{"step": 4}] * world
         assert [int(part["rng"]["cpu"]) for part in parts if "rng" in part] == [0, 1][:world]
     assert regrouped(states, 0, {}, keep_sums=False)["meter"] == {"steps": 0}
-
-
-def test_trees_are_taken_apart_and_put_together() -> None:
-    leaves = flat({"a": {"b": torch.ones(2), "c": 3}, "d": 0.1, "e": True, "nothing": {}})
-    assert sorted(leaves) == ["a/b", "a/c", "d", "e"]
-    again = nested(leaves)
-    assert again["a"]["b"].tolist() == [1, 1]
-    assert (int(again["a"]["c"]), float(again["d"]), bool(again["e"])) == (3, 0.1, True)

@@ -8,6 +8,5 @@ __all__ = ["caches", "run", "small"]
 
 @pytest.fixture
 def caches(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches of the test's own, but for kernels, which are compiled once for all tests."""
+    """Caches of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path_factory.getbasetemp() / "kernels"))
