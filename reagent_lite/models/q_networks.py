@@ -235,7 +235,7 @@ def build_q_network(spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
 
 
 def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
-    """Returns a network of a class outside this package, after a call on an example.
+    """Returns a network of a class outside this package, after calls on an example of 3 rows, together and one by one.
 
     If a candidate's values depend only on the candidate and its state, `needs_candidate_list = False` in the class
     saves time.
@@ -245,19 +245,28 @@ def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn
     """
     where = "training.network"
     choices = len(spec.action_names) or 2
+    state = torch.linspace(-1.0, 1.0, 3 * spec.num_state_features).view(3, -1)
+    mask = torch.ones(3, choices).bool()
     features = torch.zeros(3, choices, spec.num_action_features) if spec.parametric else None
     module, _, attribute = name.partition(":")
     try:
         network = getattr(importlib.import_module(module), attribute)(spec, settings)
         with torch.no_grad():
             network.eval()
-            values = network(torch.zeros(3, spec.num_state_features), torch.ones(3, choices).bool(), features)
-        shape = list(values.shape)
+            values = network(state, mask, features)
+            shape = list(values.shape)
+            alone = torch.cat(
+                [network(state[[i]], mask[[i]], None if features is None else features[[i]]) for i in range(3)]
+            )
     except Exception as error:
         got = f"{type(error).__name__}: {first_line(error)}"
         raise ConfigError(Problem(where, f"a module that can be created and called, {name}", got)) from error
     if shape != [3, choices, settings.outputs]:
         raise ConfigError(Problem(where, f"values {[3, choices, settings.outputs]} of 3 rows", str(shape)))
+    if not torch.allclose(values, alone, rtol=1e-3, atol=1e-4 * float(values.abs().max()), equal_nan=True):
+        expected = "the same values of a row whether it is alone or among others"
+        todo = "Give layers the rows as first dimension (batch_first=True), and draw no random numbers in evaluation"
+        raise ConfigError(Problem(where, expected, "values that differ", todo))
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise ConfigError(Problem(where, "a module with parameters to learn", f"{name}, which has none"))
     if not hasattr(network, "needs_candidate_list"):
