@@ -6,6 +6,7 @@ dueling    state ─► trunk ─► V [H];  A from the trunk's output (and the 
 """
 
 import importlib
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -245,9 +246,9 @@ def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn
     """
     where = "training.network"
     choices = len(spec.action_names) or 2
-    state = torch.linspace(-1.0, 1.0, 3 * spec.num_state_features).view(3, -1)
+    state = _example(3, spec.num_state_features)
     mask = torch.ones(3, choices).bool()
-    features = torch.zeros(3, choices, spec.num_action_features) if spec.parametric else None
+    features = _example(3, choices, spec.num_action_features) if spec.parametric else None
     module, _, attribute = name.partition(":")
     try:
         network = getattr(importlib.import_module(module), attribute)(spec, settings)
@@ -263,7 +264,8 @@ def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn
         raise ConfigError(Problem(where, f"a module that can be created and called, {name}", got)) from error
     if shape != [3, choices, settings.outputs]:
         raise ConfigError(Problem(where, f"values {[3, choices, settings.outputs]} of 3 rows", str(shape)))
-    if not torch.allclose(values, alone, rtol=1e-3, atol=1e-4 * float(values.abs().max()), equal_nan=True):
+    noise = 1e-4 * float(values.abs().max())
+    if alone.shape != values.shape or not torch.allclose(values, alone, rtol=1e-3, atol=noise, equal_nan=True):
         expected = "the same values of a row whether it is alone or among others"
         todo = "Give layers the rows as first dimension (batch_first=True), and draw no random numbers in evaluation"
         raise ConfigError(Problem(where, expected, "values that differ", todo))
@@ -272,6 +274,10 @@ def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn
     if not hasattr(network, "needs_candidate_list"):
         network.needs_candidate_list = spec.parametric
     return network.train()  # type: ignore[no-any-return]
+
+
+def _example(*shape: int) -> Tensor:
+    return torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape)
 
 
 def _stream(width: int, outputs: int, settings: NetworkSettings) -> MLP:
