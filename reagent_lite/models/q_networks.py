@@ -264,7 +264,7 @@ def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn
         raise ConfigError(Problem(where, f"a module that can be created and called, {name}", got)) from error
     if shape != [3, choices, settings.outputs]:
         raise ConfigError(Problem(where, f"values {[3, choices, settings.outputs]} of 3 rows", str(shape)))
-    noise = 1e-4 * float(values.abs().max())
+    noise = 1e-4 * float(values.nan_to_num().abs().max())
     if alone.shape != values.shape or not torch.allclose(values, alone, rtol=1e-3, atol=noise, equal_nan=True):
         expected = "the same values of a row whether it is alone or among others"
         todo = "Give layers the rows as first dimension (batch_first=True), and draw no random numbers in evaluation"
