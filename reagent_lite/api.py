@@ -7,6 +7,7 @@ A run logs to the logger "reagent_lite"; `logging.basicConfig(level="INFO")` sho
 """
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 AnyConfig = TypeVar("AnyConfig", bound=Section)
 _CPU = torch.device("cpu")
+_TORCH = threading.RLock()  # torch's random state and tracing are those of the process, not of a thread
 Folder = str | os.PathLike[str]
 
 
@@ -51,7 +53,7 @@ def train(
     """Trains, evaluates and exports a policy, or continues a run, like `workflows.dqn` and `workflows.parametric_dqn`.
 
     Training takes place in this process. Signal handlers, logging, and torch's number of threads and random state are
-    restored afterwards.
+    restored afterwards. Calls from several threads run one after the other, as torch's random state is common to them.
 
     Args:
         config: a DqnConfig or ParametricDqnConfig, a dict of the same keys, or the path of a JSON file. A dict or file
@@ -219,9 +221,9 @@ def _require_one_process(config: WorkflowConfig, processes: Processes) -> None:
 
 @contextmanager
 def _torch_restored(device: torch.device = _CPU) -> Iterator[None]:
-    """Restores torch's number of threads and random state after the block."""
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng([device] if device.type == "cuda" else ()):
+    """Runs the block in one thread at a time, and restores torch's number of threads and random state after it."""
+    with _TORCH, torch.random.fork_rng([device] if device.type == "cuda" else ()):
+        threads = torch.get_num_threads()
         try:
             yield
         finally:

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -134,6 +136,15 @@ def test_the_caller_finds_everything_as_it_was(tree: Tree, frame: pd.DataFrame) 
     assert state() == before
     assert reagent_lite.train(tree, frame).steps == 10  # continues: 80 rows in minibatches of 16, twice
     assert state() == before
+
+
+def test_runs_in_threads_learn_the_same_as_one_alone(tree: Tree, frame: pd.DataFrame, tmp_path: Path) -> None:
+    trees = [{**tree, "model_output_path": str(tmp_path / name)} for name in ("alone", "first", "second")]
+    reagent_lite.train(trees[0], frame)
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(partial(reagent_lite.train, data=frame), trees[1:]))
+    weights = [(tmp_path / name / "model/weights.safetensors").read_bytes() for name in ("alone", "first", "second")]
+    assert weights[1] == weights[0] == weights[2]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ dueling    state ─► trunk ─► V [H];  A from the trunk's output (and the 
 """
 
 import importlib
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -235,7 +236,7 @@ def build_q_network(spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
 
 
 def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
-    """Returns a network of a class outside this package, after a call on an example.
+    """Returns a network of a class outside this package, after calls on an example of 3 rows, together and one by one.
 
     If a candidate's values depend only on the candidate and its state, `needs_candidate_list = False` in the class
     saves time.
@@ -245,24 +246,38 @@ def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn
     """
     where = "training.network"
     choices = len(spec.action_names) or 2
-    features = torch.zeros(3, choices, spec.num_action_features) if spec.parametric else None
+    state = _example(3, spec.num_state_features)
+    mask = torch.ones(3, choices).bool()
+    features = _example(3, choices, spec.num_action_features) if spec.parametric else None
     module, _, attribute = name.partition(":")
     try:
         network = getattr(importlib.import_module(module), attribute)(spec, settings)
         with torch.no_grad():
             network.eval()
-            values = network(torch.zeros(3, spec.num_state_features), torch.ones(3, choices).bool(), features)
-        shape = list(values.shape)
+            values = network(state, mask, features)
+            shape = list(values.shape)
+            alone = torch.cat(
+                [network(state[[i]], mask[[i]], None if features is None else features[[i]]) for i in range(3)]
+            )
     except Exception as error:
         got = f"{type(error).__name__}: {first_line(error)}"
         raise ConfigError(Problem(where, f"a module that can be created and called, {name}", got)) from error
     if shape != [3, choices, settings.outputs]:
         raise ConfigError(Problem(where, f"values {[3, choices, settings.outputs]} of 3 rows", str(shape)))
+    noise = 1e-4 * float(values.nan_to_num().abs().max())
+    if alone.shape != values.shape or not torch.allclose(values, alone, rtol=1e-3, atol=noise, equal_nan=True):
+        expected = "the same values of a row whether it is alone or among others"
+        todo = "Give layers the rows as first dimension (batch_first=True), and draw no random numbers in evaluation"
+        raise ConfigError(Problem(where, expected, "values that differ", todo))
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise ConfigError(Problem(where, "a module with parameters to learn", f"{name}, which has none"))
     if not hasattr(network, "needs_candidate_list"):
         network.needs_candidate_list = spec.parametric
     return network.train()  # type: ignore[no-any-return]
+
+
+def _example(*shape: int) -> Tensor:
+    return torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape)
 
 
 def _stream(width: int, outputs: int, settings: NetworkSettings) -> MLP:

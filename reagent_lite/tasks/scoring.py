@@ -38,7 +38,7 @@ from reagent_lite.data.rows.table import (
     typed_column,
 )
 from reagent_lite.data.stage import data_files
-from reagent_lite.errors import Problem, counted, listed, nearest, raise_any
+from reagent_lite.errors import ConfigError, Problem, counted, listed, nearest, raise_any
 from reagent_lite.export.bundle import Bundle, Prediction, load_bundle, parts
 from reagent_lite.export.newer_items import with_items_of
 from reagent_lite.feature_ids import id_of
@@ -58,12 +58,14 @@ def opened(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, tuple[InputFile, .
 
     Raises:
         BundleError: the model fails its check, or the item table does not fit it.
+        ConfigError: a column to keep is a feature of the model.
         DataError: files are missing or cannot be read.
     """
     bundle = load_bundle(Path(config.model).expanduser(), threads=1)  # blocks are predicted side by side
     bundle = with_items_of(bundle, config.items)
     columns = config.columns or remembered_columns(config.data_path, bundle.columns)
     config = config.model_copy(update={"columns": columns})
+    raise_any(list(config.rules()), ConfigError)
     return bundle, config, data_files(config.data_path, columns, bundle.items)
 
 

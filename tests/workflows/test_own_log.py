@@ -10,6 +10,7 @@ from oracles.runs import quick, trained
 import reagent_lite
 from reagent_lite.config import check
 from reagent_lite.config.convert import ConvertConfig
+from reagent_lite.errors import ConfigError
 from reagent_lite.export import load_bundle
 from workflows.convert import convert
 
@@ -55,6 +56,8 @@ def test_a_model_maps_the_columns_of_its_training_log(tmp_path: Path, monkeypatc
     unpaid = log.drop(columns=["clicked", "last", "p"])  # rows to decide have no outcome
     for rows in (log, tmp_path / "own.csv", unpaid, converted):
         assert reagent_lite.score(model, rows, config={"policy": "greedy"}).equals(expected)
+    with pytest.raises(ConfigError, match=r'keep: .* no features, got \["income"\]'):
+        reagent_lite.score(model, log, config={"keep": ["income"]})
 
     # as with columns of a config, which the report's name depends on
     scores = reagent_lite.evaluate(model, log, config={"columns": COLUMNS}).scores

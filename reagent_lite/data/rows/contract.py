@@ -91,7 +91,8 @@ def require_columns(
     for name in dict.fromkeys(wanted):
         if name not in names:
             reason = f", as columns.{field_of[name]} says" if field_of else ""
-            todo = nearest(name, names, "Nearest column: {!r}", "" if field_of else _OTHER_NAME)
+            near = nearest(name, names, "Nearest column: {!r}")
+            todo = near if field_of else f"{near}. {_OTHER_NAME}".removeprefix(". ")
             problems.append(Problem(where, f"a column {name!r}{reason}", got, todo))
     raise_any(problems)
 
