@@ -90,7 +90,7 @@ def read_text(
             elif len(text) > LONGEST_ROW_BYTES:
                 got = f"no end of a row in {len(text)} bytes from here"
                 raise DataError(Problem(f"{file.path}:{line}", f"rows of at most {LONGEST_ROW_BYTES} bytes", got))
-            line += np.count_nonzero(np.frombuffer(text, np.uint8, end) == ord("\n"))
+            line += int(np.count_nonzero(np.frombuffer(text, np.uint8, end) == ord("\n")))
             rest = text[end:]
         if rest:
             yield parsing(rest, line)
