@@ -350,7 +350,7 @@ def _unflattered(finding: Finding, evidence: Evidence) -> Finding:
 def _findings(evidence: Evidence) -> Iterator[Finding]:
     """Yields findings for and against a policy, the strongest source first."""
     gate = evidence.gate
-    if gate is not None and not gate.passed:  # a bar that the user set and the policy passed is no comparison
+    if gate is not None and not gate.passed:  # a fulfilled condition says nothing about the logged policy
         yield _finding(FindingSource.GATE, Standing.WORSE, f"publish_if blocks the export: {gate.reason}")
     deciding = [comparison for comparison in evidence.comparisons if comparison.decides]
     for comparison in deciding:

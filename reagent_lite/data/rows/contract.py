@@ -211,7 +211,7 @@ class ActionRule:
             _NUMBER.fullmatch(name) and index != float(name) < self._num for name, index in self._index.items()
         )
         index = f"or an index below {self._num}"
-        strings = "written as strings, exactly so: integers may mean either"
+        strings = "written as strings, exactly as listed: an integer may mean either"
         self.expected = f"one of the actions {listed(actions)}, {index if self._allows_indices else strings}"
 
     def codes(self, column: Column, faults: Faults) -> NDArray[np.int32]:
