@@ -17,6 +17,7 @@ import torch
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, has_named_actions
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.inspect import InspectConfig
+from reagent_lite.config.items import ITEM_ID
 from reagent_lite.config.loader import Source, read_tree
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.section import Section
@@ -123,7 +124,12 @@ def evaluate(
 
 
 def inspect(
-    data: Log, *, rows: int = 100_000, columns: "Columns | None" = None, items: Log | None = None
+    data: Log,
+    *,
+    rows: int = 100_000,
+    columns: "Columns | None" = None,
+    items: Log | None = None,
+    item_id: str = ITEM_ID,
 ) -> "Inspected":
     """Describes the columns of a log and returns a training config for it, like `workflows.inspect`.
 
@@ -131,14 +137,16 @@ def inspect(
         data: a path, or a frame of pandas, polars or Arrow.
         rows: number of rows to read.
         columns: the log's own names for columns of the contract, as far as they are known.
-        items: table of the items that actions name by id, with the ids in its column item_id.
+        items: table of the items that actions name by id.
+        item_id: the column of that table that has the ids.
 
     Raises:
         ReagentLiteError: the log or the item table cannot be read.
     """
     with needing("data", "reagent_lite.inspect"):
         from reagent_lite.data.inspection.proposal import inspect_log
-    tree = {"data_path": path_of(data), "rows": rows, "columns": columns or {}, "items": _table(items)}
+    tree: dict[str, Any] = {"data_path": path_of(data), "rows": rows, "columns": columns or {}}
+    tree |= {"items": _table(items), "item_id": item_id}
     return inspect_log(check(InspectConfig, tree))
 
 

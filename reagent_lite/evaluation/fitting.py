@@ -176,8 +176,7 @@ class PolicyModels:
 
     def load_state_dict(self, state: Tree) -> None:
         """Restores a result of `state_dict`."""
-        earlier = {"mean": torch.zeros_like(self.heads.mean)}  # checkpoints of 2026-11-22 have none
-        self.heads.load_state_dict({**earlier, **state["heads"]})
+        self.heads.load_state_dict(state["heads"])
         load_optimizer(self._optimizer, state.get("moments", {}), {"numbers": {}})
         self.passes = int(state["passes"])
 

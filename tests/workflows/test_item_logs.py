@@ -162,6 +162,7 @@ def test_frames_of_rows_and_items(model: Path, tmp_path: Path, monkeypatch: pyte
     trained_model = Path(str(reagent_lite.train(tree, rows, items=frame).model))
     assert_same(trained_model, model, "weights.safetensors")
     assert load_bundle(trained_model).item_id == "sku"
+    assert reagent_lite.inspect(rows, items=frame, item_id="sku").config["data"]["item_id"] == "sku"
     table = reagent_lite.score(trained_model, rows[["state_features"]], items=frame, config={"policy": "greedy"})
     assert set(table["action"].to_pylist()) <= set(NAMES)
 

@@ -237,7 +237,9 @@ class _Proposal:
             if outside or len(values) < self._rows:
                 got = f"{len(outside):,} outside, {self._rows - len(values):,} absent"
                 yield f"{column.name}: not a probability in (0, 1] in every row: {got}"
-                self._drop(["action_probability"], "it is no probability in (0, 1] in every row")
+                self._drop(
+                    ["action_probability"], "it is no probability in (0, 1] in every row: divide per cent by 100"
+                )
             else:
                 yield f"{column.name}: in (0, 1] in every row, from {min(values):.4g} to {max(values):.4g}"
                 yield from self._inverse(column.name, values, actions)

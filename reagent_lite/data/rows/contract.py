@@ -172,7 +172,8 @@ def propensity(block: Block, faults: Faults) -> tuple[NDArray[np.float64], Mask]
         single = values.astype(np.float32)
     present = first_column.present | second_column.present
     wrong = present & ~((single > 0) & (single <= 1))  # NaN, which compares false, is wrong too
-    faults.add(wrong, "a propensity above 0 and at most 1", lambda row: values[row], rule="propensity_outside")
+    todo = "Divide probabilities in per cent by 100"
+    faults.add(wrong, "a propensity above 0 and at most 1", lambda row: values[row], todo, "propensity_outside")
     return np.where(wrong, np.nan, values), present
 
 

@@ -271,7 +271,7 @@ def test_one_line_for_each_kind_of_fault(tmp_path: Path, monkeypatch: pytest.Mon
     write_lines(tmp_path / "b.json", rows[:2])
     assert problems_of(tmp_path) == (
         Problem(f"{tmp_path}/a.json:2", "a propensity above 0 and at most 1",
-                "2.0; 29 more rows like it: 6 (2.0), 8 (2.0) and others"),
+                "2.0; 29 more rows like it: 6 (2.0), 8 (2.0) and others", "Divide probabilities in per cent by 100"),
         Problem(f"{tmp_path}/a.json:4", "a finite number in reward", "null"),
     )  # fmt: skip
     write_lines(tmp_path / "a.json", rows[:2])
