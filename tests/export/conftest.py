@@ -100,10 +100,9 @@ def exported(name: str, make: Callable[..., Predictor], **parts: Any) -> Any:
     return folder
 
 
-HABIT = LikelyInTheLog(Habit([0.5, 0.04, 0.46]), 0.1)
 discrete_folder = exported("discrete_folder", discrete)
 softmax_folder = exported("softmax_folder", discrete, policy=Softmax(2.0))
-restricted_folder = exported("restricted_folder", discrete, restriction=HABIT)
+restricted_folder = exported("restricted_folder", discrete, restriction=LikelyInTheLog(Habit([0.5, 0.04, 0.46]), 0.1))
 parametric_folder = exported("parametric_folder", parametric)
 restricted_parametric_folder = exported(
     "restricted_parametric_folder", parametric, restriction=LikelyInTheLog(Taste(), 0.1)
