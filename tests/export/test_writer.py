@@ -198,6 +198,5 @@ def test_the_card_s_code_runs(discrete_folder: Path, parametric_folder: Path, mo
     for folder in (discrete_folder, parametric_folder):
         code = (folder / "MODEL_CARD.md").read_text().split("```python\n")[1].split("```")[0]
         monkeypatch.chdir(folder.parent)
-        names: dict[str, Any] = {}
-        exec(code, names)
+        exec(code, names := {})
         assert names["bundle"].manifest["steps"] == 12

@@ -130,8 +130,7 @@ def test_a_restored_run_goes_on_bit_for_bit(tmp_path: Path, optimizer: str) -> N
     drawn = torch.rand(3).tolist()
     steps(first, 4, 5)
 
-    expected = {"name": "step_000003", "step": 3, "rows": 30, "parent": None}
-    assert state_to_continue(tmp_path).items() >= expected.items()
+    assert state_to_continue(tmp_path).items() >= {"name": "step_000003", "step": 3, "rows": 30, "parent": None}.items()
     second = restored(tmp_path, running(optimizer))
     assert torch.rand(3).tolist() == drawn
     assert (second.source.number, rate_of(second)) == (3, 0.01 * 0.5 * 0.5 * 0.5)
@@ -188,8 +187,7 @@ def test_the_order_of_writing_counts_not_the_step(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_is_not_continued(tmp_path: Path) -> None:
-    made = saved(tmp_path, 5, 10)
-    assert (made.finish(), names(tmp_path)) == ("", ["LATEST", "step_000005", "step_000010"])
+    assert (saved(tmp_path, 5, 10).finish(), names(tmp_path)) == ("", ["LATEST", "step_000005", "step_000010"])
     assert unfinished(tmp_path) is None  # the one at step 5 belongs to the same run
     checkpoints(tmp_path, running(step=3), name="next").save()
     assert unfinished(tmp_path) == "step_000003"

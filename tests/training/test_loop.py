@@ -173,9 +173,8 @@ def test_figures_are_written_to_the_files_of_a_share_that_is_mounted_again(tmp_p
         writer.write(1, {"x": 1.0})
         unmount(share)
         with open("/dev/full", "wb") as nowhere:
-            for file in psutil.Process().open_files():
-                if file.path.startswith(str(unmounted)):
-                    os.dup2(nowhere.fileno(), file.fd)
+            for fd in [file.fd for file in psutil.Process().open_files() if file.path.startswith(str(unmounted))]:
+                os.dup2(nowhere.fileno(), fd)
         writer.write(2, {"x": 2.0})
         with pytest.raises(OSError, match="No such file"):
             writer.keep()
