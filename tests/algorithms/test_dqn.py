@@ -88,11 +88,11 @@ def test_the_estimated_logging_policy_by_hand(parametric: bool) -> None:
     assert not list(policy.parameters())
 
 
-def test_evaluated_targets_are_those_of_the_loss() -> None:
+@pytest.mark.parametrize(("bounds", "targets"), [(None, [21, 9, 4]), ((-1.0, 5.0), [5, 5, 4])])
+def test_evaluated_targets_are_those_of_the_loss(bounds: tuple[float, float] | None, targets: list[float]) -> None:
     # as in test_double_q_loss_on_three_rows, b costs 1
-    for bounds, targets in ((None, [21, 9, 4]), ((-1.0, 5.0), [5, 5, 4])):
-        made = learner(target_scale=10.0, reward_boost=torch.tensor([0.0, -1.0]), value_bounds=bounds)
-        assert made.evaluate(ROWS).target.tolist() == targets
+    made = learner(target_scale=10.0, reward_boost=torch.tensor([0.0, -1.0]), value_bounds=bounds)
+    assert made.evaluate(ROWS).target.tolist() == targets
 
 
 def test_targets_of_distributions_are_means() -> None:

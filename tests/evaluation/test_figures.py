@@ -38,8 +38,21 @@ ANY_ACTION = {
 }  # fmt: skip
 
 
-def test_any_action() -> None:
-    assert figures_of() == pytest.approx(ANY_ACTION)
+@pytest.mark.parametrize(
+    ("behavior_cloning", "changes"),
+    [
+        (None, {}),
+        # the share of b relative to a is 0.04 / 0.96, below 0.1: only a is allowed, with values 3 and 4; what the log
+        # did and what the network says of each action is as before
+        (Habit([0.96, 0.04]), {
+            "actions/model/a": 1, "actions/model/b": 0, "propensities/model/a/mean": 1, "propensities/model/b/mean": 0,
+            "value/model/mean": 3.5,
+        }),
+    ],
+    ids=["any action", "restricted"],
+)  # fmt: skip
+def test_a_policy_is_evaluated_as_it_plays(behavior_cloning: Habit | None, changes: dict[str, float]) -> None:
+    assert figures_of(behavior_cloning) == pytest.approx(ANY_ACTION | changes)
 
 
 def test_target_variance_is_that_of_the_rows_of_all_ranks() -> None:
@@ -48,11 +61,3 @@ def test_target_variance_is_that_of_the_rows_of_all_ranks() -> None:
     group = Mock(device=ALONE.device, all_reduce=lambda sums: sums + nn.functional.pad(others, (0, len(sums) - 4)))
     result = figures_of(group=group)
     assert (result["td_target/mean"], result["td_target/variance"]) == (2.5, 4.25)
-
-
-def test_a_restricted_policy_is_evaluated_as_it_plays() -> None:
-    """The share of b relative to a is 0.04 / 0.96, below 0.1: only a is allowed, with values 3 and 4."""
-    only_a = {"actions/model/a": 1, "actions/model/b": 0, "propensities/model/a/mean": 1,
-              "propensities/model/b/mean": 0, "value/model/mean": 3.5}  # fmt: skip
-    # what the log did and what the network says of each action is as before
-    assert figures_of(Habit([0.96, 0.04])) == pytest.approx(ANY_ACTION | only_a)
