@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from oracles.runs import Runner, run
+from oracles.runs import ROOT, Runner, run
 
 import reagent_lite
 from reagent_lite.distributed.worker import STOP_SIGNALS
@@ -29,7 +29,6 @@ from reagent_lite.run import train as training
 from workflows.__main__ import main
 
 __all__ = ["run"]
-ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = {"mdp_id": "customer", "sequence_number": "at", "state_features": ["age", "visits"], "action": "shown",
            "action_probability": "p", "reward": "clicked", "terminal": "last"}  # fmt: skip
 HOLED = r"^the frame {}, row 7: expected a finite number in reward, got \w+; 1 more row like it: 9 \(\w+\)\n"
@@ -120,8 +119,7 @@ def test_an_environment_is_simulated_and_learned_from(tree: Tree, tmp_path: Path
 
 
 def test_the_caller_finds_everything_as_it_was(tree: Tree, frame: pd.DataFrame) -> None:
-    callback = Mock(spec=reagent_lite.Callback)
-    callback.on_epoch.side_effect = lambda figures: signal.raise_signal(signal.SIGTERM)
+    callback = Mock(spec=reagent_lite.Callback, on_epoch=lambda figures: signal.raise_signal(signal.SIGTERM))
     logger = logging.getLogger("reagent_lite")
     torch.manual_seed(5)
 
@@ -185,8 +183,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
         "print({name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT) == "{'reagent_lite'}\n"
-    names: dict[str, Any] = {}
-    exec("from reagent_lite import *", names)
+    exec("from reagent_lite import *", names := {})
     assert names["train"].__module__ == "reagent_lite.api"
     with pytest.raises(AttributeError, match="has no attribute 'fit'"):
         _ = reagent_lite.fit
@@ -252,8 +249,7 @@ def test_modules_of_the_working_folder_are_found(
 def test_the_sample_configs_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copying = ["configs", "--copy", str(tmp_path / "own")]
-    assert [called(copying, monkeypatch) for _ in range(2)] == [0, 2]
+    assert [called(["configs", "--copy", str(tmp_path / "own")], monkeypatch) for _ in range(2)] == [0, 2]
     assert "--copy: expected a folder that does not exist" in capsys.readouterr().err
     copied, configs = (
         {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}

@@ -8,8 +8,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from oracles.runs import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 LAYERS = {
     "types": 0, "errors": 0, "config": 0, "files": 0, "manifest": 0, "memory": 0, "console": 0, "strict_json": 0,
     "estimators": 0,
@@ -36,7 +36,6 @@ DATA_LAYERS = {
     "copy": 4,
     "sampling": 5, "shards": 5, "dataset": 5, "inspection": 5,
 }  # fmt: skip
-HEAVY = {"pandas", "pyarrow", "scipy"}
 FILES = sorted((ROOT / "reagent_lite").rglob("*.py"))
 
 
@@ -57,7 +56,7 @@ def test_imports_go_down(file: Path) -> None:
     tops = {module.split(".")[0] for module in modules}
     # mlflow and wandb by their names where a config asks for them
     assert not tops & {"tests", "workflows", "mlflow", "wandb"}
-    assert not tops & HEAVY or own == "data" or (own, *rest) == ("tasks", "scoring")
+    assert not tops & {"pandas", "pyarrow", "scipy"} or own == "data" or (own, *rest) == ("tasks", "scoring")
     below = [LAYERS[name] for name in inner(modules, "reagent_lite", 1) - {own}]
     assert all(layer < LAYERS[own] or layer == LAYERS[own] == 0 for layer in below), sorted(modules)
     if own == "data":

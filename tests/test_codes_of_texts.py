@@ -7,10 +7,8 @@ from oracles.transitions import code_of_text
 
 from reagent_lite.categories import code_of, codes_of, is_other
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 
-
-@given(TEXTS)
+@given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_a_code_is_a_normal_positive_float32(text: str) -> None:
     assert code_of(text) == float(code_of_text(text))
 

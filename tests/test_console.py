@@ -31,8 +31,7 @@ class Terminal(io.StringIO):
 def stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.setenv("TERM", "xterm")
-    made: io.StringIO = request.param()
-    return made
+    return request.param()
 
 
 def test_progress_has_a_speed_unless_it_is_nothing(stream: io.StringIO) -> None:

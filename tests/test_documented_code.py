@@ -8,14 +8,13 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import nbformat
 import optuna
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
-
-ROOT = Path(__file__).resolve().parents[1]
+from oracles.runs import ROOT
 
 
 def executed(
@@ -87,12 +86,8 @@ def test_the_notebook_leads_from_treatments_to_a_served_policy(tmp_path: Path, m
 
 def test_the_search_leaves_hopeless_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three trials, of which the second is not worth going on after its first evaluation."""
-
-    class SecondIsHopeless(optuna.pruners.BasePruner):
-        def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
-            return trial.number == 1
-
-    search = partial(optuna.create_study, sampler=optuna.samplers.RandomSampler(seed=0), pruner=SecondIsHopeless())
+    second_is_hopeless = Mock(spec=optuna.pruners.BasePruner, prune=lambda study, trial: trial.number == 1)
+    search = partial(optuna.create_study, sampler=optuna.samplers.RandomSampler(seed=0), pruner=second_is_hopeless)
     monkeypatch.setattr(optuna, "create_study", search)
     (code,) = re.findall(r"```python\n(import json.+?)```", (ROOT / "configs/README.md").read_text(), re.DOTALL)
     config = tmp_path / "configs" / "cartpole" / "online.json"
@@ -102,8 +97,7 @@ def test_the_search_leaves_hopeless_trials(tmp_path: Path, monkeypatch: pytest.M
         ' "epsilon_end": 0.1, "num_evaluations": 2, "evaluation_episodes": 4}, "training": {"minibatch_size": 32}}'
     )
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(compile(code.replace("n_trials=20", "n_trials=3"), "configs/README.md", "exec"), names)
+    exec(compile(code.replace("n_trials=20", "n_trials=3"), "configs/README.md", "exec"), names := {})
     trials = names["study"].trials
     assert [(trial.state.name, len(trial.intermediate_values)) for trial in trials] == [
         ("COMPLETE", 2), ("PRUNED", 1), ("COMPLETE", 2),
@@ -127,12 +121,20 @@ def test_pages_name_what_there_is() -> None:
         file: {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"(?m)^#+ (.*)$", text)}
         for file, text in pages.items()
     }
-    wrong = []
-    for file, text in pages.items():
-        for path, heading in re.findall(r"\]\((?!http)([^)#\s]*)#?([^)\s]*)\)", text):
-            target = os.path.normpath(Path(file, "..", path)) if path else file
-            if not (ROOT / target).exists() or (heading and heading not in headings.get(target, set())):
-                wrong.append((file, f"{path}#{heading}"))
-        named = [] if file == "CHANGELOG.md" else re.findall(r"`(?:[\w/]*/)?(test_\w+)(?:\.py)?`", text)
-        wrong += [(file, name) for name in named if name not in names]
-    assert wrong == []
+    links = [
+        (file, os.path.normpath(Path(file, "..", path)) if path else file, heading)
+        for file, text in pages.items()
+        for path, heading in re.findall(r"\]\((?!http)([^)#\s]*)#?([^)\s]*)\)", text)
+    ]
+    dead = [
+        (file, target, heading)
+        for file, target, heading in links
+        if not (ROOT / target).exists() or (heading and heading not in headings.get(target, set()))
+    ]
+    unknown = [
+        (file, name)
+        for file in pages.keys() - {"CHANGELOG.md"}
+        for name in re.findall(r"`(?:[\w/]*/)?(test_\w+)(?:\.py)?`", pages[file])
+        if name not in names
+    ]
+    assert (dead, unknown) == ([], [])

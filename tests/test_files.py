@@ -17,7 +17,7 @@ from typing import IO, Any
 from unittest.mock import DEFAULT, Mock
 
 import pytest
-from oracles.disks import small_disk
+from oracles.disks import small_disk, unmount
 from oracles.runs import ROOT
 
 from reagent_lite import console, files
@@ -161,9 +161,8 @@ def test_a_folder_of_before_becomes_a_link_where_names_cannot_be_exchanged(
 
 
 def ended_pid() -> int:
-    process = subprocess.Popen(["true"])
-    process.wait()
-    return process.pid
+    with subprocess.Popen(["true"]) as process:
+        return process.pid
 
 
 @contextmanager
@@ -190,15 +189,21 @@ def test_a_machine_that_may_be_dead_is_waited_for(
     assert f"{tmp_path} is in use by the run of host {host}, pid {pid}, since 2026-11-22T00:00:00+00:00; wait" in text
 
 
-def test_a_living_process_of_this_machine_is_refused_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of all waits so far, which are over at once; the clock goes on by nothing else."""
+    seconds: list[float] = []
+    monkeypatch.setattr(time, "sleep", seconds.append)
+    monkeypatch.setattr(time, "monotonic", lambda: sum(seconds))
+    return seconds
+
+
+def test_a_living_process_of_this_machine_is_refused_soon(tmp_path: Path, waits: list[float]) -> None:
     """After the 5 seconds that a killed process takes to end, not after the 120 that a server keeps its lock."""
-    waited: list[float] = []
-    monkeypatch.setattr(time, "sleep", waited.append)
-    monkeypatch.setattr(time, "monotonic", lambda: sum(waited))
     refused = pytest.raises(FolderInUseError, match=f"pid {os.getppid()}")
     with locked(tmp_path, socket.gethostname(), os.getppid()), refused, alone_in(tmp_path, "model_output_path"):
         pass
-    assert 5 <= sum(waited) < 6
+    assert 5 <= sum(waits) < 6
 
 
 def test_what_cannot_be_locked_is_found_and_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -213,12 +218,6 @@ def test_the_folder_is_free_again_after_an_error(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(ZeroDivisionError), alone_in(tmp_path, "model_output_path"):
             _ = 1 // 0  # refused, the second time would be a ConfigError
-
-
-def replaced(folder: Path) -> None:
-    """Leaves an empty folder, as the mount point of a share that is not mounted."""
-    folder.rename(folder.with_name("unmounted"))
-    folder.mkdir()
 
 
 def test_a_folder_is_known_again_on_another_device_and_an_empty_one_is_not(tmp_path: Path) -> None:
@@ -238,7 +237,7 @@ def test_a_folder_is_known_again_on_another_device_and_an_empty_one_is_not(tmp_p
         assert {*identity.names()} == {"file", identity.marker}
 
     require_known()
-    replaced(share)
+    unmount(share)
     for ask in (early.require, identity.require, identity.names):
         with pytest.raises(OSError, match=f"{share}.* its share is not mounted"):
             ask()
@@ -258,7 +257,7 @@ def test_what_appears_within_a_folder_does_not_make_one_for_a_share_that_is_away
     within = FolderIdentity.marked(folder)
     with appearing(folder / "first", within=within):
         pass
-    monkeypatch.setattr(FolderIdentity, "require", lambda self: replaced(folder.parent))  # right behind the check
+    monkeypatch.setattr(FolderIdentity, "require", lambda self: unmount(folder.parent))  # right behind the check
     with pytest.raises(FileNotFoundError), appearing(folder / "second", within=within):
         pass
     assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*")} == {
@@ -276,16 +275,12 @@ def test_two_processes_that_mark_a_folder_at_the_same_moment_both_find_it_again(
 
 
 def test_a_folder_that_is_away_is_waited_for_and_named_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, waits: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO")
-    slept = [0.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: sum(slept))
-    monkeypatch.setattr(console.time, "sleep", slept.append)
     (tmp_path / "out").write_text("a file")
     with pytest.raises(UnavailableError) as caught:
         require_writable(tmp_path / "out", "model_output_path", again=True)
-    assert 600 <= sum(slept) < 603
+    assert 600 <= sum(waits) < 603
     (problem,) = caught.value.problems
     assert (problem.where, caught.value.exit_code) == ("model_output_path", 4)
     assert f"{problem.got}; waited 12 s so far" in caplog.text

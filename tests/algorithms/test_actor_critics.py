@@ -27,17 +27,19 @@ SETTINGS = TargetSettings(gamma=0.5, target_update_rate=0.1)
 THREE = math.log(3)  # logits (0, THREE) are probabilities 1/4 and 3/4
 
 
-def crr(target: float = 1.0, boost: Tensor | None = None, **keys: Any) -> CRR:
+def crr(target: float = 1.0, boost: Tensor | None = None, **keys: Any) -> ActorCritic:
     critic, actor = (StateValues(columns=part) for part in (slice(2), slice(2, 4)))
-    made = CRR(critic, actor, ScalarHead(), SETTINGS, CRRConfig(**keys), reward_boost=boost)
-    made.target_network.scale.fill_(target)  # type: ignore[operator, union-attr]
-    return made
+    return aiming(target, CRR(critic, actor, ScalarHead(), SETTINGS, CRRConfig(**keys), reward_boost=boost))
 
 
-def iql(target: float = 1.0, **keys: Any) -> IQL:
+def iql(target: float = 1.0, **keys: Any) -> ActorCritic:
     critic, actor, value = (StateValues(columns=part) for part in (slice(2), slice(2, 4), slice(4, 5)))
-    made = IQL(critic, actor, value, ScalarHead(), SETTINGS, IQLConfig(**keys))
-    made.target_network.scale.fill_(target)  # type: ignore[operator, union-attr]
+    return aiming(target, IQL(critic, actor, value, ScalarHead(), SETTINGS, IQLConfig(**keys)))
+
+
+def aiming(scale: float, made: ActorCritic) -> ActorCritic:
+    """The learner, with values of the target network that are so many times those of the critic."""
+    made.target_network.scale.fill_(scale)  # type: ignore[operator, union-attr]
     return made
 
 
@@ -69,8 +71,8 @@ def test_crr_on_three_rows() -> None:
     ],
 )
 def test_crr_imitates_what_is_better_than_the_policy(keys: dict[str, Any], weights: tuple[float, ...]) -> None:
-    loss = crr(target=10.0, **keys)(ROWS)[1]["actor_loss"]
-    assert loss.item() == pytest.approx(np.dot(weights, np.log([2, 4 / 3, 2])) / 3)
+    _, metrics = crr(target=10.0, **keys)(ROWS)
+    assert metrics["actor_loss"].item() == pytest.approx(np.dot(weights, np.log([2, 4 / 3, 2])) / 3)
 
 
 def test_iql_on_three_rows() -> None:
@@ -102,12 +104,12 @@ def test_choices_that_are_not_allowed_do_not_count(made: ActorCritic) -> None:
 )
 def test_values_are_the_critics_and_scores_the_actors(made: ActorCritic, target: list[float]) -> None:
     evaluation = made.evaluate(ROWS)
-    assert evaluation.q.tolist() == [row[:2] for row in STATE]
-    for scores in (evaluation.scores, made.scorer(torch.tensor(STATE), ROWS.actions.mask, None)):
-        assert torch.equal(scores, torch.tensor(STATE)[:, 2:4])
-    assert evaluation.choices.all()
-    assert evaluation.td_loss.item() == made(ROWS)[1]["td_loss"].item()
-    assert evaluation.target.tolist() == pytest.approx(target)
+    scores = made.scorer(torch.tensor(STATE), ROWS.actions.mask, None).tolist()
+    assert {name: getattr(evaluation, name).tolist() for name in ("q", "scores", "choices", "td_loss", "target")} == {
+        "q": [row[:2] for row in STATE], "scores": scores, "choices": [[True, True]] * 3,
+        "td_loss": made(ROWS)[1]["td_loss"].item(), "target": pytest.approx(target),
+    }  # fmt: skip
+    assert scores == torch.tensor(STATE)[:, 2:4].tolist()
     assert made.constant_loss(3.0, 4.0) == 4
 
 

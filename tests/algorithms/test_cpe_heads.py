@@ -70,8 +70,7 @@ def test_scales_from_sums():
     scales = torch.cat((heads.reward_scale, heads.value_scale))
     assert scales.tolist() == pytest.approx([12.5**0.5, 1, 12.5**0.5 * 4 / 3, 4 / 3])
     # networks that say 0 give the mean outcome 7 / 2, and the value of a policy that always earns it
-    predicted = torch.cat(heads.predict(state, batch.actions), 2)
-    assert predicted[0, 0].tolist() == pytest.approx([3.5, 0, 3.5 * 4 / 3, 0])
+    assert torch.cat(heads.predict(state, batch.actions), 2)[0, 0].tolist() == pytest.approx([3.5, 0, 3.5 * 4 / 3, 0])
 
 
 def test_scales_change_units_and_not_the_optimum():
@@ -84,8 +83,7 @@ def test_scales_change_units_and_not_the_optimum():
     # state 0 -> state 1 -> end, gamma .5: q = 6 + .5 * 2 and 2
     batch = make_batch(eye, eye[[1, 1]], [0, 0], [6.0, 2.0], num_choices=1, bootstrap=torch.tensor([1.0, 0.0]))
     assert heads(batch, torch.ones(2, 1))[0].item() == pytest.approx(0, abs=1e-10)
-    predicted = torch.cat(heads.predict(eye, batch.actions), 2)
-    assert torch.equal(predicted, torch.cat((truth_reward, truth_value), 2))
+    assert torch.equal(torch.cat(heads.predict(eye, batch.actions), 2), torch.cat((truth_reward, truth_value), 2))
 
 
 def test_a_fit_ends_when_the_held_out_loss_no_longer_falls():

@@ -18,7 +18,6 @@ from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, Scala
 from reagent_lite.types import Actions, SourceSpec
 
 SPEC = SourceSpec(num_state_features=3, action_names=("a", "b"))
-CANDIDATES = SourceSpec(num_state_features=3, num_action_features=2)
 SETTINGS = DQNSettings(gamma=0.5, target_update_rate=0.1)
 
 
@@ -83,26 +82,24 @@ def test_the_estimated_logging_policy_by_hand(parametric: bool) -> None:
     )
     policy.weight.copy_(torch.tensor([[math.log(3)], [0.0], [9.0]]))
     policy.share.fill_(0.2)
-    features = torch.eye(3).unsqueeze(0) if parametric else None
-    row = (torch.ones(1, 1), torch.tensor([[True, True, False]]), features)
+    row = (torch.ones(1, 1), torch.tensor([[True, True, False]]), torch.eye(3).unsqueeze(0) if parametric else None)
     torch.testing.assert_close(policy(*row).squeeze(2).exp(), torch.tensor([[0.7, 0.3, 0.0]]))
     assert LikelyInTheLog(policy, 0.5)(*row).tolist() == [[True, False, False]]
     assert not list(policy.parameters())
 
 
-def test_evaluated_targets_are_those_of_the_loss() -> None:
+@pytest.mark.parametrize(("bounds", "targets"), [(None, [21, 9, 4]), ((-1.0, 5.0), [5, 5, 4])])
+def test_evaluated_targets_are_those_of_the_loss(bounds: tuple[float, float] | None, targets: list[float]) -> None:
     # as in test_double_q_loss_on_three_rows, b costs 1
-    for bounds, targets in ((None, [21, 9, 4]), ((-1.0, 5.0), [5, 5, 4])):
-        made = learner(target_scale=10.0, reward_boost=torch.tensor([0.0, -1.0]), value_bounds=bounds)
-        assert made.evaluate(ROWS).target.tolist() == targets
+    made = learner(target_scale=10.0, reward_boost=torch.tensor([0.0, -1.0]), value_bounds=bounds)
+    assert made.evaluate(ROWS).target.tolist() == targets
 
 
 def test_targets_of_distributions_are_means() -> None:
     last = make_batch([[0.0] * 3] * 2, [[0.0] * 3] * 2, [0, 0], [1.0, 2.0], bootstrap=torch.zeros(2))
     for head in ("c51", "quantile"):
         made = build(head, SPEC)
-        assert made.evaluate(last).target.tolist() == [1, 2]
-        assert made.constant_loss(0.0, 1.0) is None
+        assert (made.evaluate(last).target.tolist(), made.constant_loss(0.0, 1.0)) == ([1, 2], None)
     assert learner().constant_loss(3.0, 4.0) == 4
 
 
@@ -176,7 +173,9 @@ def build(
 
 @pytest.mark.parametrize("bcq", [False, True])
 @pytest.mark.parametrize("dueling", [False, True])
-@pytest.mark.parametrize("spec", [SPEC, CANDIDATES], ids=["discrete", "parametric"])
+@pytest.mark.parametrize(
+    "spec", [SPEC, SourceSpec(num_state_features=3, num_action_features=2)], ids=["discrete", "parametric"]
+)
 @pytest.mark.parametrize("head", list(HEADS))
 def test_every_combination_has_finite_gradients_that_padding_does_not_change(
     head: str, spec: SourceSpec, dueling: bool, bcq: bool
@@ -188,9 +187,9 @@ def test_every_combination_has_finite_gradients_that_padding_does_not_change(
     made = build(
         head, spec, dueling=dueling, bcq=bcq, settings=DQNSettings(gamma=0.9, target_update_rate=0.1, cql_alpha=0.5)
     )
-    padded = joined((batch, longer), (1.0, 0.0))  # a row of weight 0, with more candidates
     trained = [p for p in made.parameters() if p.requires_grad]
-    gradients = [torch.autograd.grad(made(rows)[0], trained) for rows in (batch, padded)]
+    # padded by a row of weight 0, with more candidates
+    gradients = [torch.autograd.grad(made(rows)[0], trained) for rows in (batch, joined((batch, longer), (1.0, 0.0)))]
     assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients[0] if g.numel() > 1)
     torch.testing.assert_close(*gradients)
 

@@ -14,9 +14,6 @@ from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.run.scaling.auto_scale import Limit, Probes, Scale, find_scale
 
-ROUNDS, LARGEST = 3, 8192
-
-
 if __name__ == "__main__":
     group = Group(ProcessRanks(), torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
@@ -27,7 +24,7 @@ if __name__ == "__main__":
             "simulation": {"env": "cartpole_v1", "auto_scale": True, "num_envs": 256, "total_steps": 10**12},
         }  # fmt: skip
         config = check(DqnConfig, tree)
-        limit = Limit(num_envs=LARGEST, reason="the sweep")
+        limit = Limit(num_envs=8192, reason="the sweep")
         choice = find_scale(config, limit, Probes(config, group)).choice
         assert choice is not None
         first, probes = Scale.of(config, 1), Probes(config, group)
@@ -36,7 +33,7 @@ if __name__ == "__main__":
         rates = {scale: probes.rate(scale)[0] for scale in grid}
         order = sorted(grid, key=lambda scale: -rates[scale])
         finalists = dict.fromkeys([choice, *order[:3]])
-        rounds = [Probes(config, group) for _ in range(ROUNDS)]  # each remembers what it has measured
+        rounds = [Probes(config, group) for _ in range(3)]  # each remembers what it has measured
         again = {scale: max(probes.rate(scale)[0] for probes in rounds) for scale in finalists}
     best = max(again, key=lambda scale: again[scale])
     print(json.dumps({

@@ -33,7 +33,6 @@ from tests.benchmarks.turns import ROOT, options_of, write_config  # noqa: E402
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1",
                "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
-CORES = f"0-{os.cpu_count() - 1}"
 LAUNCH = """
 import sys
 from reagent_lite.config.rendezvous import RendezvousConfig

@@ -116,8 +116,7 @@ def power(episodes: int, actions: int, rate: float, gain: float, logs: int, seed
         ((low, _),) = intervals([(evaluated, logged)], 0.95)
         table = [[(event & rows).sum(), (~event & rows).sum()] for rows in (match, ~match)]
         significant += low > 0, fisher_exact(table, alternative="greater").pvalue < 0.025
-    share, fisher = significant / logs
-    return float(share), float(fisher)
+    return tuple(significant / logs)
 
 
 if __name__ == "__main__":
@@ -130,9 +129,8 @@ if __name__ == "__main__":
             print(f"| {rate:.1%} | {actions} | {gain:g} | {episodes:,} | {share:.3f} | {fisher:.3f} |", flush=True)
     else:
         regimes = [regime for kind in options.only.split(",") for regime in REGIMES[kind]]
-        work = partial(measure, logs=options.logs, seed=options.seed)
         with ProcessPoolExecutor(options.processes, initializer=partial(torch.set_num_threads, 1)) as pool:
-            for number, figures in enumerate(pool.map(work, regimes)):
+            for number, figures in enumerate(pool.map(partial(measure, logs=options.logs, seed=options.seed), regimes)):
                 if not number:
                     print(f"| regime | {' | '.join(figures)} |\n|{'---|' * (1 + len(figures))}")
                 print(f"| {regimes[number]} | {' | '.join(f'{value:.3f}' for value in figures.values())} |", flush=True)

@@ -50,10 +50,10 @@ from reagent_lite.tasks.simulate import simulate
 from reagent_lite.training.capture import Captured
 from reagent_lite.training.loop import fit
 from reagent_lite.training.resume import History
+from tests.benchmarks.turns import ROOT
 
 Figures = dict[str, Any]
 
-ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 500.0
 TEST_SECONDS = 300.0
 TEST_PROCESSES = 6
@@ -277,8 +277,11 @@ def profiled(size: int, device: torch.device, *, math: str = "exact", steps: int
             _wait(device)
     kind = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
     time_of = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    events = [event for event in profiler.key_averages() if event.device_type == kind]
-    return by_family((event.key, event.count / steps, getattr(event, time_of) / steps) for event in events)
+    return by_family(
+        (event.key, event.count / steps, getattr(event, time_of) / steps)
+        for event in profiler.key_averages()
+        if event.device_type == kind
+    )
 
 
 def by_family(kernels: Iterable[tuple[str, float, float]]) -> Figures:

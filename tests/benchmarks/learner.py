@@ -62,8 +62,7 @@ def ours(folder: Path, epochs: int) -> float:
         "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1},
     }
     with contextlib.redirect_stderr(io.StringIO()):
-        outcome = train(check(DqnConfig, tree), Group(ProcessRanks(), torch.device("cpu")))
-    return outcome.rows_per_second
+        return train(check(DqnConfig, tree), Group(ProcessRanks(), torch.device("cpu"))).rows_per_second
 
 
 def products() -> float:

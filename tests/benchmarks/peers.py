@@ -5,12 +5,10 @@ import sys
 import venv
 from pathlib import Path
 
-_FOLDER = Path("outputs/peers")
-
 
 def interpreter(name: str, *packages: str) -> str | None:
     """Returns the Python of an environment that has the packages, or None where they cannot be had, which is said."""
-    folder = _FOLDER / name
+    folder = Path("outputs/peers", name)
     python, ready = folder / "bin" / "python", folder / "ready"
     if not ready.exists():
         venv.create(folder, with_pip=True, clear=True)

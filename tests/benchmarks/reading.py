@@ -17,8 +17,6 @@ from reagent_lite.data.copy.training_copy import prepare_training_copy
 from tests.benchmarks.turns import in_turns, medians, options_of, ratio, seconds_of, show
 from tests.oracles.cartpole import write_log
 
-CHUNK = 10_000
-
 
 def ours(file: Path) -> None:
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
@@ -27,13 +25,12 @@ def ours(file: Path) -> None:
 
 def pandas_reading(file: Path, *, arrays: bool) -> None:
     parts = []
-    for chunk in pd.read_json(file, lines=True, chunksize=CHUNK):
+    for chunk in pd.read_json(file, lines=True, chunksize=10_000):
         if arrays:
             states = [np.array([[row[str(i)] for i in range(4)] for row in chunk[column]], np.float32)
                       for column in ("state_features", "next_state_features")]  # fmt: skip
             parts.append((*states, chunk["action"].to_numpy(np.int32), chunk["reward"].to_numpy(np.float32)))
-    if arrays:
-        [np.concatenate(column) for column in zip(*parts, strict=True)]
+    [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 
 if __name__ == "__main__":

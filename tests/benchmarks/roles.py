@@ -15,6 +15,7 @@ import json
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
@@ -43,19 +44,17 @@ def main() -> None:
     """Measures and prints one line of JSON for each stage, and the ratio of medians."""
     options = options_of(__doc__, seconds=20.0, repeats=3)
     figures: dict[str, list[dict[str, float]]] = {"apart": [], "together": []}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as ends:
         roles = Roles(Path(folder))
-        try:
-            filler = start(roles, "collect", "data")
-            enough = 16 * 600 * (options.seconds + 20) * options.repeats
-            wait_until(lambda: env_steps(roles, "data") >= enough, seconds=3600)
-            filler.kill()
-            for _ in range(options.repeats):
-                for name in figures:
-                    figures[name].append(measured(roles, name, options.seconds))
-                    print(json.dumps({"roles": name, **figures[name][-1]}), flush=True)
-        finally:
-            roles.stop()
+        ends.callback(roles.stop)
+        filler = start(roles, "collect", "data")
+        enough = 16 * 600 * (options.seconds + 20) * options.repeats
+        wait_until(lambda: env_steps(roles, "data") >= enough, seconds=3600)
+        filler.kill()
+        for _ in range(options.repeats):
+            for name in figures:
+                figures[name].append(measured(roles, name, options.seconds))
+                print(json.dumps({"roles": name, **figures[name][-1]}), flush=True)
     for unit in figures["apart"][0]:
         apart, together = (median([rates[unit] for rates in rounds]) for rounds in figures.values())
         print(json.dumps({unit: round(together / apart, 3)}))
@@ -91,8 +90,7 @@ def measured(roles: Roles, name: str, seconds: float) -> dict[str, float]:
 def now(roles: Roles, started: list[Interpreter], written: str, out: str) -> NDArray[np.float64]:
     """Environment steps and updates so far, seconds, and the processor's for the learner and for collectors."""
     learner, *collectors = (sum(psutil.Process(process.pid).cpu_times()[:2]) for process in started)
-    done = env_steps(roles, written), updates(roles, out)
-    return np.array([*done, time.monotonic(), learner, sum(collectors)])
+    return np.array([env_steps(roles, written), updates(roles, out), time.monotonic(), learner, sum(collectors)])
 
 
 def env_steps(roles: Roles, dataset: str) -> int:

@@ -41,11 +41,10 @@ def write_inputs(folder: Path, rows: int) -> dict[str, Path]:
     tree = {"env": "cartpole_v0", "output_path": str(file), "format": "transitions", "rows": rows}
     simulate(check(SimulateConfig, {**tree, "use_gpu": False, "num_envs": 1024}))
     log = pq.ParquetFile(file)
-    groups = np.array_split(np.arange(log.num_row_groups), FILES)
-    names = [f"part-{number:05d}.parquet" for number in range(FILES)]
     entries = {}
-    for name, numbers in zip(names, groups, strict=True):
-        part = log.read_row_groups(numbers.tolist())
+    for number, groups in enumerate(np.array_split(np.arange(log.num_row_groups), FILES)):
+        name = f"part-{number:05d}.parquet"
+        part = log.read_row_groups(groups.tolist())
         pq.write_table(part, places["timeline"] / name, compression="zstd", row_group_size=1 << 20)
         entries[name] = {"rows": part.num_rows}
     StageManifest(
@@ -107,11 +106,12 @@ def peak_megabytes(source: Path, folder: Path, layout: str, nodes: int) -> float
 
 if __name__ == "__main__":
     options = options_of(__doc__, rows=5_000_000, nodes=2, repeats=5, memory_rows=10_000_000)
-    result: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for form, source in write_inputs(folder, options.rows).items():
-            result[form] = measured(source, folder, options.nodes, options.repeats)
+        result: dict[str, object] = {
+            form: measured(source, folder, options.nodes, options.repeats)
+            for form, source in write_inputs(folder, options.rows).items()
+        }
         result["replicas_seconds"] = round(
             timed(making, folder / "timeline", folder, layout="replicas", num_nodes=options.nodes), 1
         )

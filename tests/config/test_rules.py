@@ -237,10 +237,9 @@ def test_a_contradiction_is_named(
 ) -> None:
     """Changes are an object, or keys and values as for `--set`."""
     model, tree = BASES[base]
-    sets = changes.split(" ") if isinstance(changes, str) else []
     (tmp_path / "x.json").write_text(json.dumps(merged(tree, {} if isinstance(changes, str) else changes)))
     with pytest.raises(ConfigError) as caught:
-        load_config(model, str(tmp_path / "x.json"), sets)
+        load_config(model, str(tmp_path / "x.json"), changes.split(" ") if isinstance(changes, str) else [])
     assert words in {problem.where: str(problem) for problem in caught.value.problems}[where]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from math import nan as NAN
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,6 @@ from oracles.runs import ALONE
 from reagent_lite.evaluation.candidates import NamedItems, tally
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.item_table import ItemTable
-
-NAN = math.nan
 
 
 def page_of(propensities: list[list[float]], action: list[int], propensity: list[float]) -> EvaluationPage:

@@ -37,8 +37,10 @@ STUDIES = {
 def coverage(study: Study) -> dict[str, float]:
     """Share of intervals that contain the exact value, for estimators and for the logging policy's means."""
     logging = replace(study, evaluated=study.behaviour)
-    truths = {name: study.mean_return if e.sequential else study.mean_reward for name, e in ESTIMATORS.items()}
-    truths |= {"mean_reward": logging.mean_reward, "mean_return": logging.mean_return}
+    truths = {
+        **{name: study.mean_return if e.sequential else study.mean_reward for name, e in ESTIMATORS.items()},
+        "mean_reward": logging.mean_reward, "mean_return": logging.mean_return,
+    }  # fmt: skip
     estimators = [estimator for estimator in (*ESTIMATORS.values(), *LOGGED) if estimator.name in truths]
     generator = Generator().manual_seed(0)
     hits = dict.fromkeys(truths, 0)

@@ -58,8 +58,7 @@ def test_the_difference_to_the_log_is_of_the_same_episodes() -> None:
     # weights 1.5 and 0.5 in turn of rewards in [2, 4]: (w - 1) r less what w explains, which is (w - 1) (r - 3)
     rewards = np.random.default_rng(0).uniform(2, 4, 2000)
     weights = np.tile([1.5, 0.5], 1000)
-    page = weighing(bandit_page(rewards.tolist()), weights.tolist())
-    difference = estimate_of(evaluated(page), "IPS_Reward").difference
+    difference = estimate_of(evaluated(weighing(bandit_page(rewards.tolist()), weights)), "IPS_Reward").difference
     assert difference.value == pytest.approx(((weights - 1) * rewards).mean())
     assert difference.high - difference.low == pytest.approx(2 * normal_half((weights - 1) * (rewards - 3)), rel=0.02)
 
@@ -129,8 +128,9 @@ def test_diagnostics_by_hand() -> None:
         "largest_row_share": 0.5, "largest_episode_share": 0.75,  # rho: .5, .25 and .5, .75
     }  # fmt: skip
     assert {name: getattr(overlap, name) for name in expected} == pytest.approx(expected)
-    assert overlap.effective_episodes_by_step == pytest.approx((2.0, 1 / (0.0625 + 0.5625)))
-    assert (overlap.mean_weight.value, *overlap.mean_weight_by_step) == pytest.approx((3 / 4, 0.5, 0.5))
+    assert (*overlap.effective_episodes_by_step, overlap.mean_weight.value, *overlap.mean_weight_by_step) == (
+        pytest.approx((2.0, 1 / (0.0625 + 0.5625), 3 / 4, 0.5, 0.5))
+    )
     assert evaluated(page, gamma=1.0, min_effective_episodes=1.7).overlap.horizon_reached == 1
 
 
@@ -144,8 +144,7 @@ def test_weights_are_taken_where_95_percent_of_discounted_time_has_passed() -> N
 
 
 def compared(first: EvaluationPage, other: EvaluationPage, **limits: int) -> dict[str, Estimate]:
-    by_outcome = differences(evaluated(first, **limits), evaluated(other, **limits))
-    return {difference.name: difference for difference in by_outcome["Reward"]}
+    return {each.name: each for each in differences(evaluated(first, **limits), evaluated(other, **limits))["Reward"]}
 
 
 def test_a_policy_does_not_differ_from_itself() -> None:
@@ -155,8 +154,7 @@ def test_a_policy_does_not_differ_from_itself() -> None:
 
 def test_two_policies_are_compared_on_the_same_episodes() -> None:
     # weights 1.5 and 0.5 in turn, and the other way round, of rewards 4 and 2: IPS differs by 1
-    page = bandit_page([4.0, 2.0] * 100)
-    first, other = (weighing(page, weights * 100) for weights in ([1.5, 0.5], [0.5, 1.5]))
+    first, other = (weighing(bandit_page([4.0, 2.0] * 100), weights * 100) for weights in ([1.5, 0.5], [0.5, 1.5]))
     ips = compared(first, other)["IPS_Reward"]
     assert (ips.figure.value, ips.verdict, ips.reason) == (
         pytest.approx(1.0), Verdict.TRUSTWORTHY, "model is better"

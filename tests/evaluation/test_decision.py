@@ -22,9 +22,7 @@ from reagent_lite.evaluation.verdict import Verdict
 
 PDIS = "Per_Decision_Importance_Sampling"
 DR = "Sequential_Doubly_Robust"
-SHIP = Choice.SHIP
-NOT = Choice.DO_NOT_SHIP
-UNCLEAR = Choice.NOT_ENOUGH
+SHIP, NOT, UNCLEAR = Choice
 BETTER, WORSE, EQUAL = (comparison(estimated("MAGIC", value, 1.0)) for value in (12.5, 8.0, 10.0))
 BEATS_RANDOM, BEATS_OTHER = (
     game(around(5.0, 1.0), around(2.0, 1.0), around(3.0, 1.0), against=against) for against in (False, True)
@@ -108,13 +106,11 @@ def test_simulation_is_beside_the_log_if_it_is_the_same_quantity(by_time: bool, 
     family = Family(logged=around(10.0, 1.0), continued=None, estimates=(undefined(PDIS),), events=None)
     result = replace(RESULT, outcomes=(OutcomeResult(name="Reward", one_step=family, sequential=family),))
     estimated_return = EstimatedReturn.of(result.overlap, gamma=0.8, by_time=by_time, horizon=1000)
-    played = game(around(15.0, 1.0), around(2.0, 1.0), around(13.0, 1.0))
-    decision = decide(evidence_of(result, played, estimated_return))
+    decision = decide(evidence_of(result, game(around(15, 1), around(2, 1), around(13, 1)), estimated_return))
     assert (decision.choice, "its discounted return is 15" in decision.reason) == (choice, not by_time)
 
 
 UNSURE = comparison(undefined("IPS_Reward"))
-PURCHASES = Events(logged=25, expected=8.0, seen=7.0, spread=0.8)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +134,7 @@ PURCHASES = Events(logged=25, expected=8.0, seen=7.0, spread=0.8)
         ([UNSURE], replace(RESULT, overlap=None), ["evaluate on a log with whole episodes"]),
         ([], RESULT, ["give more episodes"]),
         # few events of different sizes, 25 of 100 in 30 episodes: four times as many episodes
-        ([replace(UNSURE, events=PURCHASES)], RESULT,
+        ([replace(UNSURE, events=Events(logged=25, expected=8.0, seen=7.0, spread=0.8))], RESULT,
          ["say in evaluation.reward_range", "about 120 episodes to score in place of 30, for 100 events"]),
         # a difference of 0.5 (-1.5 to 2.5) from 30 episodes: (2 / 0.5)^2 = 16 times as many; 10 % of 10: (2 / 1)^2 = 4
         ([comparison(replace(estimated("MAGIC", 10.5, 2.0), difference=around(0.5, 2.0)))], RESULT,

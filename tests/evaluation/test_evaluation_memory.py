@@ -24,8 +24,7 @@ print(json.dumps(estimators.peak(dataclasses.replace(page, episode=torch.arange(
 
 
 def test_one_long_episode_does_not_pad_the_others():
-    lengths = [1] * 1500 + [500] + [2] * 1000
-    page = bandit_page([0.0] * 4000, episode=np.repeat(np.arange(2501), lengths).tolist())
+    page = bandit_page([0.0] * 4000, episode=np.repeat(np.arange(2501), [1] * 1500 + [500] + [2] * 1000).tolist())
     sums = sums_of_rows(page, torch.arange(len(page)), 0.9)
     stored = sum(tensor.numel() for group in sums.groups for tensor in (group.sums, group.weights, group.steps))
     # three numbers a row and 14 an episode; a table of 2501 x 500 would be 3.7 million

@@ -57,8 +57,7 @@ def test_probabilities_are_normalized_in_double_precision():
 
 def test_discount_counts_the_steps_before_a_row():
     page = bandit_page([1.0, 1.0, 1.0, 5.0], episode=[0, 0, 0, 1])
-    steps = torch.tensor([2.0, 3.0, 1.0, 4.0], dtype=torch.float64)
-    table = tables_of(dataclasses.replace(page, steps=steps), 0.5)[0]
+    table = tables_of(dataclasses.replace(page, steps=torch.tensor([2.0, 3.0, 1.0, 4.0]).double()), 0.5)[0]
     # after 2 steps, and after 2 + 3
     expected = {"discount": [[1, 0.25, 0.03125], [1, 0, 0]], "reward": [[1, 1, 1], [5, 0, 0]],
                 "running": [[1, 1, 1], [1, 0, 0]]}  # fmt: skip

@@ -1,16 +1,17 @@
 """Figures of two rows by hand, for an unrestricted and for a restricted learner."""
 
 import math
+from unittest.mock import Mock
 
 import pytest
 import torch
 from oracles.batches import StateValues, make_batch
 from oracles.bundles import Habit
 from oracles.runs import ALONE
-from torch import Tensor, nn
+from torch import nn
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
-from reagent_lite.distributed.group import Group, ProcessRanks
+from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation.figures import figures
 from reagent_lite.models.value_heads import ScalarHead
 from reagent_lite.rl.policies import Softmax
@@ -37,25 +38,26 @@ ANY_ACTION = {
 }  # fmt: skip
 
 
-def test_any_action() -> None:
-    assert figures_of() == pytest.approx(ANY_ACTION)
+@pytest.mark.parametrize(
+    ("behavior_cloning", "changes"),
+    [
+        (None, {}),
+        # the share of b relative to a is 0.04 / 0.96, below 0.1: only a is allowed, with values 3 and 4; what the log
+        # did and what the network says of each action is as before
+        (Habit([0.96, 0.04]), {
+            "actions/model/a": 1, "actions/model/b": 0, "propensities/model/a/mean": 1, "propensities/model/b/mean": 0,
+            "value/model/mean": 3.5,
+        }),
+    ],
+    ids=["any action", "restricted"],
+)  # fmt: skip
+def test_a_policy_is_evaluated_as_it_plays(behavior_cloning: Habit | None, changes: dict[str, float]) -> None:
+    assert figures_of(behavior_cloning) == pytest.approx(ANY_ACTION | changes)
 
 
 def test_target_variance_is_that_of_the_rows_of_all_ranks() -> None:
     """Two other rows with targets 4 and 5 on another rank: 0, 1, 4, 5 have mean 2.5 and variance 4.25."""
-
-    class Another(Group):
-        def all_reduce(self, tensor: Tensor) -> Tensor:
-            # rows, squared targets, losses, targets
-            return tensor + nn.functional.pad(torch.tensor([2.0, 41.0, 0.0, 9.0]), (0, len(tensor) - 4))
-
-    result = figures_of(group=Another(ProcessRanks(), ALONE.device))
+    others = torch.tensor([2.0, 41.0, 0.0, 9.0])  # rows, squared targets, losses, targets
+    group = Mock(device=ALONE.device, all_reduce=lambda sums: sums + nn.functional.pad(others, (0, len(sums) - 4)))
+    result = figures_of(group=group)
     assert (result["td_target/mean"], result["td_target/variance"]) == (2.5, 4.25)
-
-
-def test_a_restricted_policy_is_evaluated_as_it_plays() -> None:
-    """The share of b relative to a is 0.04 / 0.96, below 0.1: only a is allowed, with values 3 and 4."""
-    only_a = {"actions/model/a": 1, "actions/model/b": 0, "propensities/model/a/mean": 1,
-              "propensities/model/b/mean": 0, "value/model/mean": 3.5}  # fmt: skip
-    # what the log did and what the network says of each action is as before
-    assert figures_of(Habit([0.96, 0.04])) == pytest.approx(ANY_ACTION | only_a)

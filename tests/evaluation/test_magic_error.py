@@ -33,10 +33,9 @@ def measure(logged: float, evaluated: float, num_episodes: int, model: str) -> N
         start=gridworld.fixed_start(), model_error=MODELS[model],
     )  # fmt: skip
     generator = Generator().manual_seed(0)
-    values = []
-    for episodes in repetitions(study, REPETITIONS, np.random.default_rng(0)):
-        counts = resample_counts(num_episodes, 100, generator)
-        values.append([float(estimates(e, episodes, counts)[0]) for e in (fitted_value, weighted_doubly_robust, magic)])
+    logs = repetitions(study, REPETITIONS, np.random.default_rng(0))
+    drawn = ((episodes, resample_counts(num_episodes, 100, generator)) for episodes in logs)
+    values = [[float(estimates(e, *log)[0]) for e in (fitted_value, weighted_doubly_robust, magic)] for log in drawn]
     return (np.array(values).T - study.mean_return) ** 2
 
 

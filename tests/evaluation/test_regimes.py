@@ -72,8 +72,7 @@ def test_a_policy_that_plays_as_the_logging_policy_is_seldom_told_apart_from_it(
     for seed in range(LOGS):
         rng = np.random.default_rng(seed)
         half = np.full((1000, 1), 0.5)
-        rewards = (rng.random((1000, 1)) < rate).astype(float)
-        page = page_of(half, half, rewards, 0 * half, 0 * half, 0 * half)
+        page = page_of(half, half, (rng.random((1000, 1)) < rate).astype(float), 0 * half, 0 * half, 0 * half)
         result = evaluate_page(page, gamma=1.0, config=CONFIG, generator=torch.Generator().manual_seed(seed))
         returns = torch.from_numpy(rng.random((2, 100)) < rate).double()
         tables = torch.stack((returns, returns, torch.ones(2, 100), torch.zeros(2, 100)), 1)

@@ -17,9 +17,7 @@ WEIGHTED = ("Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importanc
 REWARDS = [3.0 + (-1) ** n for n in range(200)]
 THREE = torch.full((200, 2, 1), 3.0, dtype=torch.float64)
 RIGHT = dataclasses.replace(bandit_page(REWARDS), q_values=THREE, reward_model=THREE)
-TRUSTWORTHY = Verdict.TRUSTWORTHY
-SUPPORT = Verdict.SUPPORT
-UNUSABLE = Verdict.DO_NOT_USE
+TRUSTWORTHY, SUPPORT, UNUSABLE = Verdict
 
 
 @pytest.mark.parametrize(
@@ -121,8 +119,7 @@ def test_rows_that_are_a_little_off_multiply(
     ],
 )
 def test_a_mean_weight_that_may_be_one(base: float, weights: list[float], verdict: Verdict | None) -> None:
-    page = weighing(bandit_page([base + (-1) ** n for n in range(len(weights))]), weights)
-    result = evaluated(page, gamma=1.0)
+    result = evaluated(weighing(bandit_page([base + (-1) ** n for n in range(len(weights))]), weights), gamma=1.0)
     mean = np.mean(weights)
     half = 1.959964 * sem(weights)
     assert dataclasses.astuple(result.overlap.mean_episode_weight) == pytest.approx(

@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from math import nan as NAN
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,6 @@ from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
-NAN = float("nan")
-
 
 class CentredScorer(nn.Module):
     needs_candidate_list = True
@@ -48,12 +47,13 @@ class CentredScorer(nn.Module):
 
 
 def discrete(**parts: Any) -> DiscretePredictor:
-    binary = FeatureSpec(feature_id=7, feature_type=FeatureType.BINARY)
-    continuous = FeatureSpec(feature_id=4, feature_type=FeatureType.CONTINUOUS, mean=1.0, stddev=2.0)
+    spec = NormalizationSpec((
+        FeatureSpec(feature_id=7, feature_type=FeatureType.BINARY),
+        FeatureSpec(feature_id=4, feature_type=FeatureType.CONTINUOUS, mean=1.0, stddev=2.0),
+    ))  # fmt: skip
     scorer = Linear(np.array([[1, 1], [0, 2], [-1, 0]]), np.array([0, 0, 1]))
     given: dict[str, Any] = {"state_feature_ids": (7, 4), "action_names": ("left", "right", "stay")}
-    preprocessor = Preprocessor(NormalizationSpec((binary, continuous)))
-    return DiscretePredictor(preprocessor, scorer, **{**given, "policy": EpsilonGreedy(0.3), **parts})
+    return DiscretePredictor(Preprocessor(spec), scorer, **{**given, "policy": EpsilonGreedy(0.3), **parts})
 
 
 def parametric(**parts: Any) -> ParametricPredictor:
@@ -100,10 +100,9 @@ def exported(name: str, make: Callable[..., Predictor], **parts: Any) -> Any:
     return folder
 
 
-HABIT = LikelyInTheLog(Habit([0.5, 0.04, 0.46]), 0.1)
 discrete_folder = exported("discrete_folder", discrete)
 softmax_folder = exported("softmax_folder", discrete, policy=Softmax(2.0))
-restricted_folder = exported("restricted_folder", discrete, restriction=HABIT)
+restricted_folder = exported("restricted_folder", discrete, restriction=LikelyInTheLog(Habit([0.5, 0.04, 0.46]), 0.1))
 parametric_folder = exported("parametric_folder", parametric)
 restricted_parametric_folder = exported(
     "restricted_parametric_folder", parametric, restriction=LikelyInTheLog(Taste(), 0.1)

@@ -1,5 +1,7 @@
 """The call contract of 2019, through files read with torch.jit.load."""
 
+from math import inf as INF
+from math import nan as NAN
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,6 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")
-NAN, INF = float("nan"), float("inf")
 ACTIONS = ["left", "right", "stay"]
 ABSENT = torch.tensor([[True, False]])
 

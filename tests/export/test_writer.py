@@ -26,14 +26,12 @@ from reagent_lite.export.content import BundleContent, SampleRows
 from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import DiscretePredictor
-from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
 from reagent_lite.feature_ids import FeatureId
 from reagent_lite.report.content import PageSection, Report, Table
 from reagent_lite.report.markdown import findings
 from reagent_lite.rl.policies import EpsilonGreedy
 
-STRICT = Tolerance(atol=0.0, rtol=5e-5, ratio_different=0.0)
 Make = Callable[..., Path]
 
 
@@ -63,9 +61,11 @@ def other_weights(predictor: DiscretePredictor) -> DiscretePredictor:
 
 
 @pytest.mark.parametrize("change", [{"ratio_different": 0.34}, {"rtol": 0.003}, {"atol": 0.011}])
-def test_tolerance_is_used(change: dict[str, float], make: Make, discrete_predictor: DiscretePredictor) -> None:
-    # one action of three differs, by 0.01 of a largest |q| of 4: a share of 1/3, 0.0025 relative
-    folder = make(other_weights(discrete_predictor), tolerance=replace(STRICT, **change))
+def test_tolerance_is_used(
+    change: dict[str, float], make: Make, discrete_predictor: DiscretePredictor, discrete_content: BundleContent
+) -> None:
+    # one action of three differs, by 0.01 of a largest |q| of 4: a share of 1/3, 0.0025 relative; the others are strict
+    folder = make(other_weights(discrete_predictor), tolerance=replace(discrete_content.tolerance, **change))
     assert load_bundle(folder).check_golden() == pytest.approx(0.01, abs=1e-5)
 
 
@@ -198,6 +198,5 @@ def test_the_card_s_code_runs(discrete_folder: Path, parametric_folder: Path, mo
     for folder in (discrete_folder, parametric_folder):
         code = (folder / "MODEL_CARD.md").read_text().split("```python\n")[1].split("```")[0]
         monkeypatch.chdir(folder.parent)
-        names: dict[str, Any] = {}
-        exec(code, names)
+        exec(code, names := {})
         assert names["bundle"].manifest["steps"] == 12

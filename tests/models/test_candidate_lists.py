@@ -49,8 +49,7 @@ def test_padding_is_not_computed(dueling: bool) -> None:
 def test_no_candidate_at_all() -> None:
     made = network(dueling=True)
     state, _, features = lists([2, 2])
-    none = Actions(mask=torch.zeros(2, 2, dtype=torch.bool), features=features)
-    allowed_values(made, state, none).sum().backward()
+    allowed_values(made, state, Actions(mask=torch.zeros(2, 2, dtype=torch.bool), features=features)).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in made.value.parameters())  # type: ignore[union-attr, operator]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles.logs import candidate_rows, write_lines
-from oracles.runs import small, trained
+from oracles.runs import ROOT, small, trained
 from safetensors.numpy import load_file
 
 from reagent_lite.errors import ConfigError
@@ -88,8 +88,7 @@ class Random(Squares):
 
 @pytest.fixture
 def tree(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    readme = Path(__file__).resolve().parents[2] / "reagent_lite/models/README.md"
-    (example,) = re.findall("```python\n(.+?)```", readme.read_text(), re.DOTALL)
+    (example,) = re.findall("```python\n(.+?)```", (ROOT / "reagent_lite/models/README.md").read_text(), re.DOTALL)
     (tmp_path / "own_networks.py").write_text(MODULE + example)
     monkeypatch.syspath_prepend(tmp_path)
     small["norm_params"] = {"feature_overrides": dict.fromkeys("012", "DO_NOT_PREPROCESS")}

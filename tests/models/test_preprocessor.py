@@ -1,8 +1,8 @@
 """The preprocessor against the contract's figures, a float64 numpy oracle, TorchScript and ONNX."""
 
 import math
-import warnings
 from collections.abc import Callable
+from math import nan as NAN
 
 import numpy as np
 import numpy.typing as npt
@@ -10,14 +10,15 @@ import onnxruntime
 import pytest
 import scipy.special
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from reagent_lite.export.onnx_graph import onnx_model
 from reagent_lite.models.preprocessor import TRANSFORMS, Preprocessor
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
+# torch 2.13 deprecates TorchScript; the bundle keeps a model for the original's users
+pytestmark = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")
 Floats = npt.NDArray[np.float64]
-NAN = math.nan
 
 
 def spec_of(*features: FeatureSpec) -> NormalizationSpec:
@@ -142,11 +143,10 @@ def test_figures_by_hand(features: list[FeatureSpec], raw: list[list[float]], no
 @pytest.mark.parametrize("missing_as_zero", [False, True])
 def test_every_type_equals_float64_oracle(missing_as_zero: bool) -> None:
     assert set(TRANSFORMS) == {f.feature_type for f in EVERY_TYPE.features} == set(FeatureType)
-    values, presence = raw_rows(EVERY_TYPE, 2000, seed=1)
-    out = Preprocessor(EVERY_TYPE, missing_as_zero=missing_as_zero)(values, presence).numpy()
+    rows = raw_rows(EVERY_TYPE, 2000, seed=1)
+    out = Preprocessor(EVERY_TYPE, missing_as_zero=missing_as_zero)(*rows).numpy()
     assert out.dtype == np.float32
-    want = expected(EVERY_TYPE, values, presence, missing_as_zero=missing_as_zero)
-    np.testing.assert_allclose(out, want, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(out, expected(EVERY_TYPE, *rows, missing_as_zero=missing_as_zero), rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("missing_as_zero", [False, True])
@@ -174,27 +174,16 @@ def test_spec_out_of_column_order_is_refused() -> None:
         Preprocessor(NormalizationSpec((feature(2, "BINARY"), feature(1, "BINARY"))))
 
 
-def scripted(module: Preprocessor) -> torch.jit.ScriptModule:
-    with warnings.catch_warnings():
-        # torch 2.13 deprecates TorchScript; the bundle keeps a model for the original's users.
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
-        return torch.jit.script(module)
+class Alone(Preprocessor):
+    """A preprocessor as a whole model, which has a list of outputs."""
+
+    def forward(self, values: Tensor, presence: Tensor) -> tuple[Tensor]:  # type: ignore[override]
+        return (super().forward(values, presence),)
 
 
-class Alone(nn.Module):
-    """A module as a whole model, which has a list of outputs."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, values: Tensor, presence: Tensor) -> tuple[Tensor]:
-        return (self.module(values, presence),)
-
-
-def exported(module: Preprocessor, spec: NormalizationSpec) -> Callable[[Tensor, Tensor], Floats]:
+def exported(spec: NormalizationSpec, *, missing_as_zero: bool = False) -> Callable[[Tensor, Tensor], Floats]:
     model = onnx_model(
-        Alone(module),
+        Alone(spec, missing_as_zero=missing_as_zero),
         raw_rows(spec, 3, seed=0),
         inputs=dict.fromkeys(("values", "presence"), ("rows", len(spec.features))),
         outputs={"normalized": ("rows", spec.width)},
@@ -211,8 +200,8 @@ def exported(module: Preprocessor, spec: NormalizationSpec) -> Callable[[Tensor,
 )
 def test_script_and_onnx_equal_eager_with_any_number_of_rows(spec: NormalizationSpec, missing_as_zero: bool) -> None:
     eager = Preprocessor(spec, missing_as_zero=missing_as_zero)
-    script = scripted(eager)
-    onnx = exported(eager, spec)
+    script = torch.jit.script(eager)
+    onnx = exported(spec, missing_as_zero=missing_as_zero)
     for num_rows in (0, 1, 257):
         rows = raw_rows(spec, num_rows, seed=num_rows)
         assert torch.equal(script(*rows), eager(*rows))
@@ -233,7 +222,7 @@ def test_features_far_from_zero_keep_their_digits() -> None:
     values[[0, 1, 2], :] = torch.tensor([NAN, -1337.1337, 0.0]).unsqueeze(1)
     rows = (values, torch.ones(values.shape, dtype=torch.bool))
     eager = Preprocessor(spec)
-    for module in (eager, scripted(eager), exported(eager, spec)):
+    for module in (eager, torch.jit.script(eager), exported(spec)):
         np.testing.assert_allclose(np.asarray(module(*rows)), expected(spec, *rows), rtol=2e-6, atol=2e-6)
 
 

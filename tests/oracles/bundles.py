@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from onnxruntime import InferenceSession
 from oracles.transitions import code_of_text
 from torch import Tensor, nn
 
@@ -171,6 +173,12 @@ def category_candidates_bundle(folder: Path) -> Path:
     )
     specs = {"state": normalization_json(raw((7,))), "action": normalization_json(action)}
     return write_bundle(folder, predictor, content=replace(content("parametric_dqn", rows), normalization=specs))
+
+
+def graph_outputs(folder: Path, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
+    """Outputs of a bundle's bare graph: q, greedy choices, propensities and allowed choices."""
+    session = InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    return session.run(None, dict(zip([tensor.name for tensor in session.get_inputs()], inputs, strict=True)))
 
 
 def sample(columns: int) -> NDArray[np.float32]:

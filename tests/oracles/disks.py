@@ -1,4 +1,4 @@
-"""Disks of a test's own, so small that they fill up."""
+"""Disks of a test's own, so small that they fill up, and shares that are away."""
 
 import os
 import subprocess
@@ -21,3 +21,9 @@ def small_disk(folder: Path, *, size: str, files: int) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+def unmount(share: Path) -> None:
+    """Leaves an empty folder, as the mount point of a share that is not mounted; beside it is what the share has."""
+    share.rename(share.with_name("unmounted"))
+    share.mkdir()

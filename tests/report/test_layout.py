@@ -57,8 +57,7 @@ def whole(browser: Browser) -> None:
     """Asserts that nothing is cut, folded or unfolded."""
     assert browser.value(OVERFLOWING) == []
     browser.value("document.querySelectorAll('details').forEach(each => { each.open = true; })")
-    assert browser.value(OVERFLOWING) == []
-    assert browser.value(BROKEN_WORDS) == []
+    assert browser.value(OVERFLOWING) == browser.value(BROKEN_WORDS) == []
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
@@ -66,8 +65,11 @@ def test_colours_have_enough_contrast(scheme: int) -> None:
     """WCAG 2.2: 4.5 for text, 3 for drawings."""
     colours = dict(re.findall(r"--(\w+): (#\w{6})", STYLE.read_text().split(":root {")[1 + scheme]))
     least = dict.fromkeys(("ink", "soft", "good", "unclear", "bad"), 4.5) | {f"c{i}": 3.0 for i in range(8)}
-    for (name, ratio), under in product(least.items(), ("ground", "card")):
-        assert contrast(colours[name], colours[under]) >= ratio, (name, under)
+    assert [
+        (name, under)
+        for (name, ratio), under in product(least.items(), ("ground", "card"))
+        if contrast(colours[name], colours[under]) < ratio
+    ] == []
 
 
 def test_curves_are_told_apart_without_colours() -> None:

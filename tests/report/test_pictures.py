@@ -46,10 +46,9 @@ def near(picture: NDArray[np.uint8], colour: tuple[int, int, int]) -> NDArray[np
 
 
 def centre(picture: NDArray[np.uint8], colour: tuple[int, int, int] = VERMILION) -> tuple[float, float]:
-    """Centroid (x, y) in pixels of a colour, y downwards."""
-    rows, columns = np.nonzero(near(picture, colour))
-    assert len(rows)
-    return float(columns.mean()), float(rows.mean())
+    """Centroid (x, y) in pixels of a colour, y downwards; the mean of none is an error."""
+    y, x = np.argwhere(near(picture, colour)).mean(0).tolist()
+    return x, y
 
 
 # ---- the animation
@@ -94,8 +93,7 @@ def test_cartpole(x: float, angle: float, limit: float) -> None:
 
 
 def test_other_environments_are_curves_with_a_line_at_the_present() -> None:
-    observation = [[0.0, 5.0, math.nan], [1.0, 5.0, 2.0], [4.0, 5.0, 3.0]]
-    trace = episode_of("my_env", observation, reward=np.array([1.0, 3.0]))
+    trace = episode_of("my_env", [[0, 5, math.nan], [1, 5, 2], [4, 5, 3]], reward=np.array([1.0, 3.0]))
     picture = pixels(trace, 1)
     assert centre(picture) == pytest.approx((WIDTH / 2, MIDDLE), abs=1)
     # of four rows, 70 pixels each, the first feature has the uppermost: its lowest value is 0.9 of that below the top
@@ -114,7 +112,6 @@ def test_agents_are_discs_on_a_square() -> None:
     trace = episode_of("tag_continuous", [[0.0] * 15] * 3, agents=agents)
     side = (BOTTOM - TOP) / 1.1
     discs = [(round(WIDTH / 2 + sign * side / 2), round(MIDDLE - sign * side / 2)) for sign in (0, -1, 1)]
-    for step, upper in ((0, (0, 114, 178)), (1, (217, 217, 217)), (2, (217, 217, 217))):
-        shown = pixels(trace, step)
-        assert [tuple(shown[y, x]) for x, y in discs] == [VERMILION, (0, 114, 178), upper]
+    shown = [[tuple(pixels(trace, step)[y, x]) for x, y in discs] for step in range(3)]
+    assert shown == [[VERMILION, (0, 114, 178), upper] for upper in ((0, 114, 178), (217, 217, 217), (217, 217, 217))]
     assert [trace.caption(step) for step in range(3)] == ["tagger 1   runner 2", "tagger 1   runner 1", "terminated"]

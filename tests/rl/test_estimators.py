@@ -20,8 +20,7 @@ def value(name: str, e: EpisodeTable) -> float:
 
 
 def assert_values(e: EpisodeTable, expected: dict[str, float]) -> None:
-    values = {name: value(name, e) for name in expected}
-    assert values == pytest.approx(expected, rel=1e-9, abs=1e-12, nan_ok=True)
+    assert {name: value(name, e) for name in expected} == pytest.approx(expected, rel=1e-9, abs=1e-12, nan_ok=True)
 
 
 def test_three_rows_by_hand():
@@ -66,8 +65,7 @@ def test_two_step_table_by_hand():
 def checked_step_returns(e: EpisodeTable) -> list[float]:
     """The j-step returns of the log itself; asserts that the contributions of its episodes sum to them."""
     returns = step_returns(e, torch.ones(1, len(e.reward)))[0]
-    contributions = torch.cat(list(step_contributions(EpisodeSums.of([[e]]), 0)))
-    torch.testing.assert_close(contributions.sum(0), returns)
+    torch.testing.assert_close(torch.cat(list(step_contributions(EpisodeSums.of([[e]]), 0))).sum(0), returns)
     return returns.tolist()
 
 
@@ -87,11 +85,12 @@ def test_the_value_model_continues_where_the_record_is_cut():
 def test_same_policy_gives_the_mean_return_of_unequal_episodes(seed: int):
     # an ended episode whose weight fell to 0 would lift this, by 1.467 in the system this guards against
     e = random_table(LENGTHS, seed, spread=0)
-    mean = sum(0.95**t * float(e.reward[i, t]) for i, length in enumerate(LENGTHS) for t in range(length)) / 4
-    sequential = ("Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling")
-    assert_values(e, dict.fromkeys(sequential, mean))
-    one_step = ("IPS_Reward", "Self_Normalized_IPS_Reward")
-    assert_values(e, dict.fromkeys(one_step, float(e.reward.sum()) / sum(LENGTHS)))
+    of_episode = sum(0.95**t * float(e.reward[i, t]) for i, length in enumerate(LENGTHS) for t in range(length)) / 4
+    of_row = float(e.reward.sum()) / sum(LENGTHS)
+    assert_values(e, {
+        "Per_Decision_Importance_Sampling": of_episode, "Weighted_Per_Decision_Importance_Sampling": of_episode,
+        "IPS_Reward": of_row, "Self_Normalized_IPS_Reward": of_row,
+    })  # fmt: skip
 
 
 DRAWN = random_table(LENGTHS, 1)
@@ -124,15 +123,15 @@ def test_one_form_becomes_another(pairs: dict[str, str], e: EpisodeTable):
 def test_counts_are_repeated_episodes(name: str):
     e = random_table(LENGTHS, 4)
     counts = torch.tensor([[1, 1, 1, 1], [1, 0, 2, 1]], dtype=torch.float64)
-    counted = float(estimates(ESTIMATORS[name], e, counts)[1])
-    assert_values(some(e, torch.tensor([3, 2, 0, 2])), {name: counted})
+    assert_values(some(e, torch.tensor([3, 2, 0, 2])), {name: float(estimates(ESTIMATORS[name], e, counts)[1])})
 
 
 def test_after_the_last_supported_step_the_value_model_continues():
     # both episodes leave the policy at step 1: WDR is r_0 plus the discounted value there
     e = table((2, 2), 0.5, weight=[[1, 0], [1, 0]], reward=[[2, 9], [4, 9]], value_expected=[[0, 6], [0, 8]])
-    expected = {"Weighted_Sequential_Doubly_Robust": 3 + 0.5 * 7, "Weighted_Per_Decision_Importance_Sampling": 3}
-    assert_values(e, expected)
+    assert_values(e, {
+        "Weighted_Sequential_Doubly_Robust": 3 + 0.5 * 7, "Weighted_Per_Decision_Importance_Sampling": 3,
+    })  # fmt: skip
 
 
 def test_without_any_weight_the_estimate_is_undefined():

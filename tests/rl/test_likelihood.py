@@ -18,6 +18,5 @@ def test_informative_episodes_of_unequal_sizes() -> None:
 
 def test_a_prediction_is_no_information() -> None:
     """Rewards 1, 0, 0, 0, half of which a model predicts: as if the one event were all, 0.75^2 / (0.75^4 + 3 / 256)."""
-    earned = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64)
-    episodes = contributions([1.0, -2.0, 1.0, -1.0], [1, 1, 1, 1], earned=earned)
+    episodes = contributions([1.0, -2.0, 1.0, -1.0], [1, 1, 1, 1], earned=torch.tensor([1.0, 0, 0, 0]).double())
     assert episodes.informative == pytest.approx(0.75**2 / (0.75**4 + 3 * 0.25**4), abs=1e-12)

@@ -63,8 +63,7 @@ def test_quantile_huber_by_hand() -> None:
     # quantiles 0 and 2 at midpoints 1/4 and 3/4; targets 1 and 4
     # errors of quantile 0: 1, 4 -> huber 0.5, 3.5, weight 1/4 -> mean (0.125 + 0.875) / 2 = 0.5
     # errors of quantile 2: -1, 2 -> huber 0.5, 1.5, weights 1/4, 3/4 -> mean (0.125 + 1.125) / 2 = 0.625
-    loss = quantile_huber_loss(torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 4.0]]))
-    assert loss.item() == pytest.approx(1.125)
+    assert quantile_huber_loss(torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 4.0]])).item() == pytest.approx(1.125)
 
 
 @pytest.mark.parametrize(("loss", "action"), [(conservative_loss, 0), (imitation_loss, 1)])

@@ -53,8 +53,7 @@ def test_likely_enough_compares_with_the_largest_allowed() -> None:
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e5])
 def test_the_temperature_that_scipy_finds(scale: float) -> None:
-    rng = np.random.default_rng(0)
-    values = scale * rng.normal(size=(50, 4))
+    values = scale * np.random.default_rng(0).normal(size=(50, 4))
     mask = (np.arange(50)[:, None] >= 20) | (np.arange(4) < 3)
 
     def mean_entropy(temperature: float) -> float:
@@ -73,8 +72,8 @@ def test_the_temperature_that_scipy_finds(scale: float) -> None:
 def test_entropies_that_no_temperature_has() -> None:
     rows = SoftmaxRows([(torch.tensor([[2.0, 1.0]]), MASK[:1, :2])], ALONE)
     assert [rows.temperature(1.0), rows.temperature(-1.0)] == pytest.approx([1e6, 1e-6])
-    for alike in ([(torch.ones(1, 2), MASK[:1, :2])], []):
-        assert SoftmaxRows(alike, ALONE).temperature(0.3) == 1.0
+    alike = [(torch.ones(1, 2), MASK[:1, :2])]
+    assert [SoftmaxRows(rows, ALONE).temperature(0.3) for rows in (alike, [])] == [1.0, 1.0]
 
 
 def test_a_policy_that_is_nearly_greedy_or_uniform_says_so() -> None:

@@ -65,8 +65,7 @@ def test_work_that_cannot_be_recorded_names_the_key(cuda: MagicMock) -> None:
 
 def test_batches_keep_their_addresses_and_short_ones_have_rows_of_weight_0() -> None:
     given = [random_batch(rows, 4, 2, seed) for seed, rows in enumerate((3, 3, 1))]
-    source = MagicMock()
-    source.__next__.side_effect = given
+    source = MagicMock(**{"__next__.side_effect": given})
     fixed, addresses = FixedBatches(source, 3), set()
     for batch in given:
         fixed.fill()

@@ -13,7 +13,7 @@ from unittest.mock import MagicMock, Mock
 import psutil
 import pytest
 import torch
-from oracles.disks import small_disk
+from oracles.disks import small_disk, unmount
 from oracles.runs import ALONE
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -171,12 +171,10 @@ def test_figures_are_written_to_the_files_of_a_share_that_is_mounted_again(tmp_p
     share.mkdir()
     with written(share) as writer:
         writer.write(1, {"x": 1.0})
-        share.rename(unmounted)
-        share.mkdir()
+        unmount(share)
         with open("/dev/full", "wb") as nowhere:
-            for file in psutil.Process().open_files():
-                if file.path.startswith(str(unmounted)):
-                    os.dup2(nowhere.fileno(), file.fd)
+            for fd in [file.fd for file in psutil.Process().open_files() if file.path.startswith(str(unmounted))]:
+                os.dup2(nowhere.fileno(), fd)
         writer.write(2, {"x": 2.0})
         with pytest.raises(OSError, match="No such file"):
             writer.keep()
@@ -192,9 +190,8 @@ def test_figures_wait_while_a_disk_is_full(tmp_path: Path) -> None:
         figures = [{"step": step, "x": step} for step in range(1, 400)]
         with written(disk) as writer:
             writer.write(1, {"x": 1.0})
-            with suppress(OSError), (disk / "filler").open("wb", buffering=0) as stream:
-                while stream.write(b"0" * 512):
-                    pass
+            with suppress(OSError):
+                (disk / "filler").write_bytes(bytes(64 << 10))
             for step in range(2, 400):
                 writer.write(step, {"x": float(step)})
             with pytest.raises(OSError, match="No space left"):
@@ -209,6 +206,4 @@ def test_figures_wait_while_a_disk_is_full(tmp_path: Path) -> None:
 
 def numbers(*batches: list[float]) -> MagicMock:
     """A source of these batches."""
-    source = MagicMock()
-    source.__next__.side_effect = map(torch.tensor, batches)
-    return source
+    return MagicMock(**{"__next__.side_effect": map(torch.tensor, batches)})

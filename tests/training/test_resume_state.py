@@ -64,15 +64,15 @@ def test_where_a_run_goes_on(now: ReadOrder, step: int, rows: int, position: tup
     assert position_in(saved, now) == position
 
 
-def test_sums_of_other_ranks_keep_their_mean() -> None:
+@pytest.mark.parametrize("world", [1, 3])
+def test_sums_of_other_ranks_keep_their_mean(world: int) -> None:
     states = [
         {"meter": {"steps": 2, "sums": {"x": torch.tensor(value)}}, "rng": {"cpu": torch.tensor([rank])}}
         for rank, value in enumerate((1.0, 5.0))
     ]
     # two ranks over two steps: (1 + 5) / (2 ranks · 2 steps) = 1.5
-    for world in (1, 3):
-        parts = [regrouped(states, rank, {"step": 4}, keep_sums=True) for rank in range(world)]
-        assert sum(float(part["meter"]["sums"]["x"]) for part in parts) / (world * 2) == 1.5
-        assert [part["source"] for part in parts] == [{"step": 4}] * world
-        assert [int(part["rng"]["cpu"]) for part in parts if "rng" in part] == [0, 1][:world]
+    parts = [regrouped(states, rank, {"step": 4}, keep_sums=True) for rank in range(world)]
+    assert sum(float(part["meter"]["sums"]["x"]) for part in parts) / (world * 2) == 1.5
+    assert [part["source"] for part in parts] == [{"step": 4}] * world
+    assert [int(part["rng"]["cpu"]) for part in parts if "rng" in part] == [0, 1][:world]
     assert regrouped(states, 0, {}, keep_sums=False)["meter"] == {"steps": 0}
