@@ -22,7 +22,9 @@ from reagent_lite.evaluation.verdict import Verdict
 
 PDIS = "Per_Decision_Importance_Sampling"
 DR = "Sequential_Doubly_Robust"
-SHIP, NOT, UNCLEAR = Choice
+SHIP = Choice.SHIP
+NOT = Choice.DO_NOT_SHIP
+UNCLEAR = Choice.NOT_ENOUGH
 BETTER, WORSE, EQUAL = (comparison(estimated("MAGIC", value, 1.0)) for value in (12.5, 8.0, 10.0))
 BEATS_RANDOM, BEATS_OTHER = (
     game(around(5.0, 1.0), around(2.0, 1.0), around(3.0, 1.0), against=against) for against in (False, True)

@@ -17,7 +17,9 @@ WEIGHTED = ("Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importanc
 REWARDS = [3.0 + (-1) ** n for n in range(200)]
 THREE = torch.full((200, 2, 1), 3.0, dtype=torch.float64)
 RIGHT = dataclasses.replace(bandit_page(REWARDS), q_values=THREE, reward_model=THREE)
-TRUSTWORTHY, SUPPORT, UNUSABLE = Verdict
+TRUSTWORTHY = Verdict.TRUSTWORTHY
+SUPPORT = Verdict.SUPPORT
+UNUSABLE = Verdict.DO_NOT_USE
 
 
 @pytest.mark.parametrize(
