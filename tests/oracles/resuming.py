@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from oracles import cartpole
 from oracles.interpreters import Interpreter, python_path
-from oracles.logs import candidate_rows, random_rows, write_lines
-from oracles.runs import ROOT, checked, merged
+from oracles.logs import random_rows, write_json, write_lines
+from oracles.runs import ROOT, Tree, checked, merged, over_candidates
 from oracles.runs import end as end
 from oracles.team import TEAM
 from safetensors.torch import load_file
@@ -24,8 +24,6 @@ from reagent_lite.training.checkpoint import CheckpointFolder
 from reagent_lite.training.metrics import JsonLines, MetricsWriter
 from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
-
-Tree = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -165,19 +163,17 @@ def mixed(folder: Path, **sections: Tree) -> Tree:
 
 
 def candidates(folder: Path, **sections: Tree) -> Tree:
-    log = write_lines(folder / "candidates.jsonl", candidate_rows(200))
-    tree = logged(folder, **sections) | {"training_data_path": str(log)}
-    return {name: section for name, section in tree.items() if name != "actions"}
+    return merged(logged(folder, **sections), over_candidates(folder))
 
 
 def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> Interpreter:
     """Starts `python -m workflows.dqn` with a checkpoint every three steps."""
-    config = folder / "config.json"
     saving = {"every_steps": 3, **tree.get("checkpoint", {})}
-    config.write_text(json.dumps({"model_output_path": str(folder / "out"), **tree, "checkpoint": saving}))
+    config = {"model_output_path": str(folder / "out"), **tree, "checkpoint": saving}
     sets = [part for setting in settings for part in ("--set", setting)]
     variables = {"PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
-    return Interpreter(["-m", "workflows.dqn", "--config", str(config), *sets], env={**os.environ, **variables})
+    command = ["-m", "workflows.dqn", "--config", str(write_json(folder / "config.json", config)), *sets]
+    return Interpreter(command, env={**os.environ, **variables})
 
 
 def checkpoints(folder: Path, out: str = "out") -> list[str]:

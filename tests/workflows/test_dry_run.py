@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from oracles.logs import random_rows, write_lines
+from oracles.logs import random_rows, write_json, write_lines
 from oracles.team import TEAM
 
 from reagent_lite.config import DqnConfig
@@ -40,8 +40,7 @@ def plan(tmp_path: Path, small: dict[str, Any], capsys: pytest.CaptureFixture[st
 
     def start(changes: dict[str, Any], *arguments: str, code: int = 0) -> Lines:
         tree = {key: value for key, value in (small | changes).items() if value is not None}
-        file = tmp_path / "config.json"
-        file.write_text(json.dumps(tree))
+        file = write_json(tmp_path / "config.json", tree)
         before = sorted(tmp_path.rglob("*"))
         assert main("workflows.dqn", DqnConfig, "x.json", ["--config", str(file), "--dry_run", *arguments]) == code
         captured = capsys.readouterr()
@@ -156,8 +155,8 @@ def test_steps_and_memory_of_a_simulation(plan: Plan) -> None:
     }  # fmt: skip
     lines = plan(ONLINE | {"simulation": simulation})
     assert lines.only("steps: 98 after 8 of 400 environment steps").endswith("every 14")
-    replay = lines.only("memory per process: replay 8.2 KiB")  # 8400 / 1024
-    assert replay.endswith("400 rows x 42 bytes / 2 processes")
+    # 8400 / 1024
+    assert lines.only("memory per process: replay 8.2 KiB").endswith("400 rows x 42 bytes / 2 processes")
     # 78 + 16 + 80 + 16 x 408
     assert lines.only("memory per process: environments 13.1 KiB = 2 environments x 6,702 bytes")
     scaled = plan(ONLINE | {"simulation": simulation | {"auto_scale": True}})

@@ -30,9 +30,7 @@ from workflows.normalize import normalize
 
 
 def config(log: Path, out: Path, **sections: Any) -> dict[str, Any]:
-    tree = quick(log, out, epochs=2)
-    del tree["actions"]
-    return merged(tree, {"training": {"layers": [-1, 8, 1]}, **sections})
+    return merged(quick(log, out, epochs=2, actions=None), {"training": {"layers": [-1, 8, 1]}, **sections})
 
 
 def model_of(log: Path, out: Path, **sections: Any) -> Path:
@@ -153,8 +151,8 @@ def test_shards_of_ids_train_with_the_table(inputs: tuple[Path, str], model: Pat
     assert_same(model_of(log, tmp_path / "out", data=data), model, "normalization.json")
 
 
-def test_frames_of_rows_and_items(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("caches")
+def test_frames_of_rows_and_items(model: Path, tmp_path: Path) -> None:
     frame = pd.DataFrame(ITEMS).astype({"item_id": str}).rename(columns={"item_id": "sku"})
     rows = pd.DataFrame([{**row, "action": str(row["action"]), "possible_actions": [*map(str, row["possible_actions"])]}
                          for row in events()])  # fmt: skip

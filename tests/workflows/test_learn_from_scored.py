@@ -53,8 +53,7 @@ def test_noise_is_no_reason_to_ship(noise: dict[str, Any], caplog: pytest.LogCap
     assert_evaluations_agree(Path(noise["training_data_path"]), Path(out) / "model")
     caplog.clear()
     honest = decision({**noise, "model_output_path": f"{out}2"}, False)
-    assert honest["choice"] == "not enough to say"
-    assert "flatter" not in honest["reason"] + caplog.text
+    assert (honest["choice"], "flatter" in honest["reason"] + caplog.text) == ("not enough to say", False)
     warm = {**noise["training"], "warm_start_model_path": out}
     decision({**noise, "training": warm, "epochs": 1, "model_output_path": f"{out}3"}, False)
     assert caplog.text.count("may flatter it if that run learned from scored episodes") == 1

@@ -48,8 +48,8 @@ def test_each_row_is_an_episode_of_one_decision(parametric: bool, tmp_path: Path
     assert copy.notes == (ALONE,)
 
 
-def test_a_policy_its_value_and_scores_from_a_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("caches")
+def test_a_policy_its_value_and_scores_from_a_frame(tmp_path: Path) -> None:
     log = rows(600)
     frame = pd.DataFrame(log).assign(x=[row["state_features"]["x"] for row in log]).drop(columns="state_features")
     columns = {"state_features": ["x"]}

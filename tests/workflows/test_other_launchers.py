@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from oracles.cartpole import write_log
 from oracles.interpreters import FORKED_WORKERS, Interpreter
+from oracles.logs import write_json
 from oracles.ranks import free_port, run_ranks
-from oracles.runs import ROOT, trained
+from oracles.runs import ROOT, end, trained
 from safetensors.torch import load_file
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -28,8 +29,7 @@ def tree(folder: Path, name: str) -> dict[str, Any]:
 
 
 def config(folder: Path) -> str:
-    (folder / "run.json").write_text(json.dumps(tree(folder, "run")))
-    return str(folder / "run.json")
+    return str(write_json(folder / "run.json", tree(folder, "run")))
 
 
 def learned(folder: Path) -> dict[str, torch.Tensor]:
@@ -48,10 +48,9 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
         )
         for node in (1, 0)
     ]  # fmt: skip
-    ended = [node.communicate(timeout=120) for node in nodes]
-    assert [node.wait() for node in nodes] == [0, 0], ended
-    (outcome,) = [json.loads(line) for out, _ in ended for line in out.splitlines() if line.startswith("{")]
-    assert "64 rows = 2 processes x 32" in ended[1][1]
+    ended = [end(node, 120) for node in nodes]
+    (outcome,) = [json.loads(line) for node in ended for line in node.ok.out.splitlines() if line.startswith("{")]
+    assert "64 rows = 2 processes x 32" in ended[1].err
     trained(tree(tmp_path, "alone"))
     torch.testing.assert_close(learned(tmp_path / "run"), learned(tmp_path / "alone"), rtol=1e-5, atol=1e-5)
     assert outcome["steps"] == 2 * -(-outcome["rows"] // 2 // 64)
@@ -61,11 +60,9 @@ def test_machines_of_another_launcher_that_do_not_fit_together(tmp_path: Path) -
     write_log(tmp_path / "log.jsonl", 50)
     folders = [tmp_path / "node0", tmp_path / "node1"]
     for folder, rl in zip(folders, ({}, {"gamma": 0.5}), strict=True):
-        folder.mkdir()
-        (folder / "run.json").write_text(json.dumps(tree(tmp_path, "run") | {"rl": rl}))
+        write_json(folder / "run.json", tree(tmp_path, "run") | {"rl": rl})
     runs = run_ranks(["-m", "workflows.dqn", "--config", "run.json"], folders)
-    assert [run.code for run in runs] == [3, 3]
-    assert all("config key rl.gamma: expected 0.9" in run.err for run in runs)
+    assert [(run.code, "config key rl.gamma: expected 0.9" in run.err) for run in runs] == [(3, True)] * 2, runs
     assert not (tmp_path / "run").exists()
 
 

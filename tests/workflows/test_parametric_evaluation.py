@@ -24,9 +24,8 @@ def test_a_run_on_candidates_scores_its_logging_policy(small: dict[str, Any], tm
             row["possible_actions"] = []
         elif number % 3 == 0:
             row["possible_actions"] = [*row["possible_actions"], dict(row["possible_actions"][0])]
-    del small["actions"]
-    small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", rows))
-    trained(merged(small, {"rl": {"temperature": 1e9}, "evaluation": {"calc_cpe_in_training": True}}))
+    log = {"actions": None, "training_data_path": str(write_lines(tmp_path / "candidates.jsonl", rows))}
+    trained(merged(small, log | {"rl": {"temperature": 1e9}, "evaluation": {"calc_cpe_in_training": True}}))
     document = json.loads((tmp_path / "out/model/evaluation.json").read_text())
     assert "scored episodes too" in str(document["warnings"])  # there is no other data to evaluate on
     assert "nearly uniform" in document["policy"]["notes"][0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles.bundles import linear_bundle
-from oracles.logs import candidate_rows, random_rows, write_lines
+from oracles.logs import candidate_rows, random_rows, write_json, write_lines
 from oracles.resuming import Tree, candidates, logged, simulated
 from oracles.runs import merged, trained
 
@@ -45,8 +45,7 @@ BUILDERS: dict[str, Callable[[Path], Tree]] = {
 
 def refusals(kind: str, folder: Path) -> dict[str, Tree]:
     """Returns changes of a config that are found out only with the input at hand."""
-    norm = folder / "norm.json"
-    norm.write_text(json.dumps({"7": {"feature_type": "CONTINUOUS", "mean": 0.0, "stddev": 1.0}}))
+    norm = write_json(folder / "norm.json", {"7": {"feature_type": "CONTINUOUS", "mean": 0.0, "stddev": 1.0}})
     if kind == "simulated":
         return {
             "no environment": {"simulation": {"env": "none"}},

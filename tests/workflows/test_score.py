@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from oracles.bundles import bilinear_bundle, linear_bundle
-from oracles.logs import write_lines
+from oracles.logs import Row, write_lines
 from oracles.runs import Runner
 
 import reagent_lite
@@ -25,7 +25,6 @@ from reagent_lite.tasks.score import ScoredFile, score
 from workflows.convert import convert
 
 NAMES, IDS, ITEM = ("mail", "call", "wait"), (3, FeatureId("age")), (7, FeatureId("size"))
-Row = dict[str, Any]
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def by_hand(model: Path, given: list[Row]) -> tuple[np.ndarray, np.ndarray, np.n
     return q, propensities, mask
 
 
-def scored(model: Path, data: Path, target: Path, **keys: Any) -> tuple[ScoredFile, pa.Table]:
+def scored(model: Path, data: Path, target: Path, /, **keys: Any) -> tuple[ScoredFile, pa.Table]:
     tree = {"model": str(model), "data_path": str(data), "output_path": str(target), **keys}
     return score(check(ScoreConfig, tree)), pq.read_table(target)
 
@@ -116,8 +115,7 @@ def test_scores_are_those_of_onnxruntime_on_the_same_rows(
     assert set(table["action_probability"].to_pylist()) == {1.0, None}
     for n, scores in enumerate(table["scores"].to_pylist()):
         assert parametric or tuple(scores) == NAMES
-        values = list(scores if parametric else scores.values())
-        close(values, np.where(mask[n], q[n], np.nan)[: len(choices[n])])
+        close(list(scores if parametric else scores.values()), np.where(mask[n], q[n], np.nan)[: len(choices[n])])
 
     _, drawn = scored(model, tmp_path / "rows", tmp_path / "drawn.parquet", seed=5)
     bundle = load_bundle(model)
@@ -131,8 +129,8 @@ def test_scores_are_those_of_onnxruntime_on_the_same_rows(
     np.testing.assert_allclose(drawn["action_probability"].fill_null(0), of_graph, rtol=1e-6)
 
 
-def test_a_frame_and_the_command(named: Path, tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("caches")
+def test_a_frame_and_the_command(named: Path, tmp_path: Path, run: Runner) -> None:
     frame = pd.DataFrame({
         "3": [1.0, 0.0, -2.0], "age": [0.5, 2.0, -1.0], "customer": ["a", "b", "c"], "region": [7, None, 9],
         "day": pd.to_datetime(["2026-11-01", "2026-11-02", None]),
@@ -196,9 +194,8 @@ def test_what_cannot_be_scored_is_refused_and_older_scores_stay(
     write_lines(tmp_path / "rows.jsonl", given)
     (tmp_path / "s.parquet").write_bytes(b"older scores")
     content = {file: file.read_bytes() for file in tmp_path.glob("*.*")}
-    tree = {"model": str(model), "data_path": "rows.jsonl", "output_path": "s.parquet", **keys}
     with pytest.raises(error, match=message):
-        score(check(ScoreConfig, tree))
+        scored(model, Path("rows.jsonl"), Path("s.parquet"), **keys)
     assert {file: file.read_bytes() for file in tmp_path.glob("*.*")} == content
 
 

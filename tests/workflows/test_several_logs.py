@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from oracles.bundles import linear_bundle
 from oracles.logs import episode_code, random_rows, write_lines
-from oracles.runs import Runner, quick, trained
+from oracles.runs import Runner, absent, quick, trained
 
 import reagent_lite
 from reagent_lite.config import check
@@ -33,11 +33,13 @@ def two(tmp_path: Path) -> list[str]:
 
 
 def test_training_on_two_logs(two: list[str], run: Runner, tmp_path: Path) -> None:
-    tree = quick(Path(two[0]), tmp_path / "out", evaluation=FAST) | {"training_data_path": two}
-    done = run("dqn", tree).ok
-    for words in (f"{two[0]}, {two[1]}: 200 rows, 20 episodes", f"{two[1]}: has 8 mdp_ids of {two[0]}",
-                  f"{two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%"):  # fmt: skip
-        assert words in done.err
+    done = run("dqn", quick(Path(), tmp_path / "out", evaluation=FAST, training_data_path=two)).ok
+    assert not absent(
+        done.err,
+        f"{two[0]}, {two[1]}: 200 rows, 20 episodes",
+        f"{two[1]}: has 8 mdp_ids of {two[0]}",
+        f"{two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%",
+    )
     rows = (tmp_path / "out" / "report.html").read_text().replace("<wbr>", "").split("Rows of each log</caption>")[1]
     assert re.findall(r"<td[^>]*>([^<]*)</td>", rows.split("</table>")[0]) == [
         two[0],
@@ -51,8 +53,9 @@ def test_training_on_two_logs(two: list[str], run: Runner, tmp_path: Path) -> No
 
 def test_the_logs_of_shards(two: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = {"shards_path": str(tmp_path / "share"), "training_copy_dir": str(tmp_path / "local")}
-    tree = quick(Path(two[0]), tmp_path / "out", evaluation=FAST) | {"training_data_path": two, "data": data}
-    assert trained(tree).model is not None
+    assert (
+        trained(quick(Path(), tmp_path / "out", evaluation=FAST, training_data_path=two, data=data)).model is not None
+    )
     assert f"{two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%" in caplog.text
 
 
@@ -95,17 +98,15 @@ def test_normalization_of_two_logs(two: list[str], tmp_path: Path, caplog: pytes
     assert not made(two, "both").skipped
     assert f"{two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%" in caplog.text
     statistics = json.loads((tmp_path / "both" / "statistics.json").read_text())
-    assert (statistics["data"], statistics["rows"]) == (two, 200)
-    assert statistics["logs"] == {two[0]: 120, two[1]: 80}
+    assert [statistics[name] for name in ("data", "rows", "logs")] == [two, 200, {two[0]: 120, two[1]: 80}]
     assert [made(two, "both").skipped, made(two[::-1], "both").skipped] == [True, False]
     assert made(two[0], "path", reference_data_path=two).drift == {"state_features": {"stable": 3}}
 
 
-def test_frames_and_paths_as_one(two: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("caches")
+def test_frames_and_paths_as_one(two: list[str], tmp_path: Path) -> None:
     frames = [pd.DataFrame(random_rows(100, seed, missing=0)) for seed in (5, 6)]
-    tree = quick(Path(), tmp_path / "out", evaluation=FAST)
-    del tree["training_data_path"]
+    tree = quick(Path(), tmp_path / "out", evaluation=FAST, training_data_path=None)
     outcome = reagent_lite.train(tree, [*frames, two[0]])
     settings = {"evaluation": {"bootstrap_resamples": 100, "final_fit_passes": 1}}
     evaluated = reagent_lite.evaluate(outcome.model, [frames[0], Path(two[1])], config=settings)

@@ -1,6 +1,5 @@
 """SIGTERM at any moment ends a run with 75, or it ends with 0; so does a terminal that closes, but for nohup."""
 
-import json
 import os
 import pty
 import select
@@ -11,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from oracles.interpreters import Interpreter, python_path
+from oracles.logs import write_json
 from oracles.resuming import checkpoints, end, logged
 from oracles.runs import ALONE, ROOT
 from oracles.waiting import wait_until
@@ -73,10 +73,10 @@ SLOW = "fail:rank=0,step=0,kind=slow,seconds=0.1"
 
 def start_on(folder: Path, program: str, *arguments: str, fault: str = SLOW, **keys: int) -> Interpreter:
     tree = {**logged(folder), "model_output_path": str(folder / "out"), "checkpoint": {}, **keys}
-    (folder / "config.json").write_text(json.dumps(tree))
     variables = {**os.environ, "PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"),
                  "OMP_NUM_THREADS": "1", "TERM": "xterm", "REAGENT_LITE_FAULT": fault}  # fmt: skip
-    return Interpreter(["-c", program, *arguments, "--config", str(folder / "config.json")], env=variables)
+    config = str(write_json(folder / "config.json", tree))
+    return Interpreter(["-c", program, *arguments, "--config", config], env=variables)
 
 
 def steps(folder: Path) -> int:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles import gridworld
 from oracles.resuming import Laboratory
-from oracles.runs import ALONE, Runner, checked, merged, trained
+from oracles.runs import ALONE, Runner, Tree, checked, merged, trained
 from oracles.simulated import made
 
 from reagent_lite.config import DqnConfig, check
@@ -23,7 +23,6 @@ from reagent_lite.run.sources import open_source
 from reagent_lite.sim.rollout import RolloutSource
 from reagent_lite.training.capture import Captured, eager
 
-Tree = dict[str, Any]
 LOGGED: Tree = {
     "training_data_path": "log.jsonl",
     "actions": ["left", "right"],
@@ -47,10 +46,6 @@ def online(tmp_path: Path, env: str, **simulation: Any) -> Tree:
 
 def metrics(tree: Tree) -> list[dict[str, float]]:
     return [json.loads(line) for line in Path(tree["model_output_path"], "metrics.jsonl").read_text().splitlines()]
-
-
-def ratio(line: dict[str, float], name: str, other: str) -> float:
-    return line[f"rate/{name}_per_second"] / line[f"rate/{other}_per_second"]
 
 
 def tags(tree: Tree) -> set[str]:
@@ -129,7 +124,8 @@ def test_processes_share_environments_and_episodes(run: Runner, tmp_path: Path) 
     assert two.outcome["rows"] == alone.rows
     last = metrics(tree)[-2]
     assert last["simulation/env_steps"] == 1000 - (1000 - 304) % 16  # all ranks' together, as is every rate
-    assert (ratio(last, "rows", "updates"), ratio(last, "env_steps", "updates")) == pytest.approx((64, 16))
+    rates = [last[f"rate/{name}_per_second"] for name in ("updates", "rows", "env_steps")]
+    assert (rates[1] / rates[0], rates[2] / rates[0]) == pytest.approx((64, 16))
     # the same episodes of random actions, whoever plays them
     for tag in ("simulation/random_return/mean", "simulation/random_return/upper"):
         assert two.outcome["scores"][tag] == alone.scores[tag]
@@ -217,8 +213,7 @@ def test_fast_mathematics_let_torch_use_tf32_on_a_gpu(
     monkeypatch.setattr(torch, "set_float32_matmul_precision", set_to.append)
     config = checked(online(tmp_path, "cartpole_v1", math=math, backend="cpu"), "dqn")
     open_simulation(config, Group(ProcessRanks(), torch.device(device)))
-    assert set_to[-1] == precision
-    assert ("use TF32" in caplog.text) is (precision == "high")
+    assert (set_to[-1], "use TF32" in caplog.text) == (precision, precision == "high")
 
 
 @pytest.mark.parametrize(
@@ -241,6 +236,5 @@ def test_what_is_replayed_as_a_graph(changes: Tree, world: int, updates: bool, r
     gpu = torch.device("cuda", 0)
     tree = merged({"model_output_path": "out", "simulation": {"env": "cartpole_v1"}}, changes)
     config, group = check(DqnConfig, tree), Group(ProcessRanks(0, world, 0, world), gpu)
-    assert (update_capture(config, group) is not eager) is updates
-    assert (rollout_capture(config, gpu) is Captured) is rollouts
+    assert (update_capture(config, group) is not eager, rollout_capture(config, gpu) is Captured) == (updates, rollouts)
     assert rollout_capture(config, torch.device("cpu")) is eager

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from oracles.logs import write_lines
-from oracles.runs import Runner, merged, quick, trained
+from oracles.logs import write_json, write_lines
+from oracles.runs import Runner, absent, merged, quick, trained
 
 from reagent_lite import load_bundle
 from reagent_lite.config import check
@@ -46,8 +46,7 @@ def test_from_a_csv_with_texts_to_scores_and_an_evaluation(tmp_path: Path, run: 
     done = run("dqn", tree, timeout=400).ok
     assert "other" not in done.err
     model = tmp_path / done.outcome["model"]
-    bundle = load_bundle(model)
-    greedy = bundle.predict_rows([{"age": 40.0, "country": home} for home in BEST]).greedy
+    greedy = load_bundle(model).predict_rows([{"age": 40.0, "country": home} for home in BEST]).greedy
     assert [NAMES[index] for index in greedy] == list(BEST.values())
 
     fresh = offers(200, seed=1, countries=(*BEST, "Atlantis"))
@@ -67,9 +66,8 @@ def test_from_a_csv_with_texts_to_scores_and_an_evaluation(tmp_path: Path, run: 
 
 def of_choices(log: Path, out: Path, **sections: Any) -> Path:
     """Trains on candidates, and returns the model."""
-    tree = quick(log, out, epochs=40, training={"learning_rate": 0.02}, rl={"temperature": 0.05}) | sections
-    del tree["actions"]
-    return Path(str(trained(tree).model))
+    keys = {"epochs": 40, "actions": None, "training": {"learning_rate": 0.02}, "rl": {"temperature": 0.05}}
+    return Path(str(trained(quick(log, out, **keys, **sections)).model))
 
 
 def candidates(count: int = 300, seed: int = 0, kinds: str = "abc") -> list[dict[str, Any]]:
@@ -96,10 +94,11 @@ def test_candidates_with_texts_and_levels_that_are_new_later(tmp_path: Path) -> 
     unseen = sum(candidate["kind"] == "z" for row in fresh for candidate in row["possible_actions"])
     assert score(check(ScoreConfig, keys)).other_values == {"kind": unseen}
     scores = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
-    for row, scored in zip(fresh, scores, strict=True):
-        candidate = row["possible_actions"][scored["index"]]
-        assert scored["action"] == {"price": pytest.approx(candidate["price"], abs=1e-6), "kind": candidate["kind"]}
-    assert np.mean([scored["action"]["kind"] == "b" for scored in scores]) > 0.9
+    chosen = [row["possible_actions"][scored["index"]] for row, scored in zip(fresh, scores, strict=True)]
+    assert [scored["action"] for scored in scores] == [
+        {"price": pytest.approx(candidate["price"], abs=1e-6), "kind": candidate["kind"]} for candidate in chosen
+    ]
+    assert np.mean([candidate["kind"] == "b" for candidate in chosen]) > 0.9
 
 
 def test_levels_go_through_normalize_timeline_and_a_given_file(
@@ -122,11 +121,11 @@ def test_levels_go_through_normalize_timeline_and_a_given_file(
 
     fewer = {"age": {"feature_type": "ENUM", "possible_values": [20.5, 30.5]},
              "country": {"feature_type": "ENUM", "levels": ["DE"]}}  # fmt: skip
-    file.write_text(json.dumps(fewer))
-    trained(quick(tmp_path / "timeline", tmp_path / "out", actions=list(NAMES), state_norm_data_path=str(file)))
+    norm = str(write_json(file, fewer))
+    trained(quick(tmp_path / "timeline", tmp_path / "out", actions=list(NAMES), state_norm_data_path=norm))
     others = {"country": events["country"][270:] != "DE", "age": ~events["age"].isin([20.5, 30.5])}
-    for feature, other in others.items():
-        assert f"state feature {feature}: {other.sum()} values are other" in caplog.text
+    said = (f"state feature {feature}: {other.sum()} values are other" for feature, other in others.items())
+    assert not absent(caplog.text, *said)
 
 
 def test_items_with_texts_in_the_log_the_model_and_a_newer_table(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from unittest.mock import MagicMock, Mock, patch
 
 import pytest
 from oracles.ranks import call_on_ranks
-from oracles.runs import ALONE, checked, merged
+from oracles.runs import ALONE, Tree, checked, merged
 from oracles.waiting import wait_until
 from requests import PreparedRequest, Response
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -30,7 +30,6 @@ from reagent_lite.training.metrics import Conclusion, MetricsWriter, Sink
 
 # SQLAlchemy deprecates what MLflow's tables are declared with
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-Tree = dict[str, Any]
 
 
 @pytest.fixture
@@ -151,8 +150,7 @@ def test_what_cannot_start_is_refused_and_changes_nothing(
     monkeypatch.setitem(tracking._START, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(ConfigError, match=message) as caught:
         train(checked({**tracked, "tracking": section}), ALONE)
-    assert [problem.where for problem in caught.value.problems] == [where]
-    assert "hidden" not in str(caught.value)
+    assert ([problem.where for problem in caught.value.problems], "hidden" in str(caught.value)) == ([where], False)
     assert not (tmp_path / "out").exists()
     assert not tracking._START.keys() & os.environ.keys()
 
@@ -171,8 +169,7 @@ def test_a_server_that_goes_away_is_one_warning_and_its_password_is_never_shown(
     def answer(_: object, request: PreparedRequest, **rest: Any) -> Response:
         users.append(request.headers["Authorization"])
         info = {"run_id": "7", "experiment_id": "1", "status": "RUNNING", "lifecycle_stage": "active"}
-        experiment = {"experiment_id": "1", "name": "Default"}
-        answer = {"experiment": experiment, "run": {"info": info, "data": {}}}
+        answer = {"experiment": {"experiment_id": "1", "name": "Default"}, "run": {"info": info, "data": {}}}
         return Mock(spec=Response, status_code=200, text=json.dumps(answer), headers={})
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:hidden@127.0.0.1:9")
