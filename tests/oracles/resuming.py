@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from oracles import cartpole
 from oracles.interpreters import Interpreter, python_path
-from oracles.logs import random_rows, write_json, write_lines
-from oracles.runs import ROOT, Tree, checked, merged, over_candidates
+from oracles.logs import random_rows, write_lines
+from oracles.runs import ROOT, Tree, checked, merged, metrics, over_candidates, with_config
 from oracles.runs import end as end
 from oracles.team import TEAM
 from safetensors.torch import load_file
@@ -96,8 +96,10 @@ def read(folder: Path) -> tuple[dict[str, torch.Tensor], list[Tree]]:
         for file in sorted(checkpoint.glob("*.safetensors"))
         for name, tensor in load_file(file).items()
     }
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return tensors, [{k: v for k, v in line.items() if not k.startswith(("time/", "rate/"))} for line in lines]
+    return tensors, [
+        {key: value for key, value in line.items() if not key.startswith(("time/", "rate/"))}
+        for line in metrics(folder)
+    ]
 
 
 def different(whole: End, again: End) -> list[str]:
@@ -172,8 +174,7 @@ def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> Inter
     config = {"model_output_path": str(folder / "out"), **tree, "checkpoint": saving}
     sets = [part for setting in settings for part in ("--set", setting)]
     variables = {"PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
-    command = ["-m", "workflows.dqn", "--config", str(write_json(folder / "config.json", config)), *sets]
-    return Interpreter(command, env={**os.environ, **variables})
+    return Interpreter(["-m", "workflows.dqn", *with_config(folder, config), *sets], env={**os.environ, **variables})
 
 
 def checkpoints(folder: Path, out: str = "out") -> list[str]:

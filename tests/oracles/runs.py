@@ -42,6 +42,11 @@ def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def with_config(folder: Path, tree: Tree) -> list[str]:
+    """Writes a config into a folder; returns the arguments of a command with it."""
+    return ["--config", str(write_json(folder / "config.json", tree))]
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished run."""
@@ -79,8 +84,7 @@ def run(tmp_path: Path) -> Runner:
     """run(workflow, config tree, *arguments): a process of its own, as on the command line."""
 
     def start(workflow: str, tree: dict[str, Any], *arguments: str, timeout: float = 240) -> Run:
-        config = write_json(tmp_path / "config.json", tree)
-        command = ["-m", f"workflows.{workflow}", "--config", str(config), *arguments]
+        command = ["-m", f"workflows.{workflow}", *with_config(tmp_path, tree), *arguments]
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": python_path(ROOT),
                        FORKED_WORKERS: "1"}  # fmt: skip
         return end(Interpreter(command, cwd=tmp_path, env=environment), timeout)
@@ -95,6 +99,11 @@ def quick(data: Path, out: Path, **sections: Any) -> dict[str, Any]:
         "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
         "evaluation": {"bootstrap_resamples": 100, "final_fit_passes": 1, "learn_from_scored": True},  # all rows count
     }, sections)  # fmt: skip
+
+
+def metrics(folder: Path) -> list[Tree]:
+    """Returns the lines of an output folder's metrics."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def absent(words: Container[str], *expected: str) -> list[str]:

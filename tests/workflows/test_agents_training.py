@@ -119,11 +119,14 @@ def test_the_return_of_the_only_type_that_learns_ends_a_run(team: Tree) -> None:
     ids=str,
 )
 def test_options_of_learners_hold_for_each_type(team: Tree, workflow: str, change: Tree) -> None:
-    short = merged(team, {"simulation": {"total_steps": 1000, "warmup_steps": 300, "num_evaluations": 1}})
-    del short["simulation"]["epsilon_end"]  # softmax knows none
+    # softmax knows no end of epsilon
+    short = merged(
+        team, {"simulation": {"total_steps": 1000, "warmup_steps": 300, "num_evaluations": 1, "epsilon_end": None}}
+    )
     assert trained(merged(short, change), workflow).scores["simulation/follower/return/mean"] is not None
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -140,11 +143,8 @@ def test_options_of_learners_hold_for_each_type(team: Tree, workflow: str, chang
         ({"share": 0.5, "total_steps": None, "num_evaluations": None}, "one type of agents"),
     ],
 )
-def test_policies_that_do_not_fit_end_with_a_sentence(
-    team: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Tree, says: str
-) -> None:
+def test_policies_that_do_not_fit_end_with_a_sentence(team: Tree, tmp_path: Path, change: Tree, says: str) -> None:
     """Names of types are those of folders; several types do not learn beside a log."""
-    monkeypatch.chdir(tmp_path)
     Path("folders.cuh").write_text(TEAM.replace('"leader"', '"leader.."').replace('"follower"', '"checkpoints"'))
     linear_bundle(Path("of_two_actions"), np.zeros((2, 3)), ("0", "1"), (0, 1, 2))
     simulation = {key: value for key, value in {**team["simulation"], **change}.items() if value is not None}

@@ -10,9 +10,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 from oracles.interpreters import Interpreter
-from oracles.logs import write_json
 from oracles.ranks import run_ranks
-from oracles.runs import ALONE, ROOT, Tree, checked, merged, trained
+from oracles.runs import ALONE, ROOT, Tree, checked, merged, trained, with_config
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.group import Group, ProcessRanks
@@ -124,8 +123,7 @@ def test_a_run_keeps_optimizer_steps(tmp_path: Path, total_steps: int, fewest: i
     """
     device, config = Modelled(), checked(tree(tmp_path, total_steps=total_steps))
     assert device.choice(config, total_steps // 1000).num_envs > 4
-    for scale in device.asked:
-        assert simulated_plan(scale.applied(config, 2), 1).num_steps >= fewest
+    assert min(simulated_plan(scale.applied(config, 2), 1).num_steps for scale in device.asked) >= fewest
 
 
 def test_the_choice_is_measured_twice(long: WorkflowConfig) -> None:
@@ -231,9 +229,10 @@ def test_an_unfinished_run_keeps_its_scale(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(("machines", "processes"), [(1, 2), (2, 1)])
 def test_one_machine_searches_for_all(tmp_path: Path, machines: int, processes: int) -> None:
     """Two processes: probes are of both where they share a machine, else of rank 0's alone."""
-    config = write_json(tmp_path / "config.json", tree(tmp_path))
     folders = [tmp_path / f"machine{i}" for i in range(machines)]
-    first, second = run_ranks(["-m", "workflows.dqn", "--config", str(config)], folders, [processes] * machines)
+    first, second = run_ranks(
+        ["-m", "workflows.dqn", *with_config(tmp_path, tree(tmp_path))], folders, [processes] * machines
+    )
     assert ("2 processes of this machine at once" in first.ok.err) is (processes == 2)
     assert (first.err + second.ok.err).count("auto-scaling chose") == 1
     assert re.search(r"auto-scaling chose simulation.num_envs=(8|16),(?s:.*)\b\1 environments on cpu", first.err)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.logs import random_rows, write_json
+from oracles.logs import random_rows, write_json, write_lines
 from oracles.runs import ROOT, Runner, absent, merged
 
 from reagent_lite.cli import message_of
@@ -142,10 +142,9 @@ def test_without_a_gpu_there_is_one_warning(tmp_path: Path, capsys: pytest.Captu
 def test_bad_input_is_one_clear_error(
     run: Runner, small: dict[str, Any], tmp_path: Path, changes: dict[str, Any], code: int, words: str
 ) -> None:
-    (tmp_path / "bad").mkdir()
-    whole = "".join(json.dumps(row) + "\n" for row in random_rows(40, missing=0.0))
-    (tmp_path / "bad" / "log.jsonl").write_text(whole + '{"mdp_id": "x", \n')
-    (tmp_path / "bad" / "norm.json").write_text('{"0": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}')
+    with write_lines(tmp_path / "bad/log.jsonl", random_rows(40, missing=0.0)).open("a") as log:
+        log.write('{"mdp_id": "x", \n')
+    write_json(tmp_path / "bad/norm.json", {"0": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}})
     done = run("dqn", merged(small, changes))
     assert (done.code, done.out, done.err.count(words), "Traceback" in done.err) == (code, "", 1, False), done.err
     assert not (tmp_path / "out" / "model").exists()

@@ -55,8 +55,10 @@ def run_here(source: Path | str, target: Path, **options: Any) -> Converted:
 
 def present(file: Path) -> list[Row]:
     """Rows of JSON lines without what is null."""
-    rows = map(json.loads, file.read_text().splitlines())
-    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return [
+        {name: value for name, value in json.loads(line).items() if value is not None}
+        for line in file.read_text().splitlines()
+    ]
 
 
 @pytest.mark.parametrize("kind", ["names", "maps", "indices"])
@@ -132,10 +134,9 @@ def test_what_differs_or_cannot_be_held_is_refused(tmp_path: Path, source: str, 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".parquet", ".arrow", ".csv"])
 def test_a_full_disk_leaves_nothing(tmp_path: Path, suffix: str) -> None:
     rows = [row | {"mdp_id": f"{copy}-{row['mdp_id']}"} for copy in range(15) for row in events("names")]
-    log = write_lines(tmp_path / "log.jsonl", rows)
     with small_disk(tmp_path / "disk", size="16k", files=40) as disk:
         with pytest.raises(DataError, match="No space left"):
-            run_here(log, disk / f"log{suffix}")
+            run_here(write_lines(tmp_path / "log.jsonl", rows), disk / f"log{suffix}")
         assert list(disk.iterdir()) == []
 
 

@@ -114,8 +114,8 @@ def test_kubernetes_serves_the_model_that_it_trains(capsys: pytest.CaptureFixtur
 def test_kubernetes_files_are_what_its_api_takes(name: str) -> None:
     """By the API's own schemas, which refuse fields that are unknown or of another type."""
     schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate of the extra `dev` is missing")
-    for document in documents(f"kubernetes/{name}.yaml"):
-        assert schemas.validate(document, "1.31", strict=True) == "1.31"  # the oldest with podFailurePolicy
+    # the oldest with podFailurePolicy
+    assert {schemas.validate(tree, "1.31", strict=True) for tree in documents(f"kubernetes/{name}.yaml")} == {"1.31"}
 
 
 def slurm_job(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

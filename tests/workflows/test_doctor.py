@@ -12,6 +12,7 @@ import pytest
 import torch
 from oracles.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
 from oracles.logs import candidate_rows, random_rows, write_json, write_lines
+from oracles.runs import with_config
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.gpus import parse_gpus
@@ -35,7 +36,7 @@ def examine(tmp_path: Path, small: dict[str, Any], capsys: pytest.CaptureFixture
 
     def start(changes: dict[str, Any], *arguments: str) -> tuple[int, Rows]:
         tree = {key: value for key, value in (small | changes).items() if value is not None}
-        code = main(["--config", str(write_json(tmp_path / "config.json", tree)), "--alone", *arguments])
+        code = main([*with_config(tmp_path, tree), "--alone", *arguments])
         captured = capsys.readouterr()
         report = json.loads(captured.out)
         assert all(row["name"] in captured.err for row in report["rows"])
@@ -80,6 +81,7 @@ def test_a_machine_alone_that_can_train(examine: Examine, tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.rglob("*")} == {"config.json", "data", "eval.jsonl", "log.jsonl"}
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     ("changes", "arguments", "name", "words"),
     [
@@ -115,7 +117,6 @@ def test_what_cannot_be_learned_from_written_or_met(
     examine: Examine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], arguments: list[str],
     name: str, words: str,
 ) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", None)
     Path("empty").mkdir()
     rows = random_rows(20)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from oracles.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
 from oracles.interpreters import Interpreter
-from oracles.logs import write_json
-from oracles.runs import ROOT, end
+from oracles.runs import ROOT, end, with_config
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed import connections
@@ -95,7 +94,7 @@ def doctors(tmp_path: Path, small: dict[str, Any]) -> Doctors:
     """doctors(arguments of node 0, of node 1): exit code and rows by name of each."""
     (tmp_path / "share").mkdir()
     tree = small | LOOPBACK | {"num_nodes": 2, "init_method": f"file://{tmp_path}/share/run.rdzv"}
-    command = ["-m", "workflows.doctor", "--config", str(write_json(tmp_path / "config.json", tree)), "--node_index"]
+    command = ["-m", "workflows.doctor", *with_config(tmp_path, tree), "--node_index"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     def run(*arguments: list[str]) -> list[tuple[int, Rows]]:

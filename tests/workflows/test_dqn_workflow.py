@@ -12,7 +12,7 @@ import torch
 from oracles import gridworld
 from oracles.disks import small_disk
 from oracles.logs import enum_normalization, gridworld_rows, random_rows, write_json, write_lines
-from oracles.runs import ALONE, Runner, checked, merged, over_candidates, quick, trained
+from oracles.runs import ALONE, Runner, checked, merged, metrics, over_candidates, quick, trained
 from safetensors.torch import load_file
 from scipy.special import softmax
 from scipy.stats import entropy
@@ -57,7 +57,7 @@ def test_an_outcome_says_what_the_run_left(run: Runner, small: dict[str, Any], t
         "checkpoints", "config.json", "metrics.jsonl", "model", "report.html", "state_features_norm.json",
         "tensorboard",
     }  # fmt: skip
-    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(tmp_path / "out")
     assert [line["step"] for line in lines] == [7, 14, 14]
     assert lines[0]["reward/logged/mean"] == pytest.approx(np.mean([row["reward"] for row in random_rows(200)]))
     for line, tags in (
@@ -245,6 +245,7 @@ def test_a_target_network_that_hardly_moves_is_a_warning(
     assert ("move the target network 13.1%" in caplog.text) == ("move the target network" in caplog.text) == warned
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     ("change", "parts", "anew", "refused"),
     [
@@ -256,11 +257,10 @@ def test_a_target_network_that_hardly_moves_is_a_warning(
     ids=["a critic", "an actor"],
 )  # fmt: skip
 def test_warm_start(
-    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture,
     change: dict[str, Any], parts: set[str], anew: str, refused: dict[str, str],
 ) -> None:  # fmt: skip
     """From the exported model the optimizer starts anew."""
-    monkeypatch.chdir(tmp_path)
     before = weights(trained(small | change).model)
     assert {name.split(".")[0] for name in before} == parts
     assert ("| logit of the policy" in Path("out/model/MODEL_CARD.md").read_text()) == ("algorithm" in change)
@@ -296,8 +296,7 @@ def test_a_log_that_changes_in_place_is_learned_with_its_own_features(small: dic
 
 
 def test_a_model_folder_of_something_else_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    (tmp_path / "out" / "model").mkdir(parents=True)
-    (tmp_path / "out" / "model" / "notes.txt").write_text("mine")
+    write_json(tmp_path / "out/model/notes.json", "mine")
     with pytest.raises(BundleError, match=r"out/model: .*an older model"):
         trained(quick(tmp_path / "nowhere.jsonl", tmp_path / "out"))
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from oracles.logs import Rows, candidate_rows, episode_code, random_rows, write_lines
 from oracles.ranks import call_on_ranks
-from oracles.runs import ALONE, absent
+from oracles.runs import ALONE, absent, checked
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, load_config
+from reagent_lite.config import DqnConfig, check
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation import episodes as evaluated_episodes
@@ -128,8 +128,7 @@ def laid_out(folder: Path) -> list[Path]:
 
 def evaluate(name: str, group: Group) -> dict[str, Any]:
     """Evaluates an untrained policy on a folder's rows; rank 0 leaves the evaluation and the page there."""
-    tree = json.loads(Path(name, "config.json").read_text())
-    config = load_config(DqnConfig if "actions" in tree else ParametricDqnConfig, f"{name}/config.json")
+    config = checked(json.loads(Path(name, "config.json").read_text()))
     data = prepare(config, group)
     torch.manual_seed(0)  # the weights that a policy begins with are the same in every process
     evaluator = LogEvaluator(config, data, build_learner(config, data.spec, ALONE.device), group)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.logs import candidate_rows, random_rows, write_lines
-from oracles.runs import Runner, absent, merged, trained
+from oracles.runs import Runner, absent, merged, metrics, trained
 
 import reagent_lite
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
@@ -234,8 +234,7 @@ def test_results_are_frames(tmp_path: Path) -> None:
     assert table.loc["click", ["kind", "distinct", "read_as"]].tolist() == ["integer", 2, "reward"]
     quickly = {"model_output_path": str(tmp_path / "out"), "use_gpu": False, "epochs": 3, "evaluation": FAST}
     outcome = reagent_lite.train(merged(inspected.config, quickly), frame)
-    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    assert outcome.metrics["step"].tolist() == [line["step"] for line in lines]
+    assert outcome.metrics["step"].tolist() == [line["step"] for line in metrics(tmp_path / "out")]
     settings = {"evaluation": FAST}
     for result in (outcome, reagent_lite.evaluate(outcome.model, frame, config=settings)):
         estimates = result.estimates.set_index(["outcome", "estimator"])

@@ -13,7 +13,7 @@ from oracles.cartpole import write_log
 from oracles.interpreters import FORKED_WORKERS, Interpreter
 from oracles.logs import write_json
 from oracles.ranks import free_port, run_ranks
-from oracles.runs import ROOT, end, trained
+from oracles.runs import ROOT, end, trained, with_config
 from safetensors.torch import load_file
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -28,10 +28,6 @@ def tree(folder: Path, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def config(folder: Path) -> str:
-    return str(write_json(folder / "run.json", tree(folder, "run")))
-
-
 def learned(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(*folder.glob("checkpoints/step_*/learner.safetensors"))
 
@@ -42,8 +38,8 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
     nodes = [
         Interpreter(
             ["-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1",
-             "--master-addr=127.0.0.1", f"--master-port={port}", "-m", "workflows.dqn", "--config",
-             config(tmp_path)],
+             "--master-addr=127.0.0.1", f"--master-port={port}", "-m", "workflows.dqn",
+             *with_config(tmp_path, tree(tmp_path, "run"))],
             env=ENVIRONMENT | {FORKED_WORKERS: "1"},
         )
         for node in (1, 0)
@@ -75,8 +71,8 @@ def test_processes_that_do_not_come_are_named_or_counted(tmp_path: Path, store: 
     if store:
         server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         variables |= {"MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    command = ["-m", "workflows.dqn", "--config", config(tmp_path), "--set", "rendezvous.startup_timeout_seconds=3"]
-    started = Interpreter(command, env=ENVIRONMENT | variables, cwd=tmp_path)
+    config = [*with_config(tmp_path, tree(tmp_path, "run")), "--set", "rendezvous.startup_timeout_seconds=3"]
+    started = Interpreter(["-m", "workflows.dqn", *config], env=ENVIRONMENT | variables, cwd=tmp_path)
     assert started.wait(60) == 3
     absent = "no sign of rank 1, 2" if store else "not all.*1/3 clients joined"
     assert re.search(f"start of 3 processes: .*got {absent}", started.said), started.said

@@ -50,7 +50,6 @@ def test_a_model_maps_the_columns_of_its_training_log(tmp_path: Path) -> None:
     expected = reagent_lite.score(model, log, config={"policy": "greedy", "columns": COLUMNS})
     assert expected.column("mdp_id").to_pylist() == log["session"].tolist()
     converted = tmp_path / "converted"
-    converted.mkdir()
     convert(check(ConvertConfig, {"input_path": str(tmp_path / "own.csv"), "columns": COLUMNS,
                                   "output_path": str(converted / "log.parquet")}))  # fmt: skip
     # rows to decide have no outcome

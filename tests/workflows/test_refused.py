@@ -70,8 +70,11 @@ def refusals(kind: str, folder: Path) -> dict[str, Tree]:
 
 
 def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
-    files = [file for file in folder.rglob("*") if file.is_file() and file.name != ".lock"]
-    return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
+    return {
+        file: (file.read_bytes(), file.stat().st_mtime_ns)
+        for file in folder.rglob("*")
+        if file.is_file() and file.name != ".lock"
+    }
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
@@ -79,9 +82,7 @@ def test_a_refused_run_changes_nothing(kind: str, tmp_path: Path) -> None:
     good = BUILDERS[kind](tmp_path)
     for name in ("report.html", "learning_curve.png", "rollout.gif", "config.json", "metrics.jsonl", ".lock",
                  "state_features_norm.json", "model/manifest.json", "checkpoints/other"):  # fmt: skip
-        file = tmp_path / "out" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("{}")
+        write_json(tmp_path / "out" / name, {})
     before = contents(tmp_path / "out")
     for name, changes in refusals(kind, tmp_path).items():
         for out in ("out", "fresh"):

@@ -50,7 +50,6 @@ def test_bcq_takes_what_the_estimated_logging_policy_takes(tmp_path: Path, param
                  norm_params={"feature_overrides": {
                      key: "DO_NOT_PREPROCESS" for key in (("0", "7", "8") if parametric else ("0",))}})  # fmt: skip
     model = Path(str(trained(tree).model))
-    lists = [choices] * 2 if parametric else None
-    predicted = load_bundle(model).predict_rows([{"0": 1.0}, {"0": -1.0}], lists)
+    predicted = load_bundle(model).predict_rows([{"0": 1.0}, {"0": -1.0}], [choices] * 2 if parametric else None)
     assert predicted.mask.tolist() == [[True, False], [False, True]]
     assert 0 <= float(load_file(model / "weights.safetensors")["behavior_cloning.share"]) < 0.2

@@ -31,7 +31,7 @@ from oracles.resuming import (
     simulated,
     start,
 )
-from oracles.runs import ALONE, Run, trained
+from oracles.runs import ALONE, Run, trained, with_config
 from oracles.waiting import wait_until
 
 from reagent_lite.config import DqnConfig
@@ -76,8 +76,7 @@ CASES: dict[str, tuple[Callable[..., Tree], Tree, list[int]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_one_process_that_is_stopped_equals_never_stopping(tmp_path: Path, case: str) -> None:
     build, sections, steps = CASES[case]
-    laboratory = Laboratory(build(tmp_path, **sections), ALONE, tmp_path)
-    assert laboratory.differences(steps[:: 1 + len(steps) // 4]) == []
+    assert Laboratory(build(tmp_path, **sections), ALONE, tmp_path).differences(steps[:: 1 + len(steps) // 4]) == []
 
 
 def stopped_on_ranks(
@@ -202,10 +201,8 @@ def test_more_epochs_continue_and_fewer_than_done_do_not(tmp_path: Path) -> None
 
 def ranks_of(tree: Tree, folders: list[Path], processes: list[int] | None = None, fault: str = "") -> list[Run]:
     """Runs workflows.dqn with a checkpoint every three steps."""
-    config = write_json(folders[0].parent / "config.json", {**tree, "checkpoint": {"every_steps": 3}})
-    return end_ranks(
-        start_ranks(["-m", "workflows.dqn", "--config", str(config)], folders, processes, REAGENT_LITE_FAULT=fault)
-    )
+    command = ["-m", "workflows.dqn", *with_config(folders[0].parent, {**tree, "checkpoint": {"every_steps": 3}})]
+    return end_ranks(start_ranks(command, folders, processes, REAGENT_LITE_FAULT=fault))
 
 
 def test_two_processes_lost_and_one_goes_on(tmp_path: Path) -> None:
@@ -256,6 +253,5 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> No
 
 def test_a_dry_run_does_not_ask_for_the_folder(small: Tree, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    config = str(write_json(tmp_path / "c.json", small))
     with alone_in(tmp_path / "out", "model_output_path"):
-        assert main("workflows.dqn", DqnConfig, "x.json", ["--config", config, "--dry_run"]) == 0
+        assert main("workflows.dqn", DqnConfig, "x.json", [*with_config(tmp_path, small), "--dry_run"]) == 0

@@ -13,7 +13,7 @@ import pytest
 from oracles.disks import small_disk
 from oracles.interpreters import Interpreter, python_path
 from oracles.logs import random_rows, write_json, write_lines
-from oracles.runs import ROOT, Run, Runner, end
+from oracles.runs import ROOT, Run, Runner, end, with_config
 from oracles.shards import multiset, rows_of, stage, table, write
 from oracles.waiting import wait_until
 
@@ -34,8 +34,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runner:
     """run(config tree, *arguments): the whole command line, without a process of its own."""
 
     def start(tree: dict[str, Any], *arguments: str) -> Run:
-        config = write_json(tmp_path / "config.json", tree)
-        return Run(main_alone(COMMAND, shard, ["--config", str(config), *arguments]), *capsys.readouterr())
+        return Run(main_alone(COMMAND, shard, [*with_config(tmp_path, tree), *arguments]), *capsys.readouterr())
 
     return start
 

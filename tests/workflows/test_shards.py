@@ -14,7 +14,7 @@ import pytest
 import torch
 from oracles.logs import Rows, candidate_rows, episode_code, random_rows, write_json, write_lines
 from oracles.ranks import call_on_ranks, run_ranks
-from oracles.runs import ALONE, Run, absent, checked, merged
+from oracles.runs import ALONE, Run, absent, checked, merged, metrics
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
@@ -61,10 +61,10 @@ def started(
     folders: list[Path], work: Callable[..., Any] | str, tree: dict[str, Any], processes: list[int] | None = None
 ) -> list[Run]:
     """Runs a function, or a workflow by name, on the config in every process of every node."""
-    file = write_json(folders[0].parent / "config.json", tree)
+    config = str(write_json(folders[0].parent / "config.json", tree))
     if isinstance(work, str):
-        return run_ranks(["-m", f"workflows.{work}", "--config", str(file)], folders, processes)
-    return call_on_ranks(work, [str(file)], folders, processes)
+        return run_ranks(["-m", f"workflows.{work}", "--config", config], folders, processes)
+    return call_on_ranks(work, [config], folders, processes)
 
 
 def together(
@@ -73,8 +73,7 @@ def together(
 ) -> tuple[list[Run], list[Path]]:  # fmt: skip
     """Trains on several nodes, compares with one process that has all rows; returns runs and folders of the nodes."""
     tree, folders = merged(tree, changes), nodes(folder, shards)
-    workflow = "dqn" if "actions" in tree else "parametric_dqn"
-    runs = [run.ok for run in started(folders, workflow, tree, processes)]
+    runs = [run.ok for run in started(folders, "dqn" if "actions" in tree else "parametric_dqn", tree, processes)]
     assert not any((other / "out/model").exists() for other in folders[1:])
     out = folders[0] / "out"
     same_weights(load_file(out / "model/weights.safetensors"), alone(monkeypatch, tree, folders, shards))
@@ -239,8 +238,7 @@ def test_shards_train_the_model_of_one_process_with_all_rows(cluster: Callable[.
     scored = held_out(np.array([episode_code(name) for name in {row["mdp_id"] for row in rows}], np.uint64), 0.2).sum()
     out = folders[0] / "out"
     assert json.loads((out / "model/evaluation.json").read_text())["cpe"]["overlap"]["num_episodes"] == scored
-    figures = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    logged = [line["reward/logged/mean"] for line in figures if "reward/logged/mean" in line]
+    logged = [line["reward/logged/mean"] for line in metrics(out) if "reward/logged/mean" in line]
     assert logged[-1] == pytest.approx(np.mean([row["reward"] for row in rows]), abs=1e-6)
     copies = [next(folder.rglob(".reagent-lite/*/manifest.json")).parent for folder in folders]
     contents = "\n".join(content_of(open_training_copy(copy)) for copy in copies)

@@ -7,20 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles.events import event
-from oracles.logs import random_rows, write_json, write_lines
+from oracles.events import event, make
+from oracles.logs import random_rows, write_lines
 from oracles.ranks import run_ranks
-from oracles.runs import ALONE, Tree, absent, trained
+from oracles.runs import ALONE, Tree, absent, merged, trained, with_config
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.config.loader import check
 from reagent_lite.config.shard import ShardConfig
-from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.data.shards.machines import shard
-from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ConfigError
 from reagent_lite.report.run import DataSource, lineage_section
 from reagent_lite.run.logged import Data, prepare
@@ -50,8 +48,7 @@ def prepared(tree: Tree) -> Data:
 
 
 def paired(source: Path, folder: Path) -> str:
-    section = {"inputTableName": str(source), "outputTableName": str(folder)}
-    return run_timeline(check(TimelineConfig, {"timeline": section, "query": {"actions": ["l", "r"]}})).train
+    return make(folder, source, {"query": {"actions": ["l", "r"]}}).train
 
 
 def same_weights(run: Path, other: Path) -> None:
@@ -133,16 +130,17 @@ def test_gamma_that_a_timeline_writes_into_rewards_has_a_folder_of_its_own(tmp_p
 
 def test_one_file_for_the_timeline_and_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = write_lines(tmp_path / "events.jsonl", events(60))
-    tree = config(tmp_path, source, timeline={
-        "inputTableName": str(source), "outputTableName": str(tmp_path / "train"),
-        "evalTableName": str(tmp_path / "eval"), "eval_percent": 30.0, "steps": 2,
-    })  # fmt: skip
-    del tree["training_data_path"]
-    trained(tree)
+    timeline = {"inputTableName": str(source), "outputTableName": str(tmp_path / "train"),
+                "evalTableName": str(tmp_path / "eval"), "eval_percent": 30.0, "steps": 2}  # fmt: skip
+    trained(merged(config(tmp_path, source), {"training_data_path": None, "timeline": timeline}))
     report = json.loads((tmp_path / "train/manifest.json").read_text())["report"]
     assert report["train_rows"] + report["eval_rows"] == 300
-    rows = f" {report['eval_rows']} rows, "
-    assert not absent(caplog.text, f"eval data: {tmp_path}/eval: ", rows, "rows that span several steps")
+    assert not absent(
+        caplog.text,
+        f"eval data: {tmp_path}/eval: ",
+        f" {report['eval_rows']} rows, ",
+        "rows that span several steps",
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,9 +157,8 @@ def test_one_file_for_the_timeline_and_the_training(tmp_path: Path, caplog: pyte
     ],
 )  # fmt: skip
 def test_keys_that_contradict_each_other_or_the_data(tmp_path: Path, changes: Tree, message: str) -> None:
-    source = write_lines(tmp_path / "transitions.jsonl", random_rows(20))
     with pytest.raises(ConfigError, match=message):
-        prepared(config(tmp_path, source, **changes))
+        prepared(config(tmp_path, write_lines(tmp_path / "transitions.jsonl", random_rows(20)), **changes))
 
 
 @pytest.mark.parametrize("there", [pytest.param("nothing", marks=pytest.mark.slow), "other_events"])
@@ -173,9 +170,9 @@ def test_two_machines_share_the_events_of_the_first(tmp_path: Path, there: str) 
         write_lines(folders[1] / "events.jsonl", events(3, seed=5))
     tree = config(tmp_path, Path("events.jsonl"))
     tree["data"] |= {"shards_path": str(tmp_path / "share/shards"), "training_copy_dir": "copies"}
-    config_file = str(write_json(tmp_path / "cluster.json", tree))
+    command = ["-m", "workflows.dqn", *with_config(tmp_path, tree)]
     for attempt in range(2):
-        runs = [run.ok for run in run_ranks(["-m", "workflows.dqn", "--config", config_file], folders)]
+        runs = [run.ok for run in run_ranks(command, folders)]
         first, second = re.search(r"training rows of each machine: (\d+), (\d+)", runs[0].err).groups()
         assert int(first) + int(second) == 200
         assert f"shards: {first} + {second} rows on 2 nodes" in runs[0].err

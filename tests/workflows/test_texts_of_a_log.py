@@ -7,20 +7,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from oracles.commands import normalized
+from oracles.events import make
 from oracles.logs import write_json, write_lines
 from oracles.runs import Runner, absent, merged, quick, trained
 
 from reagent_lite import load_bundle
 from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.config.score import ScoreConfig
-from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import BundleError, DataError
 from reagent_lite.tasks.evaluate import evaluate
 from reagent_lite.tasks.score import score
-from workflows.normalize import normalize
 
 BEST = {"DE": "mail", "FR": "call", "US": "none"}
 NAMES = ("call", "mail", "none")
@@ -112,20 +110,19 @@ def test_levels_go_through_normalize_timeline_and_a_given_file(
     for features in events["state_features"][:270]:  # a first block without texts
         del features["country"]
     log = write_lines(tmp_path / "events.jsonl", events.drop(columns=["age", "country"]).to_dict("records"))
-    timeline = {"inputTableName": str(log), "outputTableName": str(tmp_path / "timeline"), "actionDiscrete": True}
-    run_timeline(check(TimelineConfig, {"timeline": timeline, "query": {"actions": list(NAMES)}}))
-    norm_params = {"output_dir": str(tmp_path / "norm")}
-    normalize(check(NormalizeConfig, {"training_data_path": str(tmp_path / "timeline"), "norm_params": norm_params}))
+    make(tmp_path, log, {"query": {"actions": list(NAMES)}}, actionDiscrete=True)
+    normalized(str(tmp_path / "train"), tmp_path / "norm")
     file = tmp_path / "norm" / "state_features_norm.json"
     assert json.loads(json.loads(file.read_text())["country"])["levels"] == ["DE", "FR", "US"]
 
     fewer = {"age": {"feature_type": "ENUM", "possible_values": [20.5, 30.5]},
              "country": {"feature_type": "ENUM", "levels": ["DE"]}}  # fmt: skip
-    norm = str(write_json(file, fewer))
-    trained(quick(tmp_path / "timeline", tmp_path / "out", actions=list(NAMES), state_norm_data_path=norm))
+    write_json(file, fewer)
+    trained(quick(tmp_path / "train", tmp_path / "out", actions=list(NAMES), state_norm_data_path=str(file)))
     others = {"country": events["country"][270:] != "DE", "age": ~events["age"].isin([20.5, 30.5])}
-    said = (f"state feature {feature}: {other.sum()} values are other" for feature, other in others.items())
-    assert not absent(caplog.text, *said)
+    assert not absent(
+        caplog.text, *(f"state feature {feature}: {other.sum()} values are other" for feature, other in others.items())
+    )
 
 
 def test_items_with_texts_in_the_log_the_model_and_a_newer_table(tmp_path: Path) -> None:

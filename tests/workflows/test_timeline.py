@@ -14,8 +14,8 @@ import pytest
 from oracles.disks import small_disk
 from oracles.event_files import write_events
 from oracles.events import BROKEN, broken_events, event, make, read, report
-from oracles.logs import Row, write_json, write_lines
-from oracles.runs import absent
+from oracles.logs import Row, write_lines
+from oracles.runs import absent, with_config
 
 from reagent_lite.cli import main_alone
 from reagent_lite.data import buckets
@@ -129,6 +129,7 @@ def test_own_rewards_in_csv_are_numbers(tmp_path: Path) -> None:
         make(tmp_path, source, **section)
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     ("rows", "top", "section", "error", "message"),
     [
@@ -158,9 +159,8 @@ def test_own_rewards_in_csv_are_numbers(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_made_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[Row], top: Row, section: Row, error: Any, message: str
+    tmp_path: Path, rows: list[Row], top: Row, section: Row, error: Any, message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     log = write_lines(Path("in/log.jsonl"), FOUR).read_text()
     Path("link").symlink_to("in")
     with pytest.raises(error, match=message):
@@ -326,7 +326,6 @@ def test_a_signal_leaves_nothing(
     monkeypatch.setattr(LocalEngine, "write", interrupted)
     source = write_lines(tmp_path / "in/events.jsonl", FOUR)
     section = {"inputTableName": str(source), "outputTableName": str(tmp_path / "train")}
-    config = write_json(tmp_path / "in/config.json", {"timeline": section})
-    assert main_alone(COMMAND, timeline, ["--config", str(config)]) == 75
+    assert main_alone(COMMAND, timeline, with_config(tmp_path / "in", {"timeline": section})) == 75
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     assert f"{number}: no incomplete output is left" in capsys.readouterr().err

@@ -51,8 +51,10 @@ def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
 
 def in_mlflow(folder: Path) -> dict[tuple[str, int], float]:
     """Returns the last value by tag and step."""
-    query = "select key, step, value from metrics order by timestamp"
-    return {(key, step): value for key, step, value in rows(folder, query)}
+    return {
+        (key, step): value
+        for key, step, value in rows(folder, "select key, step, value from metrics order by timestamp")
+    }
 
 
 @pytest.fixture
@@ -89,8 +91,12 @@ def test_trackers_have_the_figures_of_tensorboard_the_decision_and_the_model(
     logged = {(tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
     assert {step for tag, step in logged if tag == "train/td_loss"} == {3, 6, 7, 9, 12, 14, 15, 18, 21}
     assert ("CPE/Reward/MAGIC", 21) in logged
-    calls = [call for run in in_wandb for call in run.log.call_args_list]
-    figures = {(name, call.kwargs["step"]): value for call in calls for name, value in call.args[0].items()}
+    figures = {
+        (name, call.kwargs["step"]): value
+        for run in in_wandb
+        for call in run.log.call_args_list
+        for name, value in call.args[0].items()
+    }
     assert figures == pytest.approx(logged, rel=1e-6)  # event files hold float32
     timed = {key: value for key, value in first.items() if key[0].startswith(("rate/", "time/"))}
     assert in_mlflow(tmp_path) == pytest.approx({**logged, **timed}, rel=1e-6)  # all else is the same again
@@ -211,14 +217,11 @@ def test_a_run_that_is_stopped_while_a_tracker_ends_publishes_again(
     """A signal while the run is marked as ended comes too late: with code 75 the same command would train anew."""
     finish = CheckpointFolder.finish
 
-    def stop(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
     def late(*arguments: Any) -> None:
         finish(*arguments)
-        stop()
+        signal.raise_signal(signal.SIGTERM)
 
-    slow = MagicMock(spec=Sink, **{"__exit__.side_effect": stop})
+    slow = MagicMock(spec=Sink, **{"__exit__.side_effect": lambda *_: signal.raise_signal(signal.SIGTERM)})
     again = pytest.raises(Preempted, match="run the same command again to continue")
     with patch("reagent_lite.run.train.trackers", return_value=[slow]), again:
         train(checked(small), ALONE)
