@@ -92,7 +92,7 @@ def run(tmp_path: Path) -> Runner:
     return start
 
 
-def quick(data: Path, out: Path, **sections: Any) -> dict[str, Any]:
+def quick(data: Path, out: Path, /, **sections: Any) -> dict[str, Any]:
     """A config over a log of actions a and b that trains in a moment, with other sections."""
     return merged({
         "training_data_path": str(data), "model_output_path": str(out), "use_gpu": False, "actions": ["a", "b"],

@@ -48,9 +48,7 @@ def test_training_on_two_logs(two: list[str], run: Runner, tmp_path: Path) -> No
 
 def test_the_logs_of_shards(two: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = {"shards_path": str(tmp_path / "share"), "training_copy_dir": str(tmp_path / "local")}
-    assert (
-        trained(quick(Path(), tmp_path / "out", evaluation=FAST, training_data_path=two, data=data)).model is not None
-    )
+    assert trained(quick(Path(), tmp_path / "out", evaluation=FAST, training_data_path=two, data=data)).model
     assert f"{two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%" in caplog.text
 
 
