@@ -14,6 +14,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from oracles.logs import Row
 
 from reagent_lite.data.formats import text_files
 from reagent_lite.data.formats.blocks import Block
@@ -21,7 +22,6 @@ from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.reading import ALL_COLUMNS, READERS, read_blocks
 from reagent_lite.errors import DataError, Problem
 
-Row = dict[str, Any]
 PACKINGS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
     "bz2": bz2.compress,

@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from oracles.logs import write_lines
+from oracles.logs import Row, write_lines
 
 from reagent_lite.config.loader import check
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.timeline.stage import TimelineOutcome, run_timeline
-
-Row = dict[str, Any]
 
 
 def event(mdp_id: str, number: int, state: float, reward: float = 0.0, /, **changes: Any) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """Logs of decisions among items: by id beside a table of items, and with the features repeated in every row."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from oracles.event_files import data_of
-from oracles.logs import write_lines
+from oracles.logs import Row, write_lines
 
-Row = dict[str, Any]
 ITEMS: tuple[Row, ...] = (
     {"item_id": "tea", "price": 2.0, "7": 0.25},
     {"item_id": "milk", "price": 1.0, "7": 0.1},

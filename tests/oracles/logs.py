@@ -10,11 +10,18 @@ import numpy as np
 
 from . import gridworld
 
+Row = dict[str, Any]
+Rows = list[Row]
+
 
 def write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
+
+
+def write_json(file: Path, tree: Any) -> Path:
+    return write_lines(file, [tree])
 
 
 def episode_code(mdp_id: str) -> int:
@@ -121,5 +128,4 @@ def gridworld_rows(*, sarsa: bool, parametric: bool) -> list[dict[str, Any]]:
 
 def enum_normalization(file: Path, feature: str, values: Iterable[int]) -> Path:
     spec = {"feature_type": "ENUM", "possible_values": list(values), "mean": 0, "stddev": 1}
-    file.write_text(json.dumps({feature: json.dumps(spec)}))
-    return file
+    return write_json(file, {feature: json.dumps(spec)})

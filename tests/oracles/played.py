@@ -1,6 +1,5 @@
 """Exported models that play an environment through workflows.evaluate, and models whose policy is known exactly."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from oracles import gridworld
 from oracles.bundles import linear_bundle
+from oracles.commands import evaluated
 
-from reagent_lite.config import check
-from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.tasks.evaluate import Evaluated, evaluate
+from reagent_lite.tasks.evaluate import Evaluated
 
 Array = NDArray[np.float64]
 
@@ -19,10 +17,8 @@ Array = NDArray[np.float64]
 def played(folder: Path, model: Path, env: str, episodes: int = 1000, **keys: Any) -> tuple[Evaluated, dict[str, Any]]:
     """What workflows.evaluate says of a model that plays an environment: the last line, and the report file."""
     simulation = {"env": env, "evaluation_episodes": episodes, **keys.pop("simulation", {})}
-    tree = {"model": str(model), "output_path": str(folder / "report" / "e.json"), "gamma": 0.9,
-            "simulation": simulation, **keys}  # fmt: skip
-    outcome = evaluate(check(EvaluateConfig, tree))
-    return outcome, json.loads(Path(outcome.report).read_text())
+    tree = {"gamma": 0.9, "simulation": simulation, **keys}
+    return evaluated(model, tree.pop("data_path", ""), folder / "report" / "e.json", **tree)
 
 
 def logits(policy: Array) -> Array:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from oracles import cartpole
 from oracles.interpreters import Interpreter, python_path
-from oracles.logs import candidate_rows, random_rows, write_lines
-from oracles.runs import ROOT, checked, merged
+from oracles.logs import random_rows, write_lines
+from oracles.runs import ROOT, Tree, checked, merged, metrics, over_candidates, with_config
 from oracles.runs import end as end
 from oracles.team import TEAM
 from safetensors.torch import load_file
@@ -24,8 +24,6 @@ from reagent_lite.training.checkpoint import CheckpointFolder
 from reagent_lite.training.metrics import JsonLines, MetricsWriter
 from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
-
-Tree = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -98,8 +96,10 @@ def read(folder: Path) -> tuple[dict[str, torch.Tensor], list[Tree]]:
         for file in sorted(checkpoint.glob("*.safetensors"))
         for name, tensor in load_file(file).items()
     }
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return tensors, [{k: v for k, v in line.items() if not k.startswith(("time/", "rate/"))} for line in lines]
+    return tensors, [
+        {key: value for key, value in line.items() if not key.startswith(("time/", "rate/"))}
+        for line in metrics(folder)
+    ]
 
 
 def different(whole: End, again: End) -> list[str]:
@@ -165,19 +165,16 @@ def mixed(folder: Path, **sections: Tree) -> Tree:
 
 
 def candidates(folder: Path, **sections: Tree) -> Tree:
-    log = write_lines(folder / "candidates.jsonl", candidate_rows(200))
-    tree = logged(folder, **sections) | {"training_data_path": str(log)}
-    return {name: section for name, section in tree.items() if name != "actions"}
+    return merged(logged(folder, **sections), over_candidates(folder))
 
 
 def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> Interpreter:
     """Starts `python -m workflows.dqn` with a checkpoint every three steps."""
-    config = folder / "config.json"
     saving = {"every_steps": 3, **tree.get("checkpoint", {})}
-    config.write_text(json.dumps({"model_output_path": str(folder / "out"), **tree, "checkpoint": saving}))
+    config = {"model_output_path": str(folder / "out"), **tree, "checkpoint": saving}
     sets = [part for setting in settings for part in ("--set", setting)]
     variables = {"PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
-    return Interpreter(["-m", "workflows.dqn", "--config", str(config), *sets], env={**os.environ, **variables})
+    return Interpreter(["-m", "workflows.dqn", *with_config(folder, config), *sets], env={**os.environ, **variables})
 
 
 def checkpoints(folder: Path, out: str = "out") -> list[str]:

@@ -1,16 +1,14 @@
 """Collectors and learners of one dataset: configs, and processes that tests start, kill and wait for."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from oracles.interpreters import Interpreter, python_path
-from oracles.runs import ROOT, Run, end, merged
+from oracles.logs import write_json
+from oracles.runs import ROOT, Run, Tree, end, merged
 
 from reagent_lite.data.dataset import EpisodeFolder
-
-Tree = dict[str, Any]
 
 
 def role(folder: Path, mode: str, **simulation: Any) -> Tree:
@@ -51,8 +49,8 @@ class Roles:
 
     def start(self, mode: str, changes: Tree | None = None, *arguments: str) -> Interpreter:
         """Starts one, with changes of its config by section."""
-        config = self.folder / f"{mode}{len(self.started)}.json"
-        config.write_text(json.dumps(merged(role(self.folder, mode), changes or {})))
+        tree = merged(role(self.folder, mode), changes or {})
+        config = write_json(self.folder / f"{mode}{len(self.started)}.json", tree)
         environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1"}
         process = Interpreter(["-m", "workflows.dqn", "--config", str(config), *arguments], cwd=self.folder,
                               env=environment, namespaces_of=self.namespaces_of)  # fmt: skip

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from oracles.interpreters import FORKED_WORKERS, Interpreter, python_path
-from oracles.logs import random_rows, write_lines
+from oracles.logs import candidate_rows, random_rows, write_json, write_lines
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.run.publish import Outcome
 from reagent_lite.run.train import train
 
+Tree = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 ALONE = Group(ProcessRanks(), torch.device("cpu"))
 
@@ -33,8 +34,17 @@ def trained(tree: dict[str, Any], workflow: str | None = None) -> Outcome:
 
 
 def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Returns a config whose sections have the other's keys."""
-    return {**tree, **{k: {**tree.get(k, {}), **v} if isinstance(v, dict) else v for k, v in other.items()}}
+    """Returns a config whose sections have the other's keys; a key that is None in the other is left out."""
+    return {
+        key: {**tree.get(key, {}), **value} if isinstance(value, dict) else value
+        for key, value in {**tree, **other}.items()
+        if value is not None
+    }
+
+
+def with_config(folder: Path, tree: Tree) -> list[str]:
+    """Writes a config into a folder; returns the arguments of a command with it."""
+    return ["--config", str(write_json(folder / "config.json", tree))]
 
 
 @dataclass(frozen=True)
@@ -74,9 +84,7 @@ def run(tmp_path: Path) -> Runner:
     """run(workflow, config tree, *arguments): a process of its own, as on the command line."""
 
     def start(workflow: str, tree: dict[str, Any], *arguments: str, timeout: float = 240) -> Run:
-        config = tmp_path / "config.json"
-        config.write_text(json.dumps(tree))
-        command = ["-m", f"workflows.{workflow}", "--config", str(config), *arguments]
+        command = ["-m", f"workflows.{workflow}", *with_config(tmp_path, tree), *arguments]
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": python_path(ROOT),
                        FORKED_WORKERS: "1"}  # fmt: skip
         return end(Interpreter(command, cwd=tmp_path, env=environment), timeout)
@@ -84,13 +92,28 @@ def run(tmp_path: Path) -> Runner:
     return start
 
 
-def quick(data: Path, out: Path, **sections: Any) -> dict[str, Any]:
+def quick(data: Path, out: Path, /, **sections: Any) -> dict[str, Any]:
     """A config over a log of actions a and b that trains in a moment, with other sections."""
     return merged({
         "training_data_path": str(data), "model_output_path": str(out), "use_gpu": False, "actions": ["a", "b"],
         "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
         "evaluation": {"bootstrap_resamples": 100, "final_fit_passes": 1, "learn_from_scored": True},  # all rows count
     }, sections)  # fmt: skip
+
+
+def metrics(folder: Path) -> list[Tree]:
+    """Returns the lines of an output folder's metrics."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def absent(words: Container[str], *expected: str) -> list[str]:
+    """Returns what a text, or a list of them, does not have of what is expected."""
+    return [text for text in expected if text not in words]
+
+
+def over_candidates(folder: Path) -> Tree:
+    """Changes of a config over named actions: it is over 200 rows of candidates."""
+    return {"actions": None, "training_data_path": str(write_lines(folder / "candidates.jsonl", candidate_rows(200)))}
 
 
 @pytest.fixture

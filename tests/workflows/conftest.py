@@ -1,4 +1,6 @@
-"""The fixtures of oracles/runs.py, and caches of a test's own."""
+"""The fixtures of oracles/runs.py, caches and a working directory of a test's own."""
+
+from pathlib import Path
 
 import pytest
 from oracles.runs import run, small
@@ -10,3 +12,9 @@ __all__ = ["caches", "run", "small"]
 def caches(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory is the test's own."""
+    monkeypatch.chdir(tmp_path)

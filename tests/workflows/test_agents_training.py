@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from oracles.bundles import linear_bundle
 from oracles.played import played
-from oracles.runs import ALONE, checked, merged, trained
+from oracles.runs import ALONE, Tree, checked, merged, trained
 from oracles.simulated import made
 from oracles.team import TEAM
 
@@ -25,8 +25,6 @@ from reagent_lite.run.learner import build_learners
 from reagent_lite.run.pictures import record
 from reagent_lite.run.sources import open_source
 from reagent_lite.tasks.simulate import simulate
-
-Tree = dict[str, Any]
 
 
 @pytest.fixture
@@ -51,8 +49,7 @@ def read(folder: Path) -> Any:
 
 def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path) -> None:
     outcome, out, names = trained(team), tmp_path / "out", ("leader", "follower")
-    assert outcome.model == {name: str(out / name) for name in names}
-    assert outcome.rows == 250 * 128 * 2
+    assert (outcome.model, outcome.rows) == ({name: str(out / name) for name in names}, 250 * 128 * 2)
     # the last step is worth its reward: own count and ten times the leader's, here 4, 5 or 6 of both
     leader = load_bundle(out / "leader").predict(np.array([[3, 0, 0.5], [0, 0, 0.5]], np.float32))
     np.testing.assert_allclose(leader.q[0], [44, 55, 66], rtol=0.1)
@@ -71,8 +68,7 @@ def test_the_recorded_episode_ends_with_the_catch(team: Tree) -> None:
     config = checked(merged(team, {"simulation": tag}))
     simulation = open_simulation(config, ALONE)
     source = open_source(with_actions(config, simulation), ALONE, simulation)
-    learner = build_learners(config, source.spec, source.types, ALONE.device)
-    trace = record(source.encoder, learner, EpsilonGreedy(1.0))
+    trace = record(source.encoder, build_learners(config, source.spec, source.types, ALONE.device), EpsilonGreedy(1.0))
     assert trace.ending == "terminated"
     x, y = (places * 3 for places in (trace.agents.x, trace.agents.y))
     assert ((x[:, :4] == x[:, 4:]) & (y[:, :4] == y[:, 4:])).any(1).tolist() == [False] * len(trace.action) + [True]
@@ -123,11 +119,14 @@ def test_the_return_of_the_only_type_that_learns_ends_a_run(team: Tree) -> None:
     ids=str,
 )
 def test_options_of_learners_hold_for_each_type(team: Tree, workflow: str, change: Tree) -> None:
-    short = merged(team, {"simulation": {"total_steps": 1000, "warmup_steps": 300, "num_evaluations": 1}})
-    del short["simulation"]["epsilon_end"]  # softmax knows none
+    # softmax knows no end of epsilon
+    short = merged(
+        team, {"simulation": {"total_steps": 1000, "warmup_steps": 300, "num_evaluations": 1, "epsilon_end": None}}
+    )
     assert trained(merged(short, change), workflow).scores["simulation/follower/return/mean"] is not None
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -144,11 +143,8 @@ def test_options_of_learners_hold_for_each_type(team: Tree, workflow: str, chang
         ({"share": 0.5, "total_steps": None, "num_evaluations": None}, "one type of agents"),
     ],
 )
-def test_policies_that_do_not_fit_end_with_a_sentence(
-    team: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Tree, says: str
-) -> None:
+def test_policies_that_do_not_fit_end_with_a_sentence(team: Tree, tmp_path: Path, change: Tree, says: str) -> None:
     """Names of types are those of folders; several types do not learn beside a log."""
-    monkeypatch.chdir(tmp_path)
     Path("folders.cuh").write_text(TEAM.replace('"leader"', '"leader.."').replace('"follower"', '"checkpoints"'))
     linear_bundle(Path("of_two_actions"), np.zeros((2, 3)), ("0", "1"), (0, 1, 2))
     simulation = {key: value for key, value in {**team["simulation"], **change}.items() if value is not None}

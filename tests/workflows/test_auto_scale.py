@@ -11,7 +11,7 @@ import pytest
 import torch
 from oracles.interpreters import Interpreter
 from oracles.ranks import run_ranks
-from oracles.runs import ALONE, ROOT, checked, merged, trained
+from oracles.runs import ALONE, ROOT, Tree, checked, merged, trained, with_config
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.group import Group, ProcessRanks
@@ -22,17 +22,15 @@ from reagent_lite.run.scaling.auto_scale import Limit, Probes, Scale, auto_scale
 from reagent_lite.run.scaling.search import search, smallest
 from reagent_lite.run.simulated import simulated_plan
 
-Tree = dict[str, Any]
-
-
 pytestmark = pytest.mark.usefixtures("caches")
 
 
 @pytest.fixture
 def forked_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes are forks of an interpreter with the libraries imported."""
-    forked = Mock(Popen=lambda command, env, **_: Interpreter(command[1:], env=env))
-    monkeypatch.setattr(auto_scale, "subprocess", forked)
+    monkeypatch.setattr(
+        auto_scale, "subprocess", Mock(Popen=lambda command, env, **_: Interpreter(command[1:], env=env))
+    )
 
 
 def tree(tmp_path: Path, **simulation: Any) -> Tree:
@@ -125,8 +123,7 @@ def test_a_run_keeps_optimizer_steps(tmp_path: Path, total_steps: int, fewest: i
     """
     device, config = Modelled(), checked(tree(tmp_path, total_steps=total_steps))
     assert device.choice(config, total_steps // 1000).num_envs > 4
-    for scale in device.asked:
-        assert simulated_plan(scale.applied(config, 2), 1).num_steps >= fewest
+    assert min(simulated_plan(scale.applied(config, 2), 1).num_steps for scale in device.asked) >= fewest
 
 
 def test_the_choice_is_measured_twice(long: WorkflowConfig) -> None:
@@ -169,7 +166,6 @@ def test_the_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_is_scaled_and_the_next_one_reads_the_choice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level("INFO")
     outcome = trained(tree(tmp_path, total_steps=4000))  # as few rounds as leave one size to measure
     (chosen,) = (message for message in caplog.messages if "auto-scaling chose" in message)
     num_envs, minibatch = (int(chosen.split(f"{key}=")[1].split(",")[0]) for key in ("num_envs", "minibatch_size"))
@@ -233,10 +229,10 @@ def test_an_unfinished_run_keeps_its_scale(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(("machines", "processes"), [(1, 2), (2, 1)])
 def test_one_machine_searches_for_all(tmp_path: Path, machines: int, processes: int) -> None:
     """Two processes: probes are of both where they share a machine, else of rank 0's alone."""
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(tree(tmp_path)))
     folders = [tmp_path / f"machine{i}" for i in range(machines)]
-    first, second = run_ranks(["-m", "workflows.dqn", "--config", str(config)], folders, [processes] * machines)
+    first, second = run_ranks(
+        ["-m", "workflows.dqn", *with_config(tmp_path, tree(tmp_path))], folders, [processes] * machines
+    )
     assert ("2 processes of this machine at once" in first.ok.err) is (processes == 2)
     assert (first.err + second.ok.err).count("auto-scaling chose") == 1
     assert re.search(r"auto-scaling chose simulation.num_envs=(8|16),(?s:.*)\b\1 environments on cpu", first.err)

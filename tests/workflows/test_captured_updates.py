@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from oracles.logs import random_rows, write_lines
-from oracles.runs import ALONE, checked, merged, quick
+from oracles.runs import ALONE, Tree, checked, merged, quick
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,7 +30,6 @@ from reagent_lite.training.capture import eager
 from reagent_lite.training.loop import fit
 from reagent_lite.training.resume import History
 
-Tree = dict[str, Any]
 Work = Callable[[], None]
 WAITS = {
     "nonzero",

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import call, patch
+from unittest.mock import Mock, call, patch
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from oracles.roles import Roles, role, whole_files
-from oracles.runs import ALONE, checked, merged, trained
+from oracles.runs import ALONE, Tree, checked, merged, trained
 from oracles.shares import Share, mounted_share
 from oracles.team import TEAM
 from oracles.waiting import wait_until
@@ -50,8 +50,6 @@ from reagent_lite.sim.rollout import Actor
 from reagent_lite.tasks.simulate import simulate
 from reagent_lite.training.checkpoint import flat, nested
 from reagent_lite.training.stop import StopSignal
-
-Tree = dict[str, Any]
 
 RANDOM = Actor(policy=None, epsilon=torch.ones(1))
 
@@ -123,8 +121,10 @@ def fifo(folder: Path) -> list[Path]:
 
 def progresses_of(folder: Path) -> list[dict[str, Any]]:
     """Of the newest three policies."""
-    manifests = sorted((folder / "data" / "policies").glob("0*/manifest.json"))
-    return [json.loads(manifest.read_text())["progress"] for manifest in manifests]
+    return [
+        json.loads(manifest.read_text())["progress"]
+        for manifest in sorted((folder / "data" / "policies").glob("0*/manifest.json"))
+    ]
 
 
 def progress_of(folder: Path) -> dict[str, Any]:
@@ -209,8 +209,7 @@ def test_each_type_learns_from_the_rows_of_its_agents_until_they_leave(tmp_path:
             "warmup_steps": 800}  # fmt: skip
     outcome = collected(role(tmp_path, "collect", **tree)).outcome(1)
     rows = pd.concat([pq.read_table(file).to_pandas().assign(file=file.name) for file in fifo(tmp_path)])
-    episodes = rows["mdp_id"].nunique()
-    assert (outcome.rows, outcome.episodes) == (len(rows), episodes)
+    assert (outcome.rows, outcome.episodes) == (len(rows), rows["mdp_id"].nunique())
     stream = opened(role(tmp_path, "learn", **tree))
     stream.before_step(0)
     reader = read_by(stream)
@@ -223,11 +222,11 @@ def test_each_type_learns_from_the_rows_of_its_agents_until_they_leave(tmp_path:
     for kind, ring in reader.rings.items():
         states = [[value for _, value in features] for features in rows[rows["kind"] == kind]["state_features"]]
         assert ring.state_dict()["observation"].flatten(0, 1).tolist() == states
+    earned = rows.groupby("kind")["reward"].sum() / len(steps)
     expected = {"simulation/env_steps": steps.sum(), "simulation/episodes": len(steps),
-                "simulation/training_length/mean": steps.mean()}  # fmt: skip
-    for kind, agents in (("leader", 1), ("follower", 2)):
-        earned = rows[rows["kind"] == kind]["reward"].sum() / agents / len(steps)
-        expected[f"simulation/{kind}/training_return/mean"] = earned
+                "simulation/training_length/mean": steps.mean(),
+                "simulation/leader/training_return/mean": earned["leader"],
+                "simulation/follower/training_return/mean": earned["follower"] / 2}  # fmt: skip
     assert stream.figures() == pytest.approx(stream.figures() | expected)
 
 
@@ -346,9 +345,10 @@ def test_a_policy_that_is_damaged_is_skipped_and_one_of_another_network_refused(
     with pytest.raises(ConfigError, match="0000000003: expected the progress"):
         reader.newer()
     shutil.rmtree(earlier)
-    other = merged(role(tmp_path, "collect"), {"training": {"layers": [-1, 24, -1]}})
-    elsewhere = role(tmp_path, "collect", env_parameters={"random_start": 1})
-    for tree, words in ((other, "tensors"), (elsewhere, "environment_sha256")):
+    for tree, words in (
+        (merged(role(tmp_path, "collect"), {"training": {"layers": [-1, 24, -1]}}), "tensors"),
+        (role(tmp_path, "collect", env_parameters={"random_start": 1}), "environment_sha256"),
+    ):
         with pytest.raises(ConfigError, match=words):
             collector(tree).run()
 
@@ -383,10 +383,8 @@ def unmounted(folder: Path, *, mount_point: bool) -> Iterator[None]:
     if mount_point:
         folder.mkdir()
     yield
-    if mount_point:
-        folder.rmdir()
-    assert not folder.exists()
-    away.rename(folder)
+    assert folder.exists() == mount_point
+    away.rename(folder)  # which it cannot replace unless that is empty
 
 
 AWAY = "data/fifo is no longer the folder that it was when the run began: its share is not mounted"
@@ -490,9 +488,8 @@ def test_a_share_that_goes_away_before_its_first_use_is_waited_for_and_no_folder
 
 
 def test_a_learner_that_goes_on_waits_for_its_dataset_and_does_not_make_it(tmp_path: Path) -> None:
-    config = checked(role(tmp_path, "learn"))
     for _ in range(2):
-        idle(shared_folders(config, resumed=True).__enter__, match=AWAY)
+        idle(shared_folders(checked(role(tmp_path, "learn")), resumed=True).__enter__, match=AWAY)
         assert not fifo(tmp_path)
         (tmp_path / "data" / "fifo").mkdir(parents=True, exist_ok=True)  # a mount point
 
@@ -543,33 +540,33 @@ def test_a_second_editor_or_learner_of_a_folder_is_refused(
             pass
 
 
-def test_what_is_waited_for_is_logged_at_intervals_that_grow_to_an_hour(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Roles wait as they do, by a clock that a test sets."""
     monkeypatch.undo()
-    caplog.set_level("INFO")
-    now = [0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
-    with patch.object(console.time, "sleep") as sleep:
-        waiting = console.Waiting()
-        for now[0] in range(0, 6 * 3600, 5):
-            waiting.sleep("no rows")
+    monkeypatch.setattr(console, "time", Mock(**{"monotonic.return_value": 0.0}))
+    return console.time
+
+
+def test_what_is_waited_for_is_logged_at_intervals_that_grow_to_an_hour(
+    clock: Mock, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = console.Waiting()
+    for clock.monotonic.return_value in range(0, 6 * 3600, 5):
+        waiting.sleep("no rows")
     logged = [int(text.replace(",", "")) for text in re.findall(r"no rows; waited (\S+) s so far", caplog.text)]
     assert logged[:6] == [10, 20, 40, 80, 160, 320]
     assert np.diff(logged[-3:]).tolist() == [3600, 3600]
-    assert sleep.call_args == call(2.0)
+    assert clock.sleep.call_args == call(2.0)
 
 
-def test_ten_minutes_are_those_of_one_folder_that_is_away_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    now = [0.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(console.time, "sleep", lambda seconds: None)
+def test_ten_minutes_are_those_of_one_folder_that_is_away_all_the_time(clock: Mock) -> None:
     waiting = console.Waiting()
     # twice it is back before ten minutes are over
-    for now[0], key in ((0, "a"), (599, "a"), (601, ""), (1000, "a"), (1599, "a"), (1601, ""), (1601, "a")):
+    for seconds, key in ((0, "a"), (599, "a"), (601, ""), (1000, "a"), (1599, "a"), (1601, ""), (1601, "a")):
+        clock.monotonic.return_value = seconds
         waiting.sleep("away", key)
-    now[0] = 2201.0
+    clock.monotonic.return_value = 2201.0
     with pytest.raises(UnavailableError, match=r"a: .* within 600 s"):
         waiting.sleep("away", "a")
 
@@ -584,8 +581,10 @@ def survive(
     """
     folder, chance = share.stored, random.Random(3)
     dataset = {"path": str(share.path / "data"), "publish_every_steps": 50}
-    simulation = {"total_steps": steps, "dataset": dataset, **environment}
-    changes = {"simulation": simulation, "checkpoint": {"every_steps": 20}}
+    changes = {
+        "simulation": {"total_steps": steps, "dataset": dataset, **environment},
+        "checkpoint": {"every_steps": 20},
+    }
     running = {name: roles.start(name.rstrip("12"), changes) for name in ("learn", "collect1", "collect2")}
     seen: dict[str, bytes] = {}
     for fault in chance.sample(faults, len(faults)):
@@ -633,12 +632,9 @@ def test_a_learner_and_collectors_that_come_go_are_killed_and_lose_their_share(
     roles: Roles, share: Share, tmp_path: Path
 ) -> None:
     survive(roles, share, ["kill", "unmount"], seconds=(1.0, 2.0), steps=5000, environment={})
-    log = str(share.stored / "data" / "fifo")
-    offline = {"model_output_path": str(tmp_path / "off"), "training_data_path": log, "epochs": 1,
-               "actions": ["L", "R", "U", "D"]}  # fmt: skip
-    tree = role(tmp_path, "learn") | offline
-    del tree["simulation"]
-    assert trained(tree, "dqn").rows > 0
+    offline = {"model_output_path": str(tmp_path / "off"), "training_data_path": str(share.stored / "data" / "fifo"),
+               "epochs": 1, "actions": ["L", "R", "U", "D"], "simulation": None}  # fmt: skip
+    assert trained(merged(role(tmp_path, "learn"), offline), "dqn").rows > 0
 
 
 def test_roles_end_at_a_signal_while_they_wait_and_a_collector_with_the_run(roles: Roles, tmp_path: Path) -> None:
@@ -675,5 +671,4 @@ def test_two_ranks_share_the_files_and_one_goes_on_with_what_they_have_read(role
     before = progress_of(tmp_path)
     assert roles.end(roles.start("learn")).outcome["steps"] == 625
     roles.end(collector)
-    after = progress_of(tmp_path)["env_steps"]
-    assert before["env_steps"] < 6000 <= after < 6000 + max(map(steps_of, fifo(tmp_path)))
+    assert before["env_steps"] < 6000 <= progress_of(tmp_path)["env_steps"] < 6000 + max(map(steps_of, fifo(tmp_path)))

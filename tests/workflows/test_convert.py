@@ -12,17 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from oracles.disks import small_disk
-from oracles.logs import write_lines
+from oracles.event_files import small_blocks
+from oracles.logs import Row, write_lines
 from oracles.runs import Runner
 from pyarrow import feather
 
 from reagent_lite.config import check
 from reagent_lite.config.convert import ConvertConfig
-from reagent_lite.data.formats import text_files
 from reagent_lite.errors import ConfigError, DataError
 from workflows.convert import Converted, convert
-
-Row = dict[str, Any]
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".csv")
 
@@ -57,16 +55,17 @@ def run_here(source: Path | str, target: Path, **options: Any) -> Converted:
 
 def present(file: Path) -> list[Row]:
     """Rows of JSON lines without what is null."""
-    rows = map(json.loads, file.read_text().splitlines())
-    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return [
+        {name: value for name, value in json.loads(line).items() if value is not None}
+        for line in file.read_text().splitlines()
+    ]
 
 
 @pytest.mark.parametrize("kind", ["names", "maps", "indices"])
 @pytest.mark.parametrize(("source", "target"), list(zip(SUFFIXES, (*SUFFIXES[2:], *SUFFIXES[:2]), strict=True)))
 def test_there_and_back(tmp_path: Path, source: str, target: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each format is written from JSON lines, read into another, and that one read back."""
-    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 2000)
-    monkeypatch.setattr(text_files, "BLOCK_BYTES", 9000)
+    small_blocks(monkeypatch, 2000, 9000)
     rows = events(kind)
     files = [write_lines(tmp_path / "log.jsonl", rows), *(tmp_path / f"{name}{end}" for name, end in
              (("first", source), ("second", target), ("back", ".jsonl")))]  # fmt: skip
@@ -82,8 +81,7 @@ def test_types_of_the_written_columns(tmp_path: Path, monkeypatch: pytest.Monkey
     """One schema for the whole file, also where columns come late or are of the narrower type first."""
     rows: list[Row] = [{"state_features": {}, "action": None, "reward": 1, "possible_actions": []} for _ in range(40)]
     rows += [{"state_features": {"3": 1}, "action": LEFT, "reward": 0.5, "possible_actions": [LEFT], "n": 1}]
-    monkeypatch.setattr(text_files, "FIRST_BLOCK_BYTES", 500)
-    monkeypatch.setattr(text_files, "BLOCK_BYTES", 500)
+    small_blocks(monkeypatch, 500)
     run_here(write_lines(tmp_path / "log.jsonl", rows), tmp_path / "log.parquet")
     schema, maps = pq.read_schema(tmp_path / "log.parquet"), pa.map_(pa.int64(), pa.float32())
     assert {field.name: field.type for field in schema if field.name != "possible_actions"} == {
@@ -136,10 +134,9 @@ def test_what_differs_or_cannot_be_held_is_refused(tmp_path: Path, source: str, 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".parquet", ".arrow", ".csv"])
 def test_a_full_disk_leaves_nothing(tmp_path: Path, suffix: str) -> None:
     rows = [row | {"mdp_id": f"{copy}-{row['mdp_id']}"} for copy in range(15) for row in events("names")]
-    log = write_lines(tmp_path / "log.jsonl", rows)
     with small_disk(tmp_path / "disk", size="16k", files=40) as disk:
         with pytest.raises(DataError, match="No space left"):
-            run_here(log, disk / f"log{suffix}")
+            run_here(write_lines(tmp_path / "log.jsonl", rows), disk / f"log{suffix}")
         assert list(disk.iterdir()) == []
 
 

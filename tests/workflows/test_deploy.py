@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from oracles.logs import write_json
 from oracles.runs import ROOT
 
 from reagent_lite.cli import main_alone
@@ -71,8 +72,8 @@ def test_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
     claim, job = documents("kubernetes/train.yaml")
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({"training_data_path": "/share/log.jsonl", "actions": ["a", "b"], "use_gpu": False}))
+    tree = {"training_data_path": "/share/log.jsonl", "actions": ["a", "b"], "use_gpu": False}
+    config = write_json(tmp_path / "config.json", tree)
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
     arguments = (word.replace("/share/config.json", str(config)) for word in container["args"])
     plan, resolved = planned([word.replace("$(JOB_UID)", "uid") for word in arguments], capsys)
@@ -113,8 +114,8 @@ def test_kubernetes_serves_the_model_that_it_trains(capsys: pytest.CaptureFixtur
 def test_kubernetes_files_are_what_its_api_takes(name: str) -> None:
     """By the API's own schemas, which refuse fields that are unknown or of another type."""
     schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate of the extra `dev` is missing")
-    for document in documents(f"kubernetes/{name}.yaml"):
-        assert schemas.validate(document, "1.31", strict=True) == "1.31"  # the oldest with podFailurePolicy
+    # the oldest with podFailurePolicy
+    assert {schemas.validate(tree, "1.31", strict=True) for tree in documents(f"kubernetes/{name}.yaml")} == {"1.31"}
 
 
 def slurm_job(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -126,8 +127,7 @@ def slurm_job(folder: Path, **environment: str) -> subprocess.CompletedProcess[s
 def test_slurm_script(tmp_path: Path) -> None:
     options = re.findall(r"^#SBATCH (\S+)", (DEPLOY / "slurm" / "train.sbatch").read_text(), re.MULTILINE)
     assert {"--ntasks-per-node=1", "--signal=USR2@120"} <= set(options)
-    done = slurm_job(tmp_path)
-    assert "CONFIG=/path/of/x.json is missing" in done.stderr
+    assert "CONFIG=/path/of/x.json is missing" in slurm_job(tmp_path).stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from oracles.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
-from oracles.logs import candidate_rows, random_rows, write_lines
+from oracles.logs import candidate_rows, random_rows, write_json, write_lines
+from oracles.runs import with_config
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.gpus import parse_gpus
@@ -35,9 +36,7 @@ def examine(tmp_path: Path, small: dict[str, Any], capsys: pytest.CaptureFixture
 
     def start(changes: dict[str, Any], *arguments: str) -> tuple[int, Rows]:
         tree = {key: value for key, value in (small | changes).items() if value is not None}
-        file = tmp_path / "config.json"
-        file.write_text(json.dumps(tree))
-        code = main(["--config", str(file), "--alone", *arguments])
+        code = main([*with_config(tmp_path, tree), "--alone", *arguments])
         captured = capsys.readouterr()
         report = json.loads(captured.out)
         assert all(row["name"] in captured.err for row in report["rows"])
@@ -64,9 +63,7 @@ def examine(tmp_path: Path, small: dict[str, Any], capsys: pytest.CaptureFixture
 def test_which_workflow_a_config_is_of(
     tree: dict[str, Any], overrides: list[str], workflow: str, tmp_path: Path
 ) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(tree))
-    assert choose_workflow(str(file), overrides) == workflow
+    assert choose_workflow(str(write_json(tmp_path / "config.json", tree)), overrides) == workflow
 
 
 def test_a_machine_alone_that_can_train(examine: Examine, tmp_path: Path) -> None:
@@ -84,6 +81,7 @@ def test_a_machine_alone_that_can_train(examine: Examine, tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.rglob("*")} == {"config.json", "data", "eval.jsonl", "log.jsonl"}
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     ("changes", "arguments", "name", "words"),
     [
@@ -119,7 +117,6 @@ def test_what_cannot_be_learned_from_written_or_met(
     examine: Examine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], arguments: list[str],
     name: str, words: str,
 ) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", None)
     Path("empty").mkdir()
     rows = random_rows(20)
@@ -145,8 +142,7 @@ def test_what_cannot_be_learned_from_written_or_met(
 def test_mounts(mount: tuple[str, tuple[str, ...]], is_network: bool, warnings: list[str]) -> None:
     """Options as in /proc/mounts on Linux; see nfs(5)."""
     found = Mount("server:/export", "/share", *mount)
-    assert found.is_network is is_network
-    assert [text.split(":")[0] for text, _ in found.warnings()] == warnings
+    assert (found.is_network, [text.split(":")[0] for text, _ in found.warnings()]) == (is_network, warnings)
 
 
 def test_the_mount_of_a_path_that_is_not_there() -> None:
@@ -188,20 +184,18 @@ def test_what_one_machine_lacks_is_a_warning_where_another_may_have_it(
             "rendezvous": {"interface": "lo", "port": holder.getsockname()[1]},
         }  # fmt: skip
         _, rows = examine(changes, "--node_index", str(node))
-    assert rows["share: write and read"][0]["state"] == state
-    assert rows["training data"][0]["state"] == "warning"
+    assert [rows[name][0]["state"] for name in ("share: write and read", "training data")] == [state, "warning"]
     assert node or "Choose another rendezvous.port" in rows["network"][-1]["todo"]
 
 
 def test_whose_record_is_in_the_file(examine: Examine, tmp_path: Path) -> None:
-    file = tmp_path / "run.rdzv"
+    file = write_json(tmp_path / "run.rdzv", {"schema_version": 1, **RECORD})
     changes = TWO | {"init_method": f"file://{file}"}
-    file.write_text(json.dumps({"schema_version": 1, **RECORD}))
     code, rows = examine(changes, "--node_index", "0")
     assert code == 0, failures(rows)
     assert "is stale: run old of host elsewhere, pid 77" in rows["share: file"][0]["found"]
     with store() as server:
-        file.write_text(json.dumps({"schema_version": 1, **RECORD, "port": server.port}))
+        write_json(file, {"schema_version": 1, **RECORD, "port": server.port})
         SignedStore(server, token="", attempt=0).set("nonce", str(RECORD["nonce"]))
         _, rows = examine(changes, "--node_index", "0")
     assert "is used by a live run old" in rows["share: file"][0]["found"]

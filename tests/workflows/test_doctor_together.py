@@ -1,6 +1,5 @@
 """Doctors of several machines: their steps in two threads, whole runs as two processes on loopback."""
 
-import json
 import os
 import re
 import time
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from oracles.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
 from oracles.interpreters import Interpreter
-from oracles.runs import ROOT, end
+from oracles.runs import ROOT, end, with_config
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed import connections
@@ -95,8 +94,7 @@ def doctors(tmp_path: Path, small: dict[str, Any]) -> Doctors:
     """doctors(arguments of node 0, of node 1): exit code and rows by name of each."""
     (tmp_path / "share").mkdir()
     tree = small | LOOPBACK | {"num_nodes": 2, "init_method": f"file://{tmp_path}/share/run.rdzv"}
-    (tmp_path / "config.json").write_text(json.dumps(tree))
-    command = ["-m", "workflows.doctor", "--config", str(tmp_path / "config.json"), "--node_index"]
+    command = ["-m", "workflows.doctor", *with_config(tmp_path, tree), "--node_index"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     def run(*arguments: list[str]) -> list[tuple[int, Rows]]:
@@ -112,12 +110,11 @@ def doctors(tmp_path: Path, small: dict[str, Any]) -> Doctors:
 
 
 def test_two_machines_that_can_train_together(doctors: Doctors, tmp_path: Path) -> None:
-    mount = find_mount(tmp_path)
     for code, rows in doctors([], []):
         assert code == 0, failures(rows)
         assert rows["machines meet"][0]["found"].startswith("all 2, at 127.0.0.1:")
         assert rows["machines reach each other"][0]["found"].startswith("2 connections")
-        assert (rows["share: mount"][0]["state"] == "ok") == mount.is_network
+        assert (rows["share: mount"][0]["state"] == "ok") == find_mount(tmp_path).is_network
 
 
 def test_what_differs_between_machines_is_seen_by_all(doctors: Doctors) -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from oracles import gridworld
 from oracles.disks import small_disk
-from oracles.logs import candidate_rows, enum_normalization, gridworld_rows, random_rows, write_lines
-from oracles.runs import ALONE, Runner, checked, merged, quick, trained
+from oracles.logs import enum_normalization, gridworld_rows, random_rows, write_json, write_lines
+from oracles.runs import ALONE, Runner, checked, merged, metrics, over_candidates, quick, trained
 from safetensors.torch import load_file
 from scipy.special import softmax
 from scipy.stats import entropy
@@ -57,7 +57,7 @@ def test_an_outcome_says_what_the_run_left(run: Runner, small: dict[str, Any], t
         "checkpoints", "config.json", "metrics.jsonl", "model", "report.html", "state_features_norm.json",
         "tensorboard",
     }  # fmt: skip
-    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(tmp_path / "out")
     assert [line["step"] for line in lines] == [7, 14, 14]
     assert lines[0]["reward/logged/mean"] == pytest.approx(np.mean([row["reward"] for row in random_rows(200)]))
     for line, tags in (
@@ -83,8 +83,7 @@ def test_values_of_clicks_are_probabilities(tmp_path: Path) -> None:
         training={"learning_rate": 0.02, "l2_decay": 0.0},
         evaluation={"calc_cpe_in_training": False, "final_fit_passes": 1},
     )  # fmt: skip
-    outcome = trained(tree)
-    assert outcome.scores["value/model/mean"] == pytest.approx(0.75, abs=0.05)
+    assert trained(tree).scores["value/model/mean"] == pytest.approx(0.75, abs=0.05)
     predicted = load_bundle(tmp_path / "out/model").predict_rows([{"0": 1.0}, {"0": 2.0}, {"0": 3.0}])
     np.testing.assert_allclose(predicted.q, [[0.75, 0.25]] * 3, atol=0.1)
     np.testing.assert_allclose(predicted.propensities, softmax(predicted.q / 0.5, axis=1), atol=1e-5)
@@ -154,10 +153,8 @@ COMBINATIONS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("workflow", "combination"), COMBINATIONS)
 def test_combinations(small: dict[str, Any], tmp_path: Path, workflow: str, combination: dict[str, Any]) -> None:
-    if workflow == "parametric_dqn":
-        del small["actions"]
-        small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", candidate_rows(200)))
-    outcome = trained(merged(small, combination), workflow)
+    data = over_candidates(tmp_path) if workflow == "parametric_dqn" else {}
+    outcome = trained(merged(small, combination | data), workflow)
     bundle = load_bundle(outcome.model)
     assert bundle.check_golden() < 1e-5
     assert bundle.parametric == (workflow == "parametric_dqn")
@@ -228,8 +225,7 @@ def test_a_file_smaller_than_a_batch_trains_and_one_row_does_too(small: dict[str
     rows = random_rows(30, missing=0.0)
     small["training_data_path"] = str(write_lines(tmp_path / "few.jsonl", rows))
     assert trained(merged(small, {"training": {"minibatch_size": 4096}})).steps == 2
-    norm = tmp_path / "out" / "state_features_norm.json"
-    small["state_norm_data_path"] = str(norm.rename(tmp_path / "norm.json"))
+    small["state_norm_data_path"] = str((tmp_path / "out/state_features_norm.json").rename(tmp_path / "norm.json"))
     small["training_data_path"] = str(write_lines(tmp_path / "one.jsonl", rows[:1]))
     assert trained(small).rows == 2  # a row for several processes: test_shards.py
 
@@ -249,6 +245,7 @@ def test_a_target_network_that_hardly_moves_is_a_warning(
     assert ("move the target network 13.1%" in caplog.text) == ("move the target network" in caplog.text) == warned
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     ("change", "parts", "anew", "refused"),
     [
@@ -260,18 +257,17 @@ def test_a_target_network_that_hardly_moves_is_a_warning(
     ids=["a critic", "an actor"],
 )  # fmt: skip
 def test_warm_start(
-    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture,
     change: dict[str, Any], parts: set[str], anew: str, refused: dict[str, str],
 ) -> None:  # fmt: skip
     """From the exported model the optimizer starts anew."""
-    monkeypatch.chdir(tmp_path)
     before = weights(trained(small | change).model)
     assert {name.split(".")[0] for name in before} == parts
     assert ("| logit of the policy" in Path("out/model/MODEL_CARD.md").read_text()) == ("algorithm" in change)
 
     def started(path: str, anew: bool, change: dict[str, Any]) -> Outcome:
-        still = {"learning_rate": 1e-12, "l2_decay": 0.0}
-        training = {"warm_start_model_path": path, "do_not_warm_start_optimizer": anew, **still}
+        training = {"warm_start_model_path": path, "do_not_warm_start_optimizer": anew, "learning_rate": 1e-12,
+                    "l2_decay": 0.0}  # fmt: skip
         return trained(merged(small, {"training": training, "model_output_path": "second", **change}))
 
     for path, from_anew, said in (("out", False, "learner and optimizer of"), ("out/model", False, anew),
@@ -287,13 +283,12 @@ def test_warm_start(
 
 
 def test_a_log_that_changes_in_place_is_learned_with_its_own_features(small: dict[str, Any], tmp_path: Path) -> None:
-    norm = tmp_path / "norm.json"
-
     def states(scale: int, mean: float) -> list[float]:
         same = dict.fromkeys("012", scale)
         rows = [row | {"state_features": same, "next_state_features": same} for row in random_rows(40)]
         write_lines(Path(small["training_data_path"]), rows)
-        norm.write_text(json.dumps({i: {"feature_type": "CONTINUOUS", "mean": mean, "stddev": 1} for i in range(3)}))
+        parameters = {"feature_type": "CONTINUOUS", "mean": mean, "stddev": 1}
+        norm = write_json(tmp_path / "norm.json", dict.fromkeys("012", parameters))
         data = prepare(checked({**small, "state_norm_data_path": str(norm)}), ALONE).train.rows
         return data.take(torch.arange(40), torch.ones(40)).state.unique().tolist()
 
@@ -301,8 +296,7 @@ def test_a_log_that_changes_in_place_is_learned_with_its_own_features(small: dic
 
 
 def test_a_model_folder_of_something_else_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    (tmp_path / "out" / "model").mkdir(parents=True)
-    (tmp_path / "out" / "model" / "notes.txt").write_text("mine")
+    write_json(tmp_path / "out/model/notes.json", "mine")
     with pytest.raises(BundleError, match=r"out/model: .*an older model"):
         trained(quick(tmp_path / "nowhere.jsonl", tmp_path / "out"))
 

@@ -11,24 +11,20 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from oracles.logs import random_rows, write_lines
+from oracles.logs import random_rows, write_json, write_lines
 from oracles.team import TEAM
 
 from reagent_lite.config import DqnConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.run.launch import main
 
-
-class Lines(list[str]):
-    """The lines of a plan."""
-
-    def only(self, start: str) -> str:
-        """Returns the one line that starts so."""
-        (line,) = (line for line in self if line.startswith(start))
-        return line
+Plan = Callable[..., list[str]]
 
 
-Plan = Callable[..., Lines]
+def only(lines: list[str], start: str) -> str:
+    """Returns the one line of a plan that starts so."""
+    (line,) = (line for line in lines if line.startswith(start))
+    return line
 
 
 @pytest.fixture
@@ -38,16 +34,15 @@ def plan(tmp_path: Path, small: dict[str, Any], capsys: pytest.CaptureFixture[st
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path / "kernels"))
 
-    def start(changes: dict[str, Any], *arguments: str, code: int = 0) -> Lines:
+    def start(changes: dict[str, Any], *arguments: str, code: int = 0) -> list[str]:
         tree = {key: value for key, value in (small | changes).items() if value is not None}
-        file = tmp_path / "config.json"
-        file.write_text(json.dumps(tree))
+        file = write_json(tmp_path / "config.json", tree)
         before = sorted(tmp_path.rglob("*"))
         assert main("workflows.dqn", DqnConfig, "x.json", ["--config", str(file), "--dry_run", *arguments]) == code
         captured = capsys.readouterr()
         assert sorted(tmp_path.rglob("*")) == before
         assert code or json.loads(captured.out)["model_output_path"] == str(tmp_path / "out")
-        return Lines(captured.err.splitlines())
+        return captured.err.splitlines()
 
     return start
 
@@ -55,12 +50,12 @@ def plan(tmp_path: Path, small: dict[str, Any], capsys: pytest.CaptureFixture[st
 def test_one_process_and_what_is_not_known_before_data_are_read(plan: Plan, tmp_path: Path) -> None:
     lines = plan({})
     assert lines[0] == "1 cpu process, 32 rows per minibatch, 32 on each"
-    assert lines.only("rows and steps: ").endswith("not known before the data is read")
-    assert "not known" in lines.only("memory per process: networks")
+    assert only(lines, "rows and steps: ").endswith("not known before the data is read")
+    assert "not known" in only(lines, "memory per process: networks")
     assert not any(line.startswith("warning") for line in lines)
     lines = plan({"training": {}, "training_data_path": str(tmp_path / "later.jsonl")})
     assert lines[0].startswith("1 cpu process; training.minibatch_size follows the number of rows")
-    assert "later.jsonl: expected a data file" in lines.only("warning:")
+    assert "later.jsonl: expected a data file" in only(lines, "warning:")
 
 
 def test_machines_processes_and_ranks(plan: Plan) -> None:
@@ -78,7 +73,7 @@ def test_machines_processes_and_ranks(plan: Plan) -> None:
         ("checkpoints: every 50 steps and every 2 minutes", "the newest 2 are kept; at most 3 restarts"),
         ("data:", "layout shards"),
     ):
-        assert words in lines.only(start)
+        assert words in only(lines, start)
 
 
 def test_one_process_alone_or_over_all_gpus(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +85,7 @@ def test_one_process_alone_or_over_all_gpus(plan: Plan, monkeypatch: pytest.Monk
     assert processes == "1 cuda process, 32 rows per minibatch, 32 on each"
     assert parallel.startswith("parallel dp: one process draws 32 rows and divides them among 4 GPUs, 8 each")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert plan(over_all, code=2).only("parallel:").partition(",")[0].endswith("on a CPU")
+    assert only(plan(over_all, code=2), "parallel:").partition(",")[0].endswith("on a CPU")
 
 
 TWO = {"num_nodes": 2, "node_index": 0, "init_method": "file:///share/run.rdzv"}
@@ -118,7 +113,7 @@ def test_steps_by_the_metadata_of_parquet(
 ) -> None:
     file = tmp_path / "rows.parquet"
     pa.parquet.write_table(pa.Table.from_pylist(random_rows(rows, missing=0.0)), file)
-    assert plan({"training_data_path": str(file)} | changes).only(start).endswith(end)
+    assert only(plan({"training_data_path": str(file)} | changes), start).endswith(end)
 
 
 def test_a_training_copy_tells_rows_and_widths(plan: Plan, small: dict[str, Any]) -> None:
@@ -129,14 +124,14 @@ def test_a_training_copy_tells_rows_and_widths(plan: Plan, small: dict[str, Any]
     copy = prepare_training_copy(small["training_data_path"], actions=("a", "b"))
     size = sum(file.stat().st_size for file in copy.folder.rglob("*.npy"))
     lines, memory = plan({"rainbow": {"dueling_architecture": False}}), "memory per process: "
-    assert lines.only("rows: 200 on this machine").endswith("the training copy")
+    assert only(lines, "rows: 200 on this machine").endswith("the training copy")
     for start in (
         "steps: 7 per epoch, 14 in total",  # 200 / 32 = 6.25
         f"{memory}networks 1000 bytes = 4 bytes x (100 parameters, and for 50 trained ones",
         f"{memory}1000 bytes in total",
         f"{memory}training copy of {size / 1024:.1f} KiB: mapped",
     ):
-        assert lines.only(start)
+        assert only(lines, start)
 
 
 ONLINE = {"training_data_path": None, "actions": None, "epochs": None, "evaluation": None, "num_processes_per_node": 2}
@@ -155,16 +150,16 @@ def test_steps_and_memory_of_a_simulation(plan: Plan) -> None:
         "replay": {"capacity": 400},
     }  # fmt: skip
     lines = plan(ONLINE | {"simulation": simulation})
-    assert lines.only("steps: 98 after 8 of 400 environment steps").endswith("every 14")
-    replay = lines.only("memory per process: replay 8.2 KiB")  # 8400 / 1024
-    assert replay.endswith("400 rows x 42 bytes / 2 processes")
+    assert only(lines, "steps: 98 after 8 of 400 environment steps").endswith("every 14")
+    # 8400 / 1024
+    assert only(lines, "memory per process: replay 8.2 KiB").endswith("400 rows x 42 bytes / 2 processes")
     # 78 + 16 + 80 + 16 x 408
-    assert lines.only("memory per process: environments 13.1 KiB = 2 environments x 6,702 bytes")
+    assert only(lines, "memory per process: environments 13.1 KiB = 2 environments x 6,702 bytes")
     scaled = plan(ONLINE | {"simulation": simulation | {"auto_scale": True}})
-    assert scaled.only("auto-scaling:").endswith("starts from the values shown here")
+    assert only(scaled, "auto-scaling:").endswith("starts from the values shown here")
     # half of 10^13 rows of 42 bytes: 210 TB = 190.99 TiB
     large = plan(ONLINE | {"simulation": simulation | {"replay": {"capacity": 10**13}}})
-    assert large.only("warning: there is not enough memory").endswith("the replay: 191.0 TiB")
+    assert only(large, "warning: there is not enough memory").endswith("the replay: 191.0 TiB")
 
 
 @pytest.mark.parametrize(
@@ -187,9 +182,9 @@ def test_policies_and_memory_of_several_types_of_agents(
         "env": str(tmp_path / "team.cuh"), "env_parameters": {"size": 3}, "num_envs": 4, "total_steps": 400,
         "warmup_steps": 1, "replay": {"capacity": 480}, "policies": {"follower": follower},
     }})  # fmt: skip
-    assert lines.only("policies:") == f"policies: leader (1 agent) learns, follower (2 agents) {plays}"
-    assert rows in lines.only(f"memory per process: replay {replay} KiB")
-    assert parameters in lines.only(f"memory per process: networks {networks} KiB")
+    assert only(lines, "policies:") == f"policies: leader (1 agent) learns, follower (2 agents) {plays}"
+    assert rows in only(lines, f"memory per process: replay {replay} KiB")
+    assert parameters in only(lines, f"memory per process: networks {networks} KiB")
 
 
 @pytest.mark.parametrize(
@@ -219,4 +214,4 @@ def test_a_faulty_environment_is_an_error_and_a_missing_compiler_a_warning(
     monkeypatch.setenv("PATH", "")
     monkeypatch.setitem(sys.modules, "ziglang", None)
     simulation = {"simulation": {"env": str(file), "env_parameters": {"size": 3}}}
-    assert "expected a C++ compiler" in plan(ONLINE | simulation).only("warning:")
+    assert "expected a C++ compiler" in only(plan(ONLINE | simulation), "warning:")

@@ -135,6 +135,7 @@ def cart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return linear_bundle(tmp_path_factory.mktemp("cart") / "model", weight, ("left", "right"), (0, 1, 2, 3))
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     ("env", "keys", "said"),
     [
@@ -148,10 +149,7 @@ def cart(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("cartpole_v0", {"against": "more"}, "against .*more: .* features among 0 to 3 of cartpole_v0, got 4"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit(
-    tmp_path: Path, cart: Path, monkeypatch: pytest.MonkeyPatch, env: str, keys: dict[str, Any], said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_does_not_fit(tmp_path: Path, cart: Path, env: str, keys: dict[str, Any], said: str) -> None:
     linear_bundle(Path("more"), np.zeros((2, 5)), ("right", "left"), (0, 1, 2, 3, 4))
     with pytest.raises(ReagentLiteError, match=said) as raised:
         played(tmp_path, cart, env, **keys)
@@ -241,15 +239,7 @@ CUT = "12.5% of the scored episodes were cut before their end"
 )  # fmt: skip
 def test_what_keeps_them_apart(keys: dict[str, Any], apart: tuple[str, ...], remarks: tuple[str, ...]) -> None:
     """A log of up to 100 steps an episode beside up to 150 played ones, which are cut at 200; gamma 0.99."""
-    usual: dict[str, Any] = {
-        "gamma": 0.99,
-        "by_time": False,
-        "horizon": 1000,
-        "longest": 100,
-        "cut_share": 0.0,
-        "cut": 0.0,
-    }
-    estimated = usual | keys
+    estimated = {"gamma": 0.99, "by_time": False, "horizon": 1000, "longest": 100, "cut_share": 0.0, "cut": 0.0} | keys
     played = game(UNDEFINED, UNDEFINED, UNDEFINED)
     played = replace(played, policies={MODEL: replace(played.policies[MODEL], cut_share=estimated.pop("cut")),
                                        RANDOM: replace(played.policies[RANDOM], cut_share=1.0)})  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.runs import ALONE, checked, merged, trained
+from oracles.runs import ALONE, checked, merged, metrics, trained
 from oracles.simulated import made
 
 from reagent_lite.config import check
@@ -81,8 +81,7 @@ def test_one_policy_is_evaluated_played_and_exported(tmp_path: Path) -> None:
     outcome, bundle = played(from_a_log(tmp_path, rl={"gamma": 0.9, "softmax_policy": 0, "epsilon": 0.3}))
     assert bundle.policy == {"kind": "epsilon_greedy", "epsilon": 0.3}
     assert sorted(bundle.predict(np.zeros((4, 4))).propensities[0]) == pytest.approx([0.15, 0.85])
-    figures = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    (shares,) = [line for line in figures if "actions/model/left" in line]
+    (shares,) = [line for line in metrics(tmp_path / "out") if "actions/model/left" in line]
     assert shares["propensities/model/left/mean"] == pytest.approx(0.15 + 0.7 * shares["actions/model/left"])
     alone = evaluate(check(EvaluateConfig, {
         "model": str(outcome.model), "data_path": str(tmp_path / "log.jsonl"), "gamma": 0.9,

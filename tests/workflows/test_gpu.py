@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.logs import candidate_rows, write_lines
-from oracles.runs import ROOT, Run, Runner
+from oracles.runs import ROOT, Run, Runner, merged, over_candidates
 
 from reagent_lite.errors import counted
 from reagent_lite.export import load_bundle
@@ -40,11 +39,9 @@ def done(run: Runner, tree: dict[str, Any] | None, *settings: str) -> Run:
 def test_a_gpu_run_equals_a_cpu_run(
     run: Runner, small: dict[str, Any], tmp_path: Path, workflow: str, residency: str, graph: str
 ) -> None:
-    if workflow == "parametric_dqn":
-        del small["actions"]
-        small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", candidate_rows(200)))
-    cpu = done(run, small).outcome
-    gpu = done(run, small, "use_gpu=true", f"data.residency={residency}", f"training.cuda_graph={graph}")
+    tree = merged(small, over_candidates(tmp_path)) if workflow == "parametric_dqn" else small
+    cpu = done(run, tree).outcome
+    gpu = done(run, tree, "use_gpu=true", f"data.residency={residency}", f"training.cuda_graph={graph}")
     assert "on cuda:0" in gpu.err
     assert load_bundle(gpu.outcome["model"]).manifest["steps"] == cpu["steps"]
     assert gpu.outcome["scores"]["value/model/mean"] == pytest.approx(cpu["scores"]["value/model/mean"], abs=1e-3)

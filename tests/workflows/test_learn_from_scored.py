@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles.bundles import linear_bundle
+from oracles.commands import evaluated
 from oracles.logs import write_lines
 from oracles.runs import ALONE, trained
 
 from reagent_lite.config import DqnConfig, check
-from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.errors import DataError
 from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.run.logged import prepare
-from reagent_lite.tasks.evaluate import evaluate
 
 ROWS = 1500
 
@@ -53,8 +52,7 @@ def test_noise_is_no_reason_to_ship(noise: dict[str, Any], caplog: pytest.LogCap
     assert_evaluations_agree(Path(noise["training_data_path"]), Path(out) / "model")
     caplog.clear()
     honest = decision({**noise, "model_output_path": f"{out}2"}, False)
-    assert honest["choice"] == "not enough to say"
-    assert "flatter" not in honest["reason"] + caplog.text
+    assert (honest["choice"], "flatter" in honest["reason"] + caplog.text) == ("not enough to say", False)
     warm = {**noise["training"], "warm_start_model_path": out}
     decision({**noise, "training": warm, "epochs": 1, "model_output_path": f"{out}3"}, False)
     assert caplog.text.count("may flatter it if that run learned from scored episodes") == 1
@@ -65,13 +63,11 @@ def assert_evaluations_agree(log: Path, model: Path) -> None:
     copy = log.with_name("copy.jsonl")
     copy.write_text("".join(sorted(log.read_text().splitlines(keepends=True), reverse=True)))
     other = linear_bundle(log.with_name("other"), np.eye(2), ("a", "b"), (0, 1))
-    for names, whose in (((model, other), "policy"), ((other, model), "other policy")):
-        tree = dict(zip(("model", "against"), map(str, names), strict=True)) | {"data_path": str(copy), "gamma": 0.0}
-        evaluated = evaluate(
-            check(EvaluateConfig, {**tree, "evaluation": {"bootstrap_resamples": 200, "final_fit_passes": 1}})
-        )
-        assert evaluated.decision["choice"] == "not enough to say"
-        assert f"but the {whose} has learned from scored episodes" in evaluated.decision["reason"]
+    keys = {"gamma": 0.0, "evaluation": {"bootstrap_resamples": 200, "final_fit_passes": 1}}
+    for first, against, whose in ((model, other, "policy"), (other, model, "other policy")):
+        outcome, _ = evaluated(first, str(copy), log.with_name("report.json"), against=str(against), **keys)
+        assert outcome.decision["choice"] == "not enough to say"
+        assert f"but the {whose} has learned from scored episodes" in outcome.decision["reason"]
     exported = ExportedModel.load("model", str(model))
     alone = replace(exported, config={**exported.config, "simulation": {"share": 1.0}})
     assert not alone.learned_from(exported.bundle.manifest["data_hash"])
@@ -90,8 +86,8 @@ def test_no_row_of_a_scored_episode_is_learned_from_unless_eval_data_are_given(
         (given, given), (True, True), (False, False),
     ]  # fmt: skip
     assert seen.scored.hashes.tolist() == apart.scored.hashes.tolist()
-    simulated = {**tree, "simulation": {"env": "cartpole_v0", "share": 1.0}}  # the log is evaluated only
-    assert not prepare(check(DqnConfig, simulated), ALONE).seen
+    # the log is evaluated only
+    assert not prepare(check(DqnConfig, {**tree, "simulation": {"env": "cartpole_v0", "share": 1.0}}), ALONE).seen
     learned = apart.learned.usable.numpy()
     assert apart.counts == (len(learned),)
     assert sorted([*learned, *apart.scored.numbers]) == list(range(ROWS))

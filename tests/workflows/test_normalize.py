@@ -8,25 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracles import commands
 from oracles.disks import small_disk
 from oracles.logs import candidate_rows, random_rows, write_lines
 from oracles.runs import Runner, trained
 
-from reagent_lite.config import check
-from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import ConfigError, DataError
-from workflows.normalize import Normalized, normalize
+from workflows.normalize import Normalized
 
 FILES = {"state_features_norm.json", "statistics.json", "manifest.json"}
 
 
-def normalized(folder: Path, *, norm: dict[str, Any] | None = None, **changes: Any) -> Normalized:
+def normalized(folder: Path, **changes: Any) -> Normalized:
     """Normalizes log.jsonl of a folder into its folder norm."""
-    tree = {"training_data_path": str(folder / "log.jsonl"),
-            "norm_params": {"output_dir": str(folder / "norm"), **(norm or {})}}  # fmt: skip
-    return normalize(check(NormalizeConfig, tree | changes))
+    return commands.normalized(str(folder / "log.jsonl"), folder / "norm", **changes)
 
 
 def names(folder: Path) -> set[str]:
@@ -100,7 +97,6 @@ def test_drift_against_a_reference(tmp_path: Path, caplog: pytest.LogCaptureFixt
     rng = np.random.default_rng(2)
 
     def rows(shift: float, other: str) -> list[dict[str, Any]]:
-        values = np.array([shift, 0, 0]) + rng.normal(size=(1000, 3))
         return [
             {
                 "mdp_id": "e",
@@ -108,7 +104,7 @@ def test_drift_against_a_reference(tmp_path: Path, caplog: pytest.LogCaptureFixt
                 "action": "a",
                 "state_features": {"0": row[0], "1": row[1], other: row[2]},
             }
-            for i, row in enumerate(values.tolist())
+            for i, row in enumerate((np.array([shift, 0, 0]) + rng.normal(size=(1000, 3))).tolist())
         ]
 
     write_lines(tmp_path / "log.jsonl", rows(2.0, "2"))
@@ -126,19 +122,14 @@ def test_drift_against_a_reference(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "drift.json" not in names(tmp_path / "norm")
 
 
-def test_features_of_candidates_are_not_those_of_names(tmp_path: Path) -> None:
-    write_lines(tmp_path / "log.jsonl", random_rows(200))
-    with pytest.raises(ConfigError, match="where actions are names"):
-        normalized(tmp_path, norm={"cols_to_norm": ["action"]})
-
-
-def test_a_folder_with_other_things_is_not_replaced(tmp_path: Path) -> None:
+def test_what_is_refused_and_that_a_folder_with_other_things_is_not_replaced(tmp_path: Path) -> None:
     log = write_lines(tmp_path / "log.jsonl", random_rows(200))
     (tmp_path / "norm").mkdir()
     assert not normalized(tmp_path).skipped  # an empty one is
     (tmp_path / "norm" / "thesis.txt").write_text("years of work")
     assert normalized(tmp_path).skipped
     for changes, message in (
+        ({"norm": {"cols_to_norm": ["action"], "output_dir": str(tmp_path / "other")}}, "where actions are names"),
         ({"seed": 1}, r"got .*norm with thesis\.txt"),
         ({"norm": {"output_dir": str(log)}}, "alone, got the file"),
         ({"norm": {"output_dir": str(log / "norm")}}, r"a writable folder, got .*log\.jsonl: "),
@@ -151,11 +142,10 @@ def test_a_folder_with_other_things_is_not_replaced(tmp_path: Path) -> None:
 def test_a_full_disk_keeps_what_stood(tmp_path: Path) -> None:
     write_lines(tmp_path / "log.jsonl", random_rows(200))
     rows = [{"state_features": {str(k): i * k % 97 + 0.5 for k in range(120)}, "action": "a"} for i in range(60)]
-    other = write_lines(tmp_path / "wide.jsonl", rows)
     with small_disk(tmp_path / "disk", size="64k", files=64) as disk:
         norm = {"output_dir": str(disk / "norm")}
         normalized(tmp_path, norm=norm)
         with pytest.raises(DataError, match="got No space left on device"):
-            normalized(tmp_path, norm=norm, training_data_path=str(other))
+            normalized(tmp_path, norm=norm, training_data_path=str(write_lines(tmp_path / "wide.jsonl", rows)))
         assert names(disk) == {"norm"}
         assert normalized(tmp_path, norm=norm).skipped

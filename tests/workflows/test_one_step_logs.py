@@ -8,18 +8,16 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from oracles.commands import normalized
 from oracles.events import make
 from oracles.logs import write_lines
 from oracles.runs import Runner, quick, trained
 
 import reagent_lite
-from reagent_lite.config import check
-from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.config.shard import ShardConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.shards.machines import shard
 from reagent_lite.errors import DataError, NoRowsError
-from workflows.normalize import normalize
 
 ALONE = "each row is a decision of its own, as no column says what follows one; a discount (gamma) has no effect"
 
@@ -48,8 +46,8 @@ def test_each_row_is_an_episode_of_one_decision(parametric: bool, tmp_path: Path
     assert copy.notes == (ALONE,)
 
 
-def test_a_policy_its_value_and_scores_from_a_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("caches")
+def test_a_policy_its_value_and_scores_from_a_frame(tmp_path: Path) -> None:
     log = rows(600)
     frame = pd.DataFrame(log).assign(x=[row["state_features"]["x"] for row in log]).drop(columns="state_features")
     columns = {"state_features": ["x"]}
@@ -82,9 +80,8 @@ def test_timeline_makes_transitions_that_train_alike(tmp_path: Path, run: Runner
 
 def test_normalization_and_shards(tmp_path: Path) -> None:
     file = str(write_lines(tmp_path / "log.jsonl", rows()))
-    norm = {"training_data_path": file, "norm_params": {"output_dir": str(tmp_path / "n")}}
-    normalized = normalize(check(NormalizeConfig, norm))
-    assert (normalized.rows, normalized.types) == (200, {"state_features": {"PROBABILITY": 1}})
+    outcome = normalized(file, tmp_path / "n")
+    assert (outcome.rows, outcome.types) == (200, {"state_features": {"PROBABILITY": 1}})
     places = {"shards_path": str(tmp_path / "s"), "local_path": str(tmp_path / "local")}
     made = shard(ShardConfig(training_data_path=file, num_nodes=2, node_index=0, **places))
     assert sum(made.rows) == 200

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from oracles.cartpole import write_log
 from oracles.interpreters import FORKED_WORKERS, Interpreter
+from oracles.logs import write_json
 from oracles.ranks import free_port, run_ranks
-from oracles.runs import ROOT, trained
+from oracles.runs import ROOT, end, trained, with_config
 from safetensors.torch import load_file
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -27,11 +28,6 @@ def tree(folder: Path, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def config(folder: Path) -> str:
-    (folder / "run.json").write_text(json.dumps(tree(folder, "run")))
-    return str(folder / "run.json")
-
-
 def learned(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(*folder.glob("checkpoints/step_*/learner.safetensors"))
 
@@ -42,16 +38,15 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
     nodes = [
         Interpreter(
             ["-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1",
-             "--master-addr=127.0.0.1", f"--master-port={port}", "-m", "workflows.dqn", "--config",
-             config(tmp_path)],
+             "--master-addr=127.0.0.1", f"--master-port={port}", "-m", "workflows.dqn",
+             *with_config(tmp_path, tree(tmp_path, "run"))],
             env=ENVIRONMENT | {FORKED_WORKERS: "1"},
         )
         for node in (1, 0)
     ]  # fmt: skip
-    ended = [node.communicate(timeout=120) for node in nodes]
-    assert [node.wait() for node in nodes] == [0, 0], ended
-    (outcome,) = [json.loads(line) for out, _ in ended for line in out.splitlines() if line.startswith("{")]
-    assert "64 rows = 2 processes x 32" in ended[1][1]
+    ended = [end(node, 120) for node in nodes]
+    (outcome,) = [json.loads(line) for node in ended for line in node.ok.out.splitlines() if line.startswith("{")]
+    assert "64 rows = 2 processes x 32" in ended[1].err
     trained(tree(tmp_path, "alone"))
     torch.testing.assert_close(learned(tmp_path / "run"), learned(tmp_path / "alone"), rtol=1e-5, atol=1e-5)
     assert outcome["steps"] == 2 * -(-outcome["rows"] // 2 // 64)
@@ -61,11 +56,9 @@ def test_machines_of_another_launcher_that_do_not_fit_together(tmp_path: Path) -
     write_log(tmp_path / "log.jsonl", 50)
     folders = [tmp_path / "node0", tmp_path / "node1"]
     for folder, rl in zip(folders, ({}, {"gamma": 0.5}), strict=True):
-        folder.mkdir()
-        (folder / "run.json").write_text(json.dumps(tree(tmp_path, "run") | {"rl": rl}))
+        write_json(folder / "run.json", tree(tmp_path, "run") | {"rl": rl})
     runs = run_ranks(["-m", "workflows.dqn", "--config", "run.json"], folders)
-    assert [run.code for run in runs] == [3, 3]
-    assert all("config key rl.gamma: expected 0.9" in run.err for run in runs)
+    assert [(run.code, "config key rl.gamma: expected 0.9" in run.err) for run in runs] == [(3, True)] * 2, runs
     assert not (tmp_path / "run").exists()
 
 
@@ -78,8 +71,8 @@ def test_processes_that_do_not_come_are_named_or_counted(tmp_path: Path, store: 
     if store:
         server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         variables |= {"MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    command = ["-m", "workflows.dqn", "--config", config(tmp_path), "--set", "rendezvous.startup_timeout_seconds=3"]
-    started = Interpreter(command, env=ENVIRONMENT | variables, cwd=tmp_path)
+    config = [*with_config(tmp_path, tree(tmp_path, "run")), "--set", "rendezvous.startup_timeout_seconds=3"]
+    started = Interpreter(["-m", "workflows.dqn", *config], env=ENVIRONMENT | variables, cwd=tmp_path)
     assert started.wait(60) == 3
     absent = "no sign of rank 1, 2" if store else "not all.*1/3 clients joined"
     assert re.search(f"start of 3 processes: .*got {absent}", started.said), started.said

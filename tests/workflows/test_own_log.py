@@ -25,9 +25,9 @@ COLUMNS = {
 }
 
 
-def test_a_model_maps_the_columns_of_its_training_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("caches")
+def test_a_model_maps_the_columns_of_its_training_log(tmp_path: Path) -> None:
     """Without a config `score` and `evaluate` read a log by its own names, or by the contract's, as training does."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # who has a positive income answers mail, the others answer calls; 200 sessions of 6 decisions
     rng = np.random.default_rng(0)
     log = pd.DataFrame(
@@ -50,11 +50,10 @@ def test_a_model_maps_the_columns_of_its_training_log(tmp_path: Path, monkeypatc
     expected = reagent_lite.score(model, log, config={"policy": "greedy", "columns": COLUMNS})
     assert expected.column("mdp_id").to_pylist() == log["session"].tolist()
     converted = tmp_path / "converted"
-    converted.mkdir()
     convert(check(ConvertConfig, {"input_path": str(tmp_path / "own.csv"), "columns": COLUMNS,
                                   "output_path": str(converted / "log.parquet")}))  # fmt: skip
-    unpaid = log.drop(columns=["clicked", "last", "p"])  # rows to decide have no outcome
-    for rows in (log, tmp_path / "own.csv", unpaid, converted):
+    # rows to decide have no outcome
+    for rows in (log, tmp_path / "own.csv", log.drop(columns=["clicked", "last", "p"]), converted):
         assert reagent_lite.score(model, rows, config={"policy": "greedy"}).equals(expected)
     with pytest.raises(ConfigError, match=r'keep: .* no features, got \["income"\]'):
         reagent_lite.score(model, log, config={"keep": ["income"]})

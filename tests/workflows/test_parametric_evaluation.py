@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from oracles.logs import candidate_rows, write_lines
-from oracles.runs import merged, trained
+from oracles.runs import merged, metrics, trained
 
 from reagent_lite.rl.estimators import ESTIMATORS
 
@@ -24,9 +24,8 @@ def test_a_run_on_candidates_scores_its_logging_policy(small: dict[str, Any], tm
             row["possible_actions"] = []
         elif number % 3 == 0:
             row["possible_actions"] = [*row["possible_actions"], dict(row["possible_actions"][0])]
-    del small["actions"]
-    small["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", rows))
-    trained(merged(small, {"rl": {"temperature": 1e9}, "evaluation": {"calc_cpe_in_training": True}}))
+    log = {"actions": None, "training_data_path": str(write_lines(tmp_path / "candidates.jsonl", rows))}
+    trained(merged(small, log | {"rl": {"temperature": 1e9}, "evaluation": {"calc_cpe_in_training": True}}))
     document = json.loads((tmp_path / "out/model/evaluation.json").read_text())
     assert "scored episodes too" in str(document["warnings"])  # there is no other data to evaluate on
     assert "nearly uniform" in document["policy"]["notes"][0]
@@ -42,5 +41,4 @@ def test_a_run_on_candidates_scores_its_logging_policy(small: dict[str, Any], tm
              "Weighted_Per_Decision_Importance_Sampling": "sequential"}  # fmt: skip
     expected = {name: outcome[family]["logged"]["value"] for name, family in means.items()}
     assert {name: values[name] for name in means} == pytest.approx(expected, abs=1e-6)
-    first, *_ = map(json.loads, (tmp_path / "out" / "metrics.jsonl").read_text().splitlines())
-    assert {f"CPE/Reward/{name}" for name in ESTIMATORS} - first.keys() == {"CPE/Reward/MAGIC"}
+    assert {f"CPE/Reward/{name}" for name in ESTIMATORS} - metrics(tmp_path / "out")[0].keys() == {"CPE/Reward/MAGIC"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles.bundles import linear_bundle
-from oracles.logs import candidate_rows, random_rows, write_lines
+from oracles.logs import candidate_rows, random_rows, write_json, write_lines
 from oracles.resuming import Tree, candidates, logged, simulated
 from oracles.runs import merged, trained
 
@@ -45,8 +45,7 @@ BUILDERS: dict[str, Callable[[Path], Tree]] = {
 
 def refusals(kind: str, folder: Path) -> dict[str, Tree]:
     """Returns changes of a config that are found out only with the input at hand."""
-    norm = folder / "norm.json"
-    norm.write_text(json.dumps({"7": {"feature_type": "CONTINUOUS", "mean": 0.0, "stddev": 1.0}}))
+    norm = write_json(folder / "norm.json", {"7": {"feature_type": "CONTINUOUS", "mean": 0.0, "stddev": 1.0}})
     if kind == "simulated":
         return {
             "no environment": {"simulation": {"env": "none"}},
@@ -71,8 +70,11 @@ def refusals(kind: str, folder: Path) -> dict[str, Tree]:
 
 
 def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
-    files = [file for file in folder.rglob("*") if file.is_file() and file.name != ".lock"]
-    return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
+    return {
+        file: (file.read_bytes(), file.stat().st_mtime_ns)
+        for file in folder.rglob("*")
+        if file.is_file() and file.name != ".lock"
+    }
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
@@ -80,9 +82,7 @@ def test_a_refused_run_changes_nothing(kind: str, tmp_path: Path) -> None:
     good = BUILDERS[kind](tmp_path)
     for name in ("report.html", "learning_curve.png", "rollout.gif", "config.json", "metrics.jsonl", ".lock",
                  "state_features_norm.json", "model/manifest.json", "checkpoints/other"):  # fmt: skip
-        file = tmp_path / "out" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("{}")
+        write_json(tmp_path / "out" / name, {})
     before = contents(tmp_path / "out")
     for name, changes in refusals(kind, tmp_path).items():
         for out in ("out", "fresh"):

@@ -46,12 +46,10 @@ def test_bcq_takes_what_the_estimated_logging_policy_takes(tmp_path: Path, param
     ]  # fmt: skip
     log = write_lines(tmp_path / "log.jsonl", rows)
     tree = quick(log, tmp_path / "out", rainbow={"bcq": True, "bcq_drop_threshold": 0.3}, epochs=3,
-                 evaluation={"propensities": "estimate"}, norm_params={"feature_overrides": {
+                 actions=None if parametric else choices, evaluation={"propensities": "estimate"},
+                 norm_params={"feature_overrides": {
                      key: "DO_NOT_PREPROCESS" for key in (("0", "7", "8") if parametric else ("0",))}})  # fmt: skip
-    if parametric:
-        del tree["actions"]
     model = Path(str(trained(tree).model))
-    lists = [[choices] * 2] if parametric else []
-    predicted = load_bundle(model).predict_rows([{"0": 1.0}, {"0": -1.0}], *lists)
+    predicted = load_bundle(model).predict_rows([{"0": 1.0}, {"0": -1.0}], [choices] * 2 if parametric else None)
     assert predicted.mask.tolist() == [[True, False], [False, True]]
     assert 0 <= float(load_file(model / "weights.safetensors")["behavior_cloning.share"]) < 0.2

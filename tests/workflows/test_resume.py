@@ -1,6 +1,5 @@
 """Stopping and going on: bit for bit, after every kind of end, on other processes, on full disks, alone in a folder."""
 
-import json
 import os
 import re
 import shutil
@@ -13,7 +12,7 @@ from tempfile import mkstemp
 import pytest
 import torch
 from oracles.disks import small_disk
-from oracles.logs import random_rows, write_lines
+from oracles.logs import random_rows, write_json, write_lines
 from oracles.ranks import call_on_ranks, end_ranks, start_ranks
 from oracles.resuming import (
     End,
@@ -32,7 +31,7 @@ from oracles.resuming import (
     simulated,
     start,
 )
-from oracles.runs import ALONE, Run, trained
+from oracles.runs import ALONE, Run, trained, with_config
 from oracles.waiting import wait_until
 
 from reagent_lite.config import DqnConfig
@@ -77,8 +76,7 @@ CASES: dict[str, tuple[Callable[..., Tree], Tree, list[int]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_one_process_that_is_stopped_equals_never_stopping(tmp_path: Path, case: str) -> None:
     build, sections, steps = CASES[case]
-    some = steps[:: 1 + len(steps) // 4]
-    assert Laboratory(build(tmp_path, **sections), ALONE, tmp_path).differences(some) == []
+    assert Laboratory(build(tmp_path, **sections), ALONE, tmp_path).differences(steps[:: 1 + len(steps) // 4]) == []
 
 
 def stopped_on_ranks(
@@ -89,10 +87,9 @@ def stopped_on_ranks(
         build, sections, every = CASES[name]
         (folder / name).mkdir()
         cases[name] = {"tree": build(folder / name, **sections) | keys, "steps": steps.get(name, every)}
-    (folder / "cases.json").write_text(json.dumps(cases))
-    runs = call_on_ranks(differences_of_cases, [str(folder / "cases.json")], [folder], [world])
-    assert [run.code for run in runs] == [0] * world, runs[0].err[-3000:]
-    return runs[0].outcome
+    file = str(write_json(folder / "cases.json", cases))
+    first, *_ = [run.ok for run in call_on_ranks(differences_of_cases, [file], [folder], [world])]
+    return first.outcome
 
 
 def test_several_processes_stopped_equal_never_stopping(tmp_path: Path) -> None:
@@ -112,8 +109,9 @@ def test_several_processes_stopped_after_any_step_equal_never_stopping(tmp_path:
 
 
 def test_signals_save_and_end_with_75_wherever_they_come(tmp_path: Path) -> None:
-    tree, metrics = logged(tmp_path), tmp_path / "out" / "metrics.jsonl"
-    tree["checkpoint"] = {"every_steps": None}  # nothing is saved but when a signal asks for it, and at the end
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    # nothing is saved but when a signal asks for it, and at the end
+    tree = logged(tmp_path, checkpoint={"every_steps": None})
     done = 0
     for number in (signal.SIGINT, signal.SIGUSR2):  # the others are in test_signals.py
         run = start(tmp_path, tree, REAGENT_LITE_FAULT="fail:rank=0,step=0,kind=slow,seconds=0.1")
@@ -131,9 +129,9 @@ def test_signals_save_and_end_with_75_wherever_they_come(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def disk_of_200_files(tmp_path: Path) -> Iterator[Path]:
-    with small_disk(tmp_path / "disk", size="64m", files=200) as disk:
-        yield disk
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", size="64m", files=200) as folder:
+        yield folder
 
 
 def fill(disk: Path, left: int) -> None:
@@ -142,10 +140,7 @@ def fill(disk: Path, left: int) -> None:
         os.close(mkstemp(prefix="filler_", dir=disk)[0])
 
 
-def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_not_the_run(
-    tmp_path: Path, disk_of_200_files: Path
-) -> None:
-    disk = disk_of_200_files
+def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_not_the_run(tmp_path: Path, disk: Path) -> None:
     run = start(tmp_path, logged(tmp_path) | {"model_output_path": str(disk)}, "epochs=5",
                 REAGENT_LITE_FAULT="fail:rank=0,step=0,kind=slow,seconds=0.06")  # fmt: skip
     wait_until((disk / "checkpoints" / "step_000003").exists)
@@ -157,12 +152,12 @@ def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_not_the_run(
     assert checkpoints(tmp_path, "disk") == ["step_000033", "step_000035"]
 
 
-def test_a_disk_that_stays_full_is_an_error_at_the_end(tmp_path: Path, disk_of_200_files: Path) -> None:
+def test_a_disk_that_stays_full_is_an_error_at_the_end(tmp_path: Path, disk: Path) -> None:
     laboratory = Laboratory(logged(tmp_path), ALONE, tmp_path)
     laboratory.run("first")
-    (disk_of_200_files / "metrics.jsonl").touch()
-    (disk_of_200_files / "tensorboard").mkdir()
-    fill(disk_of_200_files, 5)
+    (disk / "metrics.jsonl").touch()
+    (disk / "tensorboard").mkdir()
+    fill(disk, 5)
     with pytest.raises(CheckpointError, match="No space left on device"):
         laboratory.run("disk")
 
@@ -206,17 +201,14 @@ def test_more_epochs_continue_and_fewer_than_done_do_not(tmp_path: Path) -> None
 
 def ranks_of(tree: Tree, folders: list[Path], processes: list[int] | None = None, fault: str = "") -> list[Run]:
     """Runs workflows.dqn with a checkpoint every three steps."""
-    config = folders[0].parent / "config.json"
-    config.write_text(json.dumps({**tree, "checkpoint": {"every_steps": 3}}))
-    return end_ranks(
-        start_ranks(["-m", "workflows.dqn", "--config", str(config)], folders, processes, REAGENT_LITE_FAULT=fault)
-    )
+    command = ["-m", "workflows.dqn", *with_config(folders[0].parent, {**tree, "checkpoint": {"every_steps": 3}})]
+    return end_ranks(start_ranks(command, folders, processes, REAGENT_LITE_FAULT=fault))
 
 
 def test_two_processes_lost_and_one_goes_on(tmp_path: Path) -> None:
     """With a global minibatch a step reads the same rows however many processes share them."""
-    tree = logged(tmp_path) | {"model_output_path": str(tmp_path / "out"), "data": {"global_minibatch_size": 32}}
-    del tree["training"]["minibatch_size"]
+    settings = {"training": {"minibatch_size": None}, "data": {"global_minibatch_size": 32}}
+    tree = logged(tmp_path, **settings) | {"model_output_path": str(tmp_path / "out")}
     lost = ranks_of(tree, [tmp_path / "two"], [2], "fail:rank=1,step=11,kind=kill")
     assert (min(run.code for run in lost), all(run.code for run in lost)) == (-signal.SIGKILL, True)
     assert checkpoints(tmp_path) == ["step_000006", "step_000009"]
@@ -261,6 +253,5 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> No
 
 def test_a_dry_run_does_not_ask_for_the_folder(small: Tree, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "c.json").write_text(json.dumps(small))
     with alone_in(tmp_path / "out", "model_output_path"):
-        assert main("workflows.dqn", DqnConfig, "x.json", ["--config", f"{tmp_path}/c.json", "--dry_run"]) == 0
+        assert main("workflows.dqn", DqnConfig, "x.json", [*with_config(tmp_path, small), "--dry_run"]) == 0

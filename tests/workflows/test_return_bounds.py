@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.logs import random_rows, write_lines
-from oracles.runs import ALONE, quick, trained
+from oracles.runs import ALONE, absent, quick, trained
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, ProcessRanks
@@ -107,8 +107,8 @@ def test_rewards_from_which_something_can_be_learned(
     after = {"next_state_features": {"0": 1.0}, "possible_next_actions": [1, 1]}
     rows = [{**row, **after, "reward": rewards[i % 2], "terminal": bool(terminal[i % 2])}
             for i, row in enumerate(random_rows(40))]  # fmt: skip
-    tree = quick(write_lines(tmp_path / "log.jsonl", rows), tmp_path / "out", rl={"gamma": gamma})
-    assert payable(tree).vary == vary
+    log = write_lines(tmp_path / "log.jsonl", rows)
+    assert payable(quick(log, tmp_path / "out", rl={"gamma": gamma})).vary == vary
 
 
 LEARNED_NOTHING = "the policy has learned nothing"
@@ -149,8 +149,7 @@ def test_a_learner_that_learned_nothing_says_so(
     tree["training"] |= {} if depends else {"layers": [-1, -1], "activations": ["linear"]}
     trained(tree)
     warnings = json.loads((tmp_path / "out/model/evaluation.json").read_text())["warnings"]
-    page = (tmp_path / "out/report.html").read_text()
-    for text in (str(warnings), page):
+    for text in (str(warnings), (tmp_path / "out/report.html").read_text()):
         assert {part for part in (LEARNED_NOTHING, FEW_STEPS) if part in text} == said
 
 
@@ -161,8 +160,11 @@ def test_few_steps_and_what_to_set(tmp_path: Path, caplog: pytest.LogCaptureFixt
     tree["training"]["minibatch_size"] = 4096
     trained(tree)
     (warning,) = (message for message in caplog.messages if FEW_STEPS in message)
-    assert "10 in all, 1 for each pass over 1,200 rows" in warning
-    assert "set epochs to at least 100, or training.minibatch_size to at most 120" in warning
+    assert not absent(
+        warning,
+        "10 in all, 1 for each pass over 1,200 rows",
+        "set epochs to at least 100, or training.minibatch_size to at most 120",
+    )
     caplog.clear()
     warm = {"minibatch_size": 4096, "warm_start_model_path": str(tmp_path / "out")}
     trained(tree | {"training": {**tree["training"], **warm}, "model_output_path": str(tmp_path / "warm")})

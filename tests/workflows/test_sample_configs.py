@@ -19,15 +19,11 @@ from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.tasks.simulate import simulate
 
+# as all paths of the configs are relative
+pytestmark = pytest.mark.usefixtures("inside")
 CONFIGS = sorted((ROOT / "configs").rglob("*.json"))
 WRITTEN = {"output_path", "log", "model_output_path", "timeline.outputTableName", "timeline.evalTableName",
            "norm_params.output_dir", "simulation.dataset.path"}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of its own for each test, as all paths of the configs are relative."""
-    monkeypatch.chdir(tmp_path)
 
 
 def tree(name: str) -> dict[str, Any]:

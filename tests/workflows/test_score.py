@@ -6,26 +6,23 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from oracles.bundles import bilinear_bundle, linear_bundle
-from oracles.logs import write_lines
+from oracles.commands import scored
+from oracles.logs import Row, write_lines
 from oracles.runs import Runner
 
 import reagent_lite
 from reagent_lite.config import check
 from reagent_lite.config.convert import ConvertConfig
-from reagent_lite.config.score import ScoreConfig
 from reagent_lite.errors import BundleError, ConfigError, DataError, ReagentLiteError
 from reagent_lite.export import load_bundle
 from reagent_lite.feature_ids import FeatureId
 from reagent_lite.tasks import scoring
-from reagent_lite.tasks.score import ScoredFile, score
 from workflows.convert import convert
 
 NAMES, IDS, ITEM = ("mail", "call", "wait"), (3, FeatureId("age")), (7, FeatureId("size"))
-Row = dict[str, Any]
 
 
 @pytest.fixture
@@ -76,11 +73,6 @@ def by_hand(model: Path, given: list[Row]) -> tuple[np.ndarray, np.ndarray, np.n
     return q, propensities, mask
 
 
-def scored(model: Path, data: Path, target: Path, **keys: Any) -> tuple[ScoredFile, pa.Table]:
-    tree = {"model": str(model), "data_path": str(data), "output_path": str(target), **keys}
-    return score(check(ScoreConfig, tree)), pq.read_table(target)
-
-
 def close(values: list[float | None], expected: Any) -> None:
     np.testing.assert_allclose(np.array(values, float), np.array(expected, float), rtol=1e-6, atol=1e-6)
 
@@ -92,11 +84,9 @@ def test_scores_are_those_of_onnxruntime_on_the_same_rows(
     """Draws are in the order of the rows, whatever the blocks are."""
     parametric = kind == "candidates"
     model, given = request.getfixturevalue(kind), rows(200, parametric=parametric)
-    (tmp_path / "rows").mkdir()
     for number, suffix in enumerate((".jsonl", ".parquet", ".arrow", ".csv")):
         source = write_lines(tmp_path / "part.jsonl", given[number * 50 : number * 50 + 50])
-        part = tmp_path / "rows" / f"{number}{suffix}"
-        convert(check(ConvertConfig, {"input_path": str(source), "output_path": str(part)}))
+        convert(check(ConvertConfig, {"input_path": str(source), "output_path": f"{tmp_path}/rows/{number}{suffix}"}))
     q, propensities, mask = by_hand(model, given)
     allowed = mask.any(1)
     best = np.where(mask, q, -np.inf).argmax(1)
@@ -116,8 +106,7 @@ def test_scores_are_those_of_onnxruntime_on_the_same_rows(
     assert set(table["action_probability"].to_pylist()) == {1.0, None}
     for n, scores in enumerate(table["scores"].to_pylist()):
         assert parametric or tuple(scores) == NAMES
-        values = list(scores if parametric else scores.values())
-        close(values, np.where(mask[n], q[n], np.nan)[: len(choices[n])])
+        close(list(scores if parametric else scores.values()), np.where(mask[n], q[n], np.nan)[: len(choices[n])])
 
     _, drawn = scored(model, tmp_path / "rows", tmp_path / "drawn.parquet", seed=5)
     bundle = load_bundle(model)
@@ -131,8 +120,8 @@ def test_scores_are_those_of_onnxruntime_on_the_same_rows(
     np.testing.assert_allclose(drawn["action_probability"].fill_null(0), of_graph, rtol=1e-6)
 
 
-def test_a_frame_and_the_command(named: Path, tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("caches")
+def test_a_frame_and_the_command(named: Path, tmp_path: Path, run: Runner) -> None:
     frame = pd.DataFrame({
         "3": [1.0, 0.0, -2.0], "age": [0.5, 2.0, -1.0], "customer": ["a", "b", "c"], "region": [7, None, 9],
         "day": pd.to_datetime(["2026-11-01", "2026-11-02", None]),
@@ -186,19 +175,18 @@ REFUSED: list[tuple[str, list[Row], Row, type[ReagentLiteError], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(("kind", "given", "keys", "error", "message"), REFUSED)
 def test_what_cannot_be_scored_is_refused_and_older_scores_stay(
     kind: str, given: list[Row], keys: Row, error: type[ReagentLiteError], message: str,
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
     model = request.getfixturevalue(kind)
     write_lines(tmp_path / "rows.jsonl", given)
     (tmp_path / "s.parquet").write_bytes(b"older scores")
     content = {file: file.read_bytes() for file in tmp_path.glob("*.*")}
-    tree = {"model": str(model), "data_path": "rows.jsonl", "output_path": "s.parquet", **keys}
     with pytest.raises(error, match=message):
-        score(check(ScoreConfig, tree))
+        scored(model, Path("rows.jsonl"), Path("s.parquet"), **keys)
     assert {file: file.read_bytes() for file in tmp_path.glob("*.*")} == content
 
 

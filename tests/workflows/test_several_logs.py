@@ -10,15 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from oracles.bundles import linear_bundle
+from oracles.commands import evaluated, normalized
 from oracles.logs import episode_code, random_rows, write_lines
-from oracles.runs import Runner, quick, trained
+from oracles.runs import Runner, absent, quick, trained
 
 import reagent_lite
-from reagent_lite.config import check
-from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.config.normalize import NormalizeConfig
-from reagent_lite.tasks.evaluate import evaluate
-from workflows.normalize import Normalized, normalize
 
 FAST: dict[str, Any] = {"calc_cpe_in_training": False, "final_fit_passes": 1}
 
@@ -33,11 +29,12 @@ def two(tmp_path: Path) -> list[str]:
 
 
 def test_training_on_two_logs(two: list[str], run: Runner, tmp_path: Path) -> None:
-    tree = quick(Path(two[0]), tmp_path / "out", evaluation=FAST) | {"training_data_path": two}
-    done = run("dqn", tree).ok
-    for words in (f"{two[0]}, {two[1]}: 200 rows, 20 episodes", f"{two[1]}: has 8 mdp_ids of {two[0]}",
-                  f"{two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%"):  # fmt: skip
-        assert words in done.err
+    assert not absent(
+        run("dqn", quick(Path(), tmp_path / "out", evaluation=FAST, training_data_path=two)).ok.err,
+        f"{two[0]}, {two[1]}: 200 rows, 20 episodes",
+        f"{two[1]}: has 8 mdp_ids of {two[0]}",
+        f"{two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%",
+    )
     rows = (tmp_path / "out" / "report.html").read_text().replace("<wbr>", "").split("Rows of each log</caption>")[1]
     assert re.findall(r"<td[^>]*>([^<]*)</td>", rows.split("</table>")[0]) == [
         two[0],
@@ -51,8 +48,7 @@ def test_training_on_two_logs(two: list[str], run: Runner, tmp_path: Path) -> No
 
 def test_the_logs_of_shards(two: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = {"shards_path": str(tmp_path / "share"), "training_copy_dir": str(tmp_path / "local")}
-    tree = quick(Path(two[0]), tmp_path / "out", evaluation=FAST) | {"training_data_path": two, "data": data}
-    assert trained(tree).model is not None
+    assert trained(quick(Path(), tmp_path / "out", evaluation=FAST, training_data_path=two, data=data)).model
     assert f"{two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%" in caplog.text
 
 
@@ -69,43 +65,37 @@ def test_evaluation_on_two_logs_is_that_of_their_rows(tmp_path: Path) -> None:
     ]  # fmt: skip
     paths = [str(write_lines(tmp_path / f"{name}.jsonl", part)) for name, part in (("0", rows[:2]), ("1", rows[2:]))]
     tree = {
-        "model": str(linear_bundle(tmp_path / "bundle", np.eye(2), ("a", "b"), (0, 1))), "data_path": paths,
-        "output_path": str(tmp_path / "e.json"), "gamma": 0.9, "write_scored_rows": True,
+        "gamma": 0.9, "write_scored_rows": True,
         "evaluation": {"bootstrap_resamples": 200, "final_fit_passes": 1, "held_out_share": 0.999999},
     }  # fmt: skip
-    outcome = evaluate(check(EvaluateConfig, tree))
+    model = linear_bundle(tmp_path / "bundle", np.eye(2), ("a", "b"), (0, 1))
+    outcome, report = evaluated(model, paths, tmp_path / "e.json", **tree)
     assert outcome.scores["CPE/Reward/IPS_Reward"] == pytest.approx(7.75, abs=1e-5)
-    log = json.loads(Path(outcome.report).read_text())["log"]
+    log = report["log"]
     assert (log["path"], log["rows_of_logs"]) == (paths, {paths[0]: 2, paths[1]: 2})
     assert log["scored_lines"] == {paths[0]: [1, 2], paths[1]: [1]}
     # columns of policies are found in all files
-    tree |= {"model": "column:p", "actions": ["a", "b"]}
     for path, some in zip(paths, (rows[:2], rows[2:]), strict=True):
         write_lines(Path(path), [{**row, "p": share} for row, share in zip(some, (0.4, 0.3), strict=True)])
-    again = evaluate(check(EvaluateConfig, tree))
+    again, _ = evaluated("column:p", paths, tmp_path / "e.json", **tree, actions=["a", "b"])
     # every row is scored: weights .4/.2, .3/.5, .4/.4, .3/.5 of rewards 4, 5, 7, 100
     assert again.scores["CPE/Reward/IPS_Reward"] == pytest.approx((8 + 3 + 7 + 60) / 4, abs=1e-5)
 
 
 def test_normalization_of_two_logs(two: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def made(path: Any, name: str, **keys: Any) -> Normalized:
-        tree = {"training_data_path": path, "norm_params": {"output_dir": str(tmp_path / name)}, **keys}
-        return normalize(check(NormalizeConfig, tree))
-
-    assert not made(two, "both").skipped
+    both = tmp_path / "both"
+    assert not normalized(two, both).skipped
     assert f"{two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%" in caplog.text
-    statistics = json.loads((tmp_path / "both" / "statistics.json").read_text())
-    assert (statistics["data"], statistics["rows"]) == (two, 200)
-    assert statistics["logs"] == {two[0]: 120, two[1]: 80}
-    assert [made(two, "both").skipped, made(two[::-1], "both").skipped] == [True, False]
-    assert made(two[0], "path", reference_data_path=two).drift == {"state_features": {"stable": 3}}
+    statistics = json.loads((both / "statistics.json").read_text())
+    assert [statistics[name] for name in ("data", "rows", "logs")] == [two, 200, {two[0]: 120, two[1]: 80}]
+    assert [normalized(two, both).skipped, normalized(two[::-1], both).skipped] == [True, False]
+    assert normalized(two[0], tmp_path / "path", reference_data_path=two).drift == {"state_features": {"stable": 3}}
 
 
-def test_frames_and_paths_as_one(two: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("caches")
+def test_frames_and_paths_as_one(two: list[str], tmp_path: Path) -> None:
     frames = [pd.DataFrame(random_rows(100, seed, missing=0)) for seed in (5, 6)]
-    tree = quick(Path(), tmp_path / "out", evaluation=FAST)
-    del tree["training_data_path"]
+    tree = quick(Path(), tmp_path / "out", evaluation=FAST, training_data_path=None)
     outcome = reagent_lite.train(tree, [*frames, two[0]])
     settings = {"evaluation": {"bootstrap_resamples": 100, "final_fit_passes": 1}}
     evaluated = reagent_lite.evaluate(outcome.model, [frames[0], Path(two[1])], config=settings)

@@ -1,6 +1,5 @@
 """workflows.shard as users run it: made once, fetched by each, killed and run again, and every bad input."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,8 +12,8 @@ from typing import Any
 import pytest
 from oracles.disks import small_disk
 from oracles.interpreters import Interpreter, python_path
-from oracles.logs import random_rows, write_lines
-from oracles.runs import ROOT, Run, Runner, end
+from oracles.logs import random_rows, write_json, write_lines
+from oracles.runs import ROOT, Run, Runner, end, with_config
 from oracles.shards import multiset, rows_of, stage, table, write
 from oracles.waiting import wait_until
 
@@ -35,9 +34,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runner:
     """run(config tree, *arguments): the whole command line, without a process of its own."""
 
     def start(tree: dict[str, Any], *arguments: str) -> Run:
-        config = tmp_path / "config.json"
-        config.write_text(json.dumps(tree))
-        return Run(main_alone(COMMAND, shard, ["--config", str(config), *arguments]), *capsys.readouterr())
+        return Run(main_alone(COMMAND, shard, [*with_config(tmp_path, tree), *arguments]), *capsys.readouterr())
 
     return start
 
@@ -56,9 +53,8 @@ def tree(tmp_path: Path) -> dict[str, Any]:
 
 
 def started(tree: dict[str, Any], config: Path, *arguments: str) -> Interpreter:
-    config.write_text(json.dumps(tree))
-    environment = {**os.environ, "PYTHONPATH": python_path(ROOT)}
-    return Interpreter(["-m", "workflows.shard", "--config", str(config), *arguments], cwd=ROOT, env=environment)
+    command = ["-m", "workflows.shard", "--config", str(write_json(config, tree)), *arguments]
+    return Interpreter(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": python_path(ROOT)})
 
 
 def test_made_fetched_and_made_again_only_if_something_changes(

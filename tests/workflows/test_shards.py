@@ -12,9 +12,9 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
-from oracles.logs import candidate_rows, episode_code, random_rows, write_lines
+from oracles.logs import Rows, candidate_rows, episode_code, random_rows, write_json, write_lines
 from oracles.ranks import call_on_ranks, run_ranks
-from oracles.runs import ALONE, Run, checked, merged
+from oracles.runs import ALONE, Run, absent, checked, merged, metrics
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
@@ -31,7 +31,6 @@ from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.logged import prepare
 from reagent_lite.run.sources import logged_plan
 
-Rows = list[dict[str, Any]]
 # a config whose paths are relative: each node's own data at one path, the same on all of them
 SETTINGS: dict[str, Any] = {
     "training_data_path": "data", "model_output_path": "out", "use_gpu": False, "actions": ["a", "b"], "epochs": 3,
@@ -62,11 +61,10 @@ def started(
     folders: list[Path], work: Callable[..., Any] | str, tree: dict[str, Any], processes: list[int] | None = None
 ) -> list[Run]:
     """Runs a function, or a workflow by name, on the config in every process of every node."""
-    file = folders[0].parent / "config.json"
-    file.write_text(json.dumps(tree))
+    config = str(write_json(folders[0].parent / "config.json", tree))
     if isinstance(work, str):
-        return run_ranks(["-m", f"workflows.{work}", "--config", str(file)], folders, processes)
-    return call_on_ranks(work, [str(file)], folders, processes)
+        return run_ranks(["-m", f"workflows.{work}", "--config", config], folders, processes)
+    return call_on_ranks(work, [config], folders, processes)
 
 
 def together(
@@ -75,8 +73,7 @@ def together(
 ) -> tuple[list[Run], list[Path]]:  # fmt: skip
     """Trains on several nodes, compares with one process that has all rows; returns runs and folders of the nodes."""
     tree, folders = merged(tree, changes), nodes(folder, shards)
-    runs = started(folders, "dqn" if "actions" in tree else "parametric_dqn", tree, processes)
-    assert [run.code for run in runs] == [0] * len(runs), "\n".join(run.err for run in runs)
+    runs = [run.ok for run in started(folders, "dqn" if "actions" in tree else "parametric_dqn", tree, processes)]
     assert not any((other / "out/model").exists() for other in folders[1:])
     out = folders[0] / "out"
     same_weights(load_file(out / "model/weights.safetensors"), alone(monkeypatch, tree, folders, shards))
@@ -222,8 +219,7 @@ def test_three_rows_here_and_one_there_give_the_gradient_of_all_four(tmp_path: P
     )
     tree = merged(SETTINGS, {"norm_params": {"feature_overrides": {str(i): "DO_NOT_PREPROCESS" for i in range(3)}}})
     runs = started(folders, gradient, tree)
-    assert [run.code for run in runs] == [0, 0], runs
-    assert [run.outcome for run in runs] == [{"rows": rows, "gradient": pytest.approx(-8)} for rows in (3, 1)]
+    assert [run.ok.outcome for run in runs] == [{"rows": rows, "gradient": pytest.approx(-8)} for rows in (3, 1)]
 
 
 def test_shards_train_the_model_of_one_process_with_all_rows(cluster: Callable[..., Any]) -> None:
@@ -232,14 +228,17 @@ def test_shards_train_the_model_of_one_process_with_all_rows(cluster: Callable[.
     rows = [row for part in shards for row in part]
     runs, folders = cluster(shards, [2, 1], training={"minibatches_per_step": 2})
     assert (runs[0].outcome["rows"], runs[0].outcome["steps"]) == (3 * 85, 3 * 3)  # 85 rows, 32 a step
-    for words in ("shards: 60 + 25 rows on 2 nodes", "16 rows = 3 processes x 5.33333, 2 per step", "of 2 machines",
-                  "training data: data: 85 rows"):  # fmt: skip
-        assert words in runs[0].err
+    assert not absent(
+        runs[0].err,
+        "shards: 60 + 25 rows on 2 nodes",
+        "16 rows = 3 processes x 5.33333, 2 per step",
+        "of 2 machines",
+        "training data: data: 85 rows",
+    )
     scored = held_out(np.array([episode_code(name) for name in {row["mdp_id"] for row in rows}], np.uint64), 0.2).sum()
     out = folders[0] / "out"
     assert json.loads((out / "model/evaluation.json").read_text())["cpe"]["overlap"]["num_episodes"] == scored
-    figures = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    logged = [line["reward/logged/mean"] for line in figures if "reward/logged/mean" in line]
+    logged = [line["reward/logged/mean"] for line in metrics(out) if "reward/logged/mean" in line]
     assert logged[-1] == pytest.approx(np.mean([row["reward"] for row in rows]), abs=1e-6)
     copies = [next(folder.rglob(".reagent-lite/*/manifest.json")).parent for folder in folders]
     contents = "\n".join(content_of(open_training_copy(copy)) for copy in copies)
@@ -280,9 +279,8 @@ THIRD = (named(LONG[:1500], 0), [*named(LONG[:2000], 1), *named(LONG[:1000], 0)]
 def test_differences_end_every_process_alike(
     tmp_path: Path, shards: Sequence[Rows | None], changes: dict[str, Any], message: str
 ) -> None:
-    for run in started(nodes(tmp_path, shards), "dqn", merged(SETTINGS, changes)):
-        assert run.code == 2
-        assert message in run.err
+    runs = started(nodes(tmp_path, shards), "dqn", merged(SETTINGS, changes))
+    assert [(run.code, message in run.err) for run in runs] == [(2, True)] * 2, runs
 
 
 HELD_OUT: dict[str, Any] = merged(SETTINGS, {"evaluation": {"held_out_share": 0.3}})
@@ -294,10 +292,9 @@ def test_scored_episodes_are_fitted_nowhere(tmp_path: Path) -> None:
     """Both nodes have rows of the same 20 episodes, as where each machine logged its own part of them: 5 rows each."""
     rows = random_rows(200)
     runs = started(nodes(tmp_path, [rows[::2], rows[1::2]]), scored_episodes, HELD_OUT)
-    assert [run.code for run in runs] == [0, 0], runs
     assert 0 < len(CHOSEN) < 20
     expected = {
         "scored": sorted(CHOSEN), "of_all": sorted(CHOSEN), "scored_rows": 5 * len(CHOSEN),
         "fitted": sorted(set(EVERY) - set(CHOSEN)), "rows": 5 * (20 - len(CHOSEN)),
     }  # fmt: skip
-    assert [run.outcome for run in runs] == [expected] * 2
+    assert [run.ok.outcome for run in runs] == [expected] * 2

@@ -1,18 +1,18 @@
 """SIGTERM at any moment ends a run with 75, or it ends with 0; so does a terminal that closes, but for nohup."""
 
-import json
 import os
 import pty
 import select
 import signal
 import time
 from pathlib import Path
+from threading import Timer
 
 import psutil
 import pytest
 from oracles.interpreters import Interpreter, python_path
 from oracles.resuming import checkpoints, end, logged
-from oracles.runs import ALONE, ROOT
+from oracles.runs import ALONE, ROOT, with_config
 from oracles.waiting import wait_until
 
 from reagent_lite.config import DqnConfig, check
@@ -25,15 +25,14 @@ def ends(folder: Path, *, after: float) -> bool:
     """Trains with SIGTERM after so many seconds, if it takes that long; returns whether it came to its end."""
     config = check(DqnConfig, {**logged(folder), "epochs": 1, "model_output_path": str(folder / "out")})
 
-    before = signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
-    signal.setitimer(signal.ITIMER_REAL, after)
+    timer = Timer(after, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
     try:
         train(config, ALONE)
     except Preempted:
         return False
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        timer.cancel()
     return True
 
 
@@ -73,10 +72,9 @@ SLOW = "fail:rank=0,step=0,kind=slow,seconds=0.1"
 
 def start_on(folder: Path, program: str, *arguments: str, fault: str = SLOW, **keys: int) -> Interpreter:
     tree = {**logged(folder), "model_output_path": str(folder / "out"), "checkpoint": {}, **keys}
-    (folder / "config.json").write_text(json.dumps(tree))
     variables = {**os.environ, "PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"),
                  "OMP_NUM_THREADS": "1", "TERM": "xterm", "REAGENT_LITE_FAULT": fault}  # fmt: skip
-    return Interpreter(["-c", program, *arguments, "--config", str(folder / "config.json")], env=variables)
+    return Interpreter(["-c", program, *arguments, *with_config(folder, tree)], env=variables)
 
 
 def steps(folder: Path) -> int:

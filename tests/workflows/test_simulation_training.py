@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles import gridworld
 from oracles.resuming import Laboratory
-from oracles.runs import ALONE, Runner, checked, merged, trained
+from oracles.runs import ALONE, Runner, Tree, absent, checked, merged, metrics, trained
 from oracles.simulated import made
 
 from reagent_lite.config import DqnConfig, check
@@ -23,7 +23,6 @@ from reagent_lite.run.sources import open_source
 from reagent_lite.sim.rollout import RolloutSource
 from reagent_lite.training.capture import Captured, eager
 
-Tree = dict[str, Any]
 LOGGED: Tree = {
     "training_data_path": "log.jsonl",
     "actions": ["left", "right"],
@@ -45,16 +44,8 @@ def online(tmp_path: Path, env: str, **simulation: Any) -> Tree:
     }  # fmt: skip
 
 
-def metrics(tree: Tree) -> list[dict[str, float]]:
-    return [json.loads(line) for line in Path(tree["model_output_path"], "metrics.jsonl").read_text().splitlines()]
-
-
-def ratio(line: dict[str, float], name: str, other: str) -> float:
-    return line[f"rate/{name}_per_second"] / line[f"rate/{other}_per_second"]
-
-
-def tags(tree: Tree) -> set[str]:
-    return {name for line in metrics(tree) for name in line}
+def tags(folder: Path) -> set[str]:
+    return {name for line in metrics(folder) for name in line}
 
 
 def test_gridworld_online_learns_the_exact_values(tmp_path: Path) -> None:
@@ -73,14 +64,14 @@ def test_gridworld_online_learns_the_exact_values(tmp_path: Path) -> None:
 
 
 def test_outputs_of_a_simulated_run(tmp_path: Path) -> None:
-    tree = online(tmp_path, "cartpole_v0", time_limit=50, pictures=True)
-    outcome = trained(tree)
-    out = Path(tree["model_output_path"])
+    outcome = trained(online(tmp_path, "cartpole_v0", time_limit=50, pictures=True))
+    out = tmp_path / "out"
     # (8000 - 2000) / 16 rollouts, one update each on 128 rows
     assert (outcome.steps, outcome.rows) == (375, 375 * 128)
     assert outcome.scores["simulation/return/lower"] <= outcome.scores["simulation/return/mean"] <= 50
-    wanted = {"simulation/training_return/mean", "simulation/env_steps", "train/td_loss", "simulation/return/mean"}
-    assert wanted <= tags(tree)
+    assert not absent(
+        tags(out), "simulation/training_return/mean", "simulation/env_steps", "train/td_loss", "simulation/return/mean"
+    )
     assert json.loads((out / "model" / "evaluation.json").read_text())["simulation"]["episodes"] == 20
     assert (out / "rollout.gif").read_bytes()[:6] == b"GIF89a"
 
@@ -127,9 +118,10 @@ def test_processes_share_environments_and_episodes(run: Runner, tmp_path: Path) 
     alone = trained(tree)
     two = run("dqn", tree, "--set", "num_processes_per_node=2").ok
     assert two.outcome["rows"] == alone.rows
-    last = metrics(tree)[-2]
+    last = metrics(tmp_path / "out")[-2]
     assert last["simulation/env_steps"] == 1000 - (1000 - 304) % 16  # all ranks' together, as is every rate
-    assert (ratio(last, "rows", "updates"), ratio(last, "env_steps", "updates")) == pytest.approx((64, 16))
+    rates = [last[f"rate/{name}_per_second"] for name in ("updates", "rows", "env_steps")]
+    assert (rates[1] / rates[0], rates[2] / rates[0]) == pytest.approx((64, 16))
     # the same episodes of random actions, whoever plays them
     for tag in ("simulation/random_return/mean", "simulation/random_return/upper"):
         assert two.outcome["scores"][tag] == alone.scores[tag]
@@ -151,9 +143,8 @@ def beside_data(tmp_path: Path, share: float) -> Tree:
 
 
 def test_data_and_simulation_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tree = beside_data(tmp_path, 0.25)
-    assert {"simulation/return/mean", "td_loss/mean"} <= set(trained(tree).scores)
-    assert "simulation/env_steps" in tags(tree)
+    assert {"simulation/return/mean", "td_loss/mean"} <= set(trained(beside_data(tmp_path, 0.25)).scores)
+    assert "simulation/env_steps" in tags(tmp_path / "out")
     assert "32 of them simulated" in caplog.text
     evaluation = json.loads((tmp_path / "out" / "model" / "evaluation.json").read_text())
     assert set(evaluation) == {"scores", "cpe", "simulated", "simulation", "policy", "decision", "warnings"}
@@ -185,9 +176,8 @@ def test_a_simulation_that_is_all_or_nothing_beside_data(
     ],
 )
 def test_bad_simulations_end_with_a_sentence(tmp_path: Path, change: Tree, actions: tuple[str, ...], says: str) -> None:
-    tree = online(tmp_path, "cartpole_v1")
     with pytest.raises(ReagentLiteError, match=says) as error:
-        trained(merged(tree, {"simulation": change, **({"actions": actions} if actions else {})}))
+        trained(merged(online(tmp_path, "cartpole_v1"), {"simulation": change, "actions": actions or None}))
     assert error.value.exit_code == 2
     assert not (tmp_path / "out" / "model").exists()
 
@@ -217,8 +207,7 @@ def test_fast_mathematics_let_torch_use_tf32_on_a_gpu(
     monkeypatch.setattr(torch, "set_float32_matmul_precision", set_to.append)
     config = checked(online(tmp_path, "cartpole_v1", math=math, backend="cpu"), "dqn")
     open_simulation(config, Group(ProcessRanks(), torch.device(device)))
-    assert set_to[-1] == precision
-    assert ("use TF32" in caplog.text) is (precision == "high")
+    assert (set_to[-1], "use TF32" in caplog.text) == (precision, precision == "high")
 
 
 @pytest.mark.parametrize(
@@ -241,6 +230,5 @@ def test_what_is_replayed_as_a_graph(changes: Tree, world: int, updates: bool, r
     gpu = torch.device("cuda", 0)
     tree = merged({"model_output_path": "out", "simulation": {"env": "cartpole_v1"}}, changes)
     config, group = check(DqnConfig, tree), Group(ProcessRanks(0, world, 0, world), gpu)
-    assert (update_capture(config, group) is not eager) is updates
-    assert (rollout_capture(config, gpu) is Captured) is rollouts
+    assert (update_capture(config, group) is not eager, rollout_capture(config, gpu) is Captured) == (updates, rollouts)
     assert rollout_capture(config, torch.device("cpu")) is eager

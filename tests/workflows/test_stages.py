@@ -7,25 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles.events import event
+from oracles.events import event, make
 from oracles.logs import random_rows, write_lines
 from oracles.ranks import run_ranks
-from oracles.runs import ALONE, trained
+from oracles.runs import ALONE, Tree, absent, merged, trained, with_config
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.config.loader import check
 from reagent_lite.config.shard import ShardConfig
-from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.data.shards.machines import shard
-from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ConfigError
 from reagent_lite.report.run import DataSource, lineage_section
 from reagent_lite.run.logged import Data, prepare
-
-Tree = dict[str, Any]
 
 
 def events(episodes: int, seed: int = 0, **changes: Any) -> list[Tree]:
@@ -52,8 +48,7 @@ def prepared(tree: Tree) -> Data:
 
 
 def paired(source: Path, folder: Path) -> str:
-    section = {"inputTableName": str(source), "outputTableName": str(folder)}
-    return run_timeline(check(TimelineConfig, {"timeline": section, "query": {"actions": ["l", "r"]}})).train
+    return make(folder, source, {"query": {"actions": ["l", "r"]}}).train
 
 
 def same_weights(run: Path, other: Path) -> None:
@@ -78,9 +73,12 @@ def test_a_run_on_events_is_a_run_on_their_timeline(tmp_path: Path, caplog: pyte
     source = write_lines(tmp_path / "data/events.jsonl", events(40))
     tree = config(tmp_path, source, eval_data_path=str(write_lines(tmp_path / "data/judged.jsonl", events(10, 1))))
     trained(tree)
-    for words in ("200 rows in 40 episodes, 40 true ends", "50 rows in 10 episodes, 10 true ends",
-                  "normalization of state_features: written to"):  # fmt: skip
-        assert words in caplog.text
+    assert not absent(
+        caplog.text,
+        "200 rows in 40 episodes, 40 true ends",
+        "50 rows in 10 episodes, 10 true ends",
+        "normalization of state_features: written to",
+    )
     (tmp_path / "out").rename(tmp_path / "first")
 
     trained(tree)
@@ -101,8 +99,11 @@ def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, caplo
                 "another, 1 last of an episode with neither terminal nor truncated")  # fmt: skip
     for _ in range(2):
         data = prepared(config(tmp_path, tmp_path / "log"))
-        assert f"training data: {left_out}" in caplog.messages
-        assert f"training data: {tmp_path}/log: not read: 1 entry: events.tsv" in caplog.messages
+        assert not absent(
+            caplog.messages,
+            f"training data: {left_out}",
+            f"training data: {tmp_path}/log: not read: 1 entry: events.tsv",
+        )
         caplog.clear()
     source = DataSource(use="training", path="", rows=0, counts="", on_node=False, copy=data.train.copy)
     stage = next(table for table in lineage_section([source]).tables if table.title.startswith("Stage training"))
@@ -129,16 +130,17 @@ def test_gamma_that_a_timeline_writes_into_rewards_has_a_folder_of_its_own(tmp_p
 
 def test_one_file_for_the_timeline_and_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = write_lines(tmp_path / "events.jsonl", events(60))
-    tree = config(tmp_path, source, timeline={
-        "inputTableName": str(source), "outputTableName": str(tmp_path / "train"),
-        "evalTableName": str(tmp_path / "eval"), "eval_percent": 30.0, "steps": 2,
-    })  # fmt: skip
-    del tree["training_data_path"]
-    trained(tree)
+    timeline = {"inputTableName": str(source), "outputTableName": str(tmp_path / "train"),
+                "evalTableName": str(tmp_path / "eval"), "eval_percent": 30.0, "steps": 2}  # fmt: skip
+    trained(merged(config(tmp_path, source), {"training_data_path": None, "timeline": timeline}))
     report = json.loads((tmp_path / "train/manifest.json").read_text())["report"]
     assert report["train_rows"] + report["eval_rows"] == 300
-    for words in (f"eval data: {tmp_path}/eval: ", f" {report['eval_rows']} rows, ", "rows that span several steps"):
-        assert words in caplog.text
+    assert not absent(
+        caplog.text,
+        f"eval data: {tmp_path}/eval: ",
+        f" {report['eval_rows']} rows, ",
+        "rows that span several steps",
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,9 +157,8 @@ def test_one_file_for_the_timeline_and_the_training(tmp_path: Path, caplog: pyte
     ],
 )  # fmt: skip
 def test_keys_that_contradict_each_other_or_the_data(tmp_path: Path, changes: Tree, message: str) -> None:
-    source = write_lines(tmp_path / "transitions.jsonl", random_rows(20))
     with pytest.raises(ConfigError, match=message):
-        prepared(config(tmp_path, source, **changes))
+        prepared(config(tmp_path, write_lines(tmp_path / "transitions.jsonl", random_rows(20)), **changes))
 
 
 @pytest.mark.parametrize("there", [pytest.param("nothing", marks=pytest.mark.slow), "other_events"])
@@ -169,10 +170,9 @@ def test_two_machines_share_the_events_of_the_first(tmp_path: Path, there: str) 
         write_lines(folders[1] / "events.jsonl", events(3, seed=5))
     tree = config(tmp_path, Path("events.jsonl"))
     tree["data"] |= {"shards_path": str(tmp_path / "share/shards"), "training_copy_dir": "copies"}
-    (tmp_path / "cluster.json").write_text(json.dumps(tree))
+    command = ["-m", "workflows.dqn", *with_config(tmp_path, tree)]
     for attempt in range(2):
-        runs = run_ranks(["-m", "workflows.dqn", "--config", str(tmp_path / "cluster.json")], folders)
-        assert [run.code for run in runs] == [0, 0], "\n".join(run.err for run in runs)
+        runs = [run.ok for run in run_ranks(command, folders)]
         first, second = re.search(r"training rows of each machine: (\d+), (\d+)", runs[0].err).groups()
         assert int(first) + int(second) == 200
         assert f"shards: {first} + {second} rows on 2 nodes" in runs[0].err

@@ -1,6 +1,5 @@
 """Timelines of this machine's engine: pairs, ends, spans of several rows, what is left out, what is refused."""
 
-import json
 import os
 import signal
 from collections import Counter
@@ -15,7 +14,8 @@ import pytest
 from oracles.disks import small_disk
 from oracles.event_files import write_events
 from oracles.events import BROKEN, broken_events, event, make, read, report
-from oracles.logs import write_lines
+from oracles.logs import Row, write_lines
+from oracles.runs import absent, with_config
 
 from reagent_lite.cli import main_alone
 from reagent_lite.data import buckets
@@ -26,7 +26,6 @@ from reagent_lite.data.writing.part_files import PartFiles
 from reagent_lite.errors import ConfigError, DataError, NoRowsError
 from workflows.timeline import COMMAND, timeline
 
-Row = dict[str, Any]
 # states 0, 1, 4, 5 with rewards of the same size, in steps of 1, 3 and 1
 FOUR = [event("a", number, number, number) for number in (0, 1, 4, 5)]
 DATED = [event("a", n, n, ds=f"2026-01-0{n + 1}", where=f"p{n}") for n in range(5)]
@@ -100,8 +99,7 @@ def test_episodes_are_whole_apart_and_none_is_lost(tmp_path: Path, sample: int, 
     assert 0.1 < len(held_out) / len(train | held_out) < 0.4  # 0.25 expected, sd 0.04 of 120
     assert (outcome.train_rows, outcome.eval_rows) == (3 * len(train), 3 * len(held_out))
     files = [set(pq.read_table(file)["mdp_id"].to_pylist()) for file in (tmp_path / "train").glob("*.parquet")]
-    assert len(files) == 3
-    assert sum(map(len, files)) == len(train)  # no episode in two files
+    assert (len(files), sum(map(len, files))) == (3, len(train))  # no episode in two files
     assert min(map(len, files)) > len(train) / 6
 
 
@@ -131,6 +129,7 @@ def test_own_rewards_in_csv_are_numbers(tmp_path: Path) -> None:
         make(tmp_path, source, **section)
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     ("rows", "top", "section", "error", "message"),
     [
@@ -160,9 +159,8 @@ def test_own_rewards_in_csv_are_numbers(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_made_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[Row], top: Row, section: Row, error: Any, message: str
+    tmp_path: Path, rows: list[Row], top: Row, section: Row, error: Any, message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     log = write_lines(Path("in/log.jsonl"), FOUR).read_text()
     Path("link").symlink_to("in")
     with pytest.raises(error, match=message):
@@ -176,14 +174,14 @@ def test_the_log_says_what_was_paired_and_what_is_odd(tmp_path: Path, caplog: py
     rows = [event("a", 7 * n, n, terminal=n == 3) for n in range(20)] + [event("a", 134, 0.0), event("a", 7, 1.0)]
     make(tmp_path, rows, addTerminalStateRow=True)
     make(tmp_path / "four", FOUR)
-    for words in (
+    assert not absent(
+        caplog.text,
         "4 rows in 1 episode, 0 true ends, 0 cut by a limit, 1 gap",
         "21 rows in 1 episode, 1 true end, 0 cut by a limit, gaps not counted",
         "1 last row has neither terminal nor truncated: addTerminalStateRow",
         "1 row follows an end inside an mdp_id",
         f"1 row has the mdp_id and sequence_number of another; the first of each is kept. Left out: {tmp_path}/events",
-    ):
-        assert words in caplog.text
+    )
 
 
 def test_broken_rows_are_named_or_their_episodes_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -327,9 +325,7 @@ def test_a_signal_leaves_nothing(
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
     monkeypatch.setattr(LocalEngine, "write", interrupted)
     source = write_lines(tmp_path / "in/events.jsonl", FOUR)
-    config = tmp_path / "in/config.json"
     section = {"inputTableName": str(source), "outputTableName": str(tmp_path / "train")}
-    config.write_text(json.dumps({"timeline": section}))
-    assert main_alone(COMMAND, timeline, ["--config", str(config)]) == 75
+    assert main_alone(COMMAND, timeline, with_config(tmp_path / "in", {"timeline": section})) == 75
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     assert f"{number}: no incomplete output is left" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from unittest.mock import MagicMock, Mock, patch
 
 import pytest
 from oracles.ranks import call_on_ranks
-from oracles.runs import ALONE, checked, merged
+from oracles.runs import ALONE, Tree, checked, merged
 from oracles.waiting import wait_until
 from requests import PreparedRequest, Response
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -30,7 +30,6 @@ from reagent_lite.training.metrics import Conclusion, MetricsWriter, Sink
 
 # SQLAlchemy deprecates what MLflow's tables are declared with
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-Tree = dict[str, Any]
 
 
 @pytest.fixture
@@ -52,8 +51,10 @@ def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
 
 def in_mlflow(folder: Path) -> dict[tuple[str, int], float]:
     """Returns the last value by tag and step."""
-    query = "select key, step, value from metrics order by timestamp"
-    return {(key, step): value for key, step, value in rows(folder, query)}
+    return {
+        (key, step): value
+        for key, step, value in rows(folder, "select key, step, value from metrics order by timestamp")
+    }
 
 
 @pytest.fixture
@@ -90,8 +91,12 @@ def test_trackers_have_the_figures_of_tensorboard_the_decision_and_the_model(
     logged = {(tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
     assert {step for tag, step in logged if tag == "train/td_loss"} == {3, 6, 7, 9, 12, 14, 15, 18, 21}
     assert ("CPE/Reward/MAGIC", 21) in logged
-    calls = [call for run in in_wandb for call in run.log.call_args_list]
-    figures = {(name, call.kwargs["step"]): value for call in calls for name, value in call.args[0].items()}
+    figures = {
+        (name, call.kwargs["step"]): value
+        for run in in_wandb
+        for call in run.log.call_args_list
+        for name, value in call.args[0].items()
+    }
     assert figures == pytest.approx(logged, rel=1e-6)  # event files hold float32
     timed = {key: value for key, value in first.items() if key[0].startswith(("rate/", "time/"))}
     assert in_mlflow(tmp_path) == pytest.approx({**logged, **timed}, rel=1e-6)  # all else is the same again
@@ -151,8 +156,7 @@ def test_what_cannot_start_is_refused_and_changes_nothing(
     monkeypatch.setitem(tracking._START, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(ConfigError, match=message) as caught:
         train(checked({**tracked, "tracking": section}), ALONE)
-    assert [problem.where for problem in caught.value.problems] == [where]
-    assert "hidden" not in str(caught.value)
+    assert ([problem.where for problem in caught.value.problems], "hidden" in str(caught.value)) == ([where], False)
     assert not (tmp_path / "out").exists()
     assert not tracking._START.keys() & os.environ.keys()
 
@@ -171,8 +175,7 @@ def test_a_server_that_goes_away_is_one_warning_and_its_password_is_never_shown(
     def answer(_: object, request: PreparedRequest, **rest: Any) -> Response:
         users.append(request.headers["Authorization"])
         info = {"run_id": "7", "experiment_id": "1", "status": "RUNNING", "lifecycle_stage": "active"}
-        experiment = {"experiment_id": "1", "name": "Default"}
-        answer = {"experiment": experiment, "run": {"info": info, "data": {}}}
+        answer = {"experiment": {"experiment_id": "1", "name": "Default"}, "run": {"info": info, "data": {}}}
         return Mock(spec=Response, status_code=200, text=json.dumps(answer), headers={})
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:hidden@127.0.0.1:9")
@@ -214,14 +217,11 @@ def test_a_run_that_is_stopped_while_a_tracker_ends_publishes_again(
     """A signal while the run is marked as ended comes too late: with code 75 the same command would train anew."""
     finish = CheckpointFolder.finish
 
-    def stop(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
     def late(*arguments: Any) -> None:
         finish(*arguments)
-        stop()
+        signal.raise_signal(signal.SIGTERM)
 
-    slow = MagicMock(spec=Sink, **{"__exit__.side_effect": stop})
+    slow = MagicMock(spec=Sink, **{"__exit__.side_effect": lambda *_: signal.raise_signal(signal.SIGTERM)})
     again = pytest.raises(Preempted, match="run the same command again to continue")
     with patch("reagent_lite.run.train.trackers", return_value=[slow]), again:
         train(checked(small), ALONE)
