@@ -39,6 +39,11 @@ _TABLES = (
     "CREATE TABLE rewards (decision INTEGER PRIMARY KEY REFERENCES decisions ON DELETE CASCADE, event BLOB NOT NULL, "
     "file TEXT)",
 )
+# The sequence numbers that clients sent, unique in their episodes; a database of an earlier version gets them as well.
+_NUMBERS = (
+    "ALTER TABLE decisions ADD COLUMN number INTEGER",
+    "CREATE UNIQUE INDEX numbers ON decisions (episode, number)",
+)
 # Id and time in microseconds of the newest decision; after its deletion, table `log` has them.
 _LAST = """
     SELECT max(decided, ifnull(id, 0)), max(latest, ifnull(at, 0))
@@ -67,6 +72,10 @@ _KINDS: tuple[ChoiceKind, ...] = ("named actions", "candidates", "items")
 Joined = Literal["joined", "again", "unknown"]
 """Outcome of a reward. joined: the reward was added to its decision; again: the decision has a reward already, or was
 written; unknown: there is no such decision."""
+
+
+class RepeatedError(Exception):
+    """A decision of the database has the same mdp_id and sequence_number."""
 
 
 class DecisionLog:
@@ -102,6 +111,10 @@ class DecisionLog:
                 self._db.execute(f"PRAGMA {setting}")
             if not self._all("SELECT name FROM sqlite_master"):
                 self._create(choices)
+            if not self._all("SELECT 1 FROM sqlite_master WHERE name = 'numbers'"):
+                with self._transaction():
+                    for statement in _NUMBERS:
+                        self._db.execute(statement)
             ((self._name, kind),) = self._all("SELECT name, candidates FROM log")
             ((_, latest),) = self._all(_LAST)
         self.choices = _KINDS[kind]
@@ -135,18 +148,27 @@ class DecisionLog:
 
         Raises:
             OSError: the decisions could not be written; the log has none of them.
+            RepeatedError: an episode would have a sequence number twice; the log has none of the decisions.
         """
-        rows = [(event["mdp_id"], to_json(event)) for event in events]
+        rows = [(event["mdp_id"], to_json(event), event["sequence_number"]) for event in events]
         if not rows:
             return []
-        with self._transaction():
-            ((last, latest),) = self._all(_LAST)
-            start = max(self._microseconds(), latest + 1)
-            self._db.executemany(
-                "INSERT INTO decisions VALUES (?, ?, ?, ?)",
-                [(last + 1 + offset, start + offset, *row) for offset, row in enumerate(rows)],
-            )
+        try:
+            with self._transaction():
+                ((last, latest),) = self._all(_LAST)
+                start = max(self._microseconds(), latest + 1)
+                self._db.executemany(
+                    "INSERT INTO decisions VALUES (?, ?, ?, ?, ?)",
+                    [(last + 1 + offset, start + offset, *row) for offset, row in enumerate(rows)],
+                )
+        except sqlite3.IntegrityError as error:
+            raise RepeatedError from error
         return [f"{self._name}-{last + 1 + offset}" for offset in range(len(rows))]
+
+    def decided(self, mdp_id: str | None, sequence_number: int | None) -> tuple[str, dict[str, Any]] | None:
+        """Returns the id and the event of a decision that is in no Parquet file yet; None if there is none."""
+        rows = self._all("SELECT id, event FROM decisions WHERE episode = ? AND number = ?", mdp_id, sequence_number)
+        return (f"{self._name}-{rows[0][0]}", json.loads(rows[0][1])) if rows else None
 
     def join(self, decision_id: str, given: dict[str, Any]) -> Joined:
         """Commits the reward of a decision, with `terminal` and `metrics` if given.

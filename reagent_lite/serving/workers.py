@@ -31,7 +31,7 @@ from reagent_lite.export.bundle import ChoiceKind
 from reagent_lite.files import alone_in, require_writable, scratch_folder
 from reagent_lite.serving.app import create_app
 from reagent_lite.serving.decision_log import DecisionLog, open_log, require_usable
-from reagent_lite.serving.served_model import ServedModel
+from reagent_lite.serving.served_model import Interface, ServedModel
 
 _POLL_SECONDS = 0.5
 _RESTART_SECONDS = 1.0
@@ -47,12 +47,14 @@ class _Server:
         config: the server's config.
         listening: the socket on which all workers accept connections.
         folder: folder of the workers' figures.
+        interface: interface of the server's model, which every worker's model must have.
         choices, epoch, failure: arguments of each worker's `DecisionLog`.
     """
 
     config: ServeConfig
     listening: socket.socket
     folder: Path
+    interface: Interface
     choices: ChoiceKind
     epoch: int
     failure: Any
@@ -83,6 +85,7 @@ def serve(config: ServeConfig) -> int:
             config=config,
             listening=listening,
             folder=shared,
+            interface=model.interface,
             choices=log.choices,
             epoch=log.epoch,
             failure=log.shared_failure,
@@ -177,7 +180,7 @@ def _end_with_parent() -> None:
 
 def _answer(server: _Server, number: int, ready: Any) -> int:
     config = server.config
-    model = ServedModel(config.model, config.items, server.choices)
+    model = ServedModel(config.model, config.items, server.interface)
     log = DecisionLog(config, choices=server.choices, epoch=server.epoch, failure=server.failure)
     with closing(log):
         settings = uvicorn.Config(

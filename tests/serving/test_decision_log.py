@@ -24,7 +24,7 @@ from reagent_lite.data.writing.decisions import write_decisions
 from reagent_lite.errors import BundleError, ConfigError, ReagentLiteError
 from reagent_lite.mounts import Mount
 from reagent_lite.serving import decision_log
-from reagent_lite.serving.decision_log import DecisionLog, open_log
+from reagent_lite.serving.decision_log import DecisionLog, RepeatedError, open_log
 from reagent_lite.serving.served_model import ServedModel
 
 ROW = {"state_features": {"3": 1.0, "age": None}, "mdp_id": "7"}
@@ -225,6 +225,19 @@ def test_any_worker_takes_a_reward_once(tmp_path: Path) -> None:
     assert {row["decision_id"] for row in rows_of(tmp_path)} == {*ids}
 
 
+def test_a_database_of_an_earlier_version_refuses_repeated_decisions_as_well(tmp_path: Path) -> None:
+    config, event = ServeConfig(model="m", log=str(tmp_path)), EVENT | {"mdp_id": "7", "sequence_number": 3}
+    with open_log(config, choices="named actions") as log:
+        log.append([event])
+        for statement in ("DROP INDEX numbers", "ALTER TABLE decisions DROP COLUMN number"):
+            log._db.execute(statement)
+    with open_log(config, choices="named actions") as log:
+        ids = log.append([event])
+        with pytest.raises(RepeatedError):
+            log.append([EVENT, event])
+        assert (log.waiting, log.decided("7", 3)) == (2, (ids[0], event))
+
+
 def test_folders_that_cannot_hold_the_log_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def require_refused(config: ServeConfig, text: str) -> None:
         with pytest.raises(ReagentLiteError, match=re.escape(text)), open_log(config, choices="named actions"):
@@ -299,8 +312,38 @@ def test_one_log_has_one_kind_of_actions_also_after_a_restart(candidates: Path, 
                 pass
         with open_log(config, choices=kind):
             shutil.rmtree(tmp_path / "log" / ".decisions")
-    with pytest.raises(BundleError, match=f"among {kind}, as the log"):
-        ServedModel(str(candidates), choices=kind)
+    with pytest.raises(BundleError, match=f"choices: .* {kind} missing, candidates new"):
+        ServedModel(str(candidates), interface={"choices": (kind,)})
+
+
+@pytest.mark.parametrize(
+    ("names", "ids", "got"),
+    [
+        (("mail", "wait", "fax"), IDS, "actions: .* got call missing, fax new"),
+        (("call", "mail", "wait"), IDS, "actions: .* got another order"),
+        (NAMES, (3, 4), "state features: .* got age missing, 4 new"),
+    ],
+)
+def test_a_new_model_whose_clients_send_or_get_other_names_waits_for_a_start(
+    names: Any, ids: Any, got: str, named: Path, worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = worker.model.version
+    linear_bundle(named, np.ones((3, 2)), names, ids)
+    asyncio.run(worker.model.poll())
+    assert (worker.model.version, worker.model.refused) == (before, 1)
+    assert re.search(got, caplog.text)
+    assert ServedModel(str(named)).version != before
+
+
+def test_a_new_model_takes_the_columns_that_clients_may_send(named: Path, worker: Worker) -> None:
+    worker.model.interface["data.columns"] = ("session for mdp_id",)
+    linear_bundle(named, np.ones((3, 2)), NAMES, IDS[::-1])
+    asyncio.run(worker.model.poll())
+    assert (worker.model.swapped, worker.model.refused) == (0, 1)
+    worker.model.interface["data.columns"] = ()
+    linear_bundle(named, np.zeros((3, 2)), NAMES, IDS[::-1])
+    asyncio.run(worker.model.poll())
+    assert (worker.model.swapped, worker.model.refused) == (1, 1)
 
 
 @pytest.fixture

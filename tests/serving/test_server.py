@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import httpx
 import numpy as np
@@ -80,6 +82,8 @@ def test_what_was_answered_is_in_the_log_after_a_kill(named: Path, tmp_path: Pat
     log = tmp_path / "log"
     with serving(named, log, "workers=2") as server:
         ids = [server.decide() for _ in range(20)]
+        with pytest.raises(HTTPError, match="413"):  # and no broken pipe
+            urlopen(f"{server.url}/decide", b" " * 20_000_000)
         # by connections of their own, which the other worker takes as well
         assert [server.reward(decision) for decision in ids[:10]] == [204] * 10
         assert "reagent_decisions_total" in httpx.get(server.url + "/metrics").text
