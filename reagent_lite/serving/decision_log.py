@@ -204,12 +204,14 @@ class DecisionLog:
         self._rotated = time.monotonic()
         with self._errors(raising=False):
             self._expire()
+            is_full = True
             while True:
                 for (file,) in self._all("SELECT DISTINCT file FROM rewards WHERE file IS NOT NULL ORDER BY file"):
                     self._hand_over(file)
+                if not is_full:
+                    break  # under load, further decisions are always complete by now; they are for the next rotation
                 ready = self._all(_READY, _FILE_ROWS)
-                if not ready:
-                    break
+                is_full = len(ready) == _FILE_ROWS
                 moment = datetime.fromtimestamp(self._microseconds() / 1e6, UTC)
                 file = f"{moment:{_TIME}}-{self._name}.parquet"
                 for batch in _batches([(file, *row) for row in ready]):

@@ -88,6 +88,18 @@ def test_the_oldest_do_not_wait_when_too_many_do(named: Path, opened: Open) -> N
     assert worker.client.post("/reward", json={"decision_id": ids[2], "reward": 1.0}).status_code == 409
 
 
+def test_a_rotation_ends_while_rewards_go_on(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [decided(worker, mdp_id=f"{n}") for n in range(5)]
+
+    def reward_next(*_: Any) -> None:
+        worker.post("/reward", decision_id=ids.pop(), reward=1.0)
+
+    reward_next()
+    monkeypatch.setattr(decision_log, "write_decisions", reward_next)
+    worker.log.rotate()
+    assert (len(ids), worker.log.written, worker.log.waiting) == (3, 1, 4)
+
+
 def test_a_server_that_ends_at_any_step_of_a_file_writes_each_decision_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
