@@ -53,6 +53,9 @@ def test_decisions_and_the_log_name_items_and_the_log_trains(items: Path, opened
     assert pq.read_table(worker.folder, columns=["action"])["action"].to_pylist() == actions
     copy = prepare_training_copy(str(worker.folder), actions=None, directory=str(tmp_path / "copy"), items=ITEMS)
     assert copy.action.tolist() == [index for index, _ in expected]
+    dearer = ItemTable(ids=ITEMS.ids, feature_ids=ITEMS.feature_ids, values=2 * ITEMS.values)
+    other = prepare_training_copy(str(worker.folder), actions=None, directory=str(tmp_path / "other"), items=dearer)
+    assert [note[:6] for note in other.notes if note not in copy.notes] == ["2 rows"]
     assert copy.candidates[: copy.list_offsets[1]].tolist() == ITEMS.values[[0, 2]].tolist()
 
 
