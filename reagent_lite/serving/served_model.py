@@ -68,6 +68,13 @@ class ServedModel:
             return
         self.swapped += 1
         machine_logger.info(f"{self} in the place of {before}")
+        self.warn_if_greedy()
+
+    def warn_if_greedy(self) -> None:
+        """Warns of a model whose log cannot evaluate another policy."""
+        if self.bundle.policy.get("epsilon") == 0:
+            todo = "Export one with rl.softmax_policy 1, or an rl.epsilon above 0"
+            machine_logger.warning(f"{self} is greedy: the log is not enough to evaluate another policy. {todo}")
 
     def __str__(self) -> str:
         return " with ".join(f"{name} {version[:12]}" for name, version in self.versions.items())

@@ -23,6 +23,7 @@ from reagent_lite.config.serve import ServeConfig
 from reagent_lite.data.writing.decisions import write_decisions
 from reagent_lite.errors import BundleError, ConfigError, ReagentLiteError
 from reagent_lite.mounts import Mount
+from reagent_lite.rl.policies import EpsilonGreedy
 from reagent_lite.serving import decision_log
 from reagent_lite.serving.decision_log import DecisionLog, RepeatedError, open_log
 from reagent_lite.serving.served_model import ServedModel
@@ -347,15 +348,18 @@ def test_a_new_model_whose_clients_send_or_get_other_names_waits_for_a_start(
     assert ServedModel(str(named)).version != before
 
 
-def test_a_new_model_takes_the_columns_that_clients_may_send(named: Path, worker: Worker) -> None:
+def test_a_new_model_takes_the_columns_that_clients_may_send(
+    named: Path, worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
     worker.model.interface["data.columns"] = ("session for mdp_id",)
     linear_bundle(named, np.ones((3, 2)), NAMES, IDS[::-1])
     asyncio.run(worker.model.poll())
     assert (worker.model.swapped, worker.model.refused) == (0, 1)
     worker.model.interface["data.columns"] = ()
-    linear_bundle(named, np.zeros((3, 2)), NAMES, IDS[::-1])
+    linear_bundle(named, np.zeros((3, 2)), NAMES, IDS[::-1], policy=EpsilonGreedy(0))
     asyncio.run(worker.model.poll())
     assert (worker.model.swapped, worker.model.refused) == (1, 1)
+    assert "is greedy" in caplog.text
 
 
 @pytest.fixture
