@@ -40,7 +40,7 @@ class ServedModel:
         self._folder = Path(folder).expanduser()
         self._items = items
         self.interface: Interface = interface or {}
-        self._loaded_identity = self._identity()
+        self._loaded_identity = self._identity_before = self._identity()
         self.swapped = self.refused = 0
         self._serve(self._load_first())
 
@@ -51,9 +51,14 @@ class ServedModel:
         return {"model": self.version, **items}
 
     async def poll(self) -> None:
-        """Loads a new model from the folder; a model that fails its check is refused with a warning."""
+        """Loads a new model or item table whose files are as at the poll before, since part of a table is a table too.
+
+        A model that fails its check is refused with a warning.
+        """
         identity = self._identity()
-        if identity == self._loaded_identity:
+        is_changing = identity != self._identity_before
+        self._identity_before = identity
+        if is_changing or identity == self._loaded_identity:
             return
         self._loaded_identity = identity
         try:

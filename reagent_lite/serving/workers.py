@@ -106,8 +106,8 @@ def _listening(config: ServeConfig) -> socket.socket:
     except OSError as error:
         where = f"{config.host}:{config.port}"
         got = error.strerror or str(error)
-        todo = "Choose another port, or end the server that uses it"
-        raise ConfigError(Problem("port", f"a free port at {where}", got, todo)) from error
+        todo = "Choose another host or port, or end the server that uses them"
+        raise ConfigError(Problem("port", f"a free port of this machine at {where}", got, todo)) from error
 
 
 def _supervise(server: _Server, log: DecisionLog) -> int:

@@ -1,6 +1,5 @@
 """The log: rows by hand, the order of an episode, what a killed server leaves, full disks, new models, and training."""
 
-import asyncio
 import errno
 import os
 import re
@@ -286,14 +285,14 @@ def test_a_new_model_takes_over_when_it_is_whole_and_a_damaged_one_or_one_of_ano
     new = linear_bundle(tmp_path / "new", np.array([[0.0, 0], [1, 0], [0, 0]]), NAMES, IDS)
     for file in sorted(new.iterdir(), key=lambda path: path.name != "manifest.json"):
         shutil.copy(file, named)
-        asyncio.run(worker.model.poll())
+        worker.poll()
     after, refused = worker.model.version, worker.model.refused
     assert (after != before, worker.model.swapped, refused >= 1) == (True, 1, True)
     damaged = linear_bundle(tmp_path / "damaged", np.eye(3)[:, :2], NAMES, IDS)
     (damaged / "model.onnx").write_bytes(b"?")
     for folder in (damaged, bilinear_bundle(tmp_path / "of candidates", np.eye(2), IDS, (7, 8))):
         shutil.copytree(folder, named, dirs_exist_ok=True)
-        asyncio.run(worker.model.poll())
+        worker.poll()
         assert answered() == (after, "call")
     assert (worker.model.swapped, worker.model.refused >= refused + 2) == (1, True)
 
@@ -342,7 +341,7 @@ def test_a_new_model_whose_clients_send_or_get_other_names_waits_for_a_start(
 ) -> None:
     before = worker.model.version
     linear_bundle(named, np.ones((3, 2)), names, ids)
-    asyncio.run(worker.model.poll())
+    worker.poll()
     assert (worker.model.version, worker.model.refused) == (before, 1)
     assert re.search(got, caplog.text)
     assert ServedModel(str(named)).version != before
@@ -353,11 +352,11 @@ def test_a_new_model_takes_the_columns_that_clients_may_send(
 ) -> None:
     worker.model.interface["data.columns"] = ("session for mdp_id",)
     linear_bundle(named, np.ones((3, 2)), NAMES, IDS[::-1])
-    asyncio.run(worker.model.poll())
+    worker.poll()
     assert (worker.model.swapped, worker.model.refused) == (0, 1)
     worker.model.interface["data.columns"] = ()
     linear_bundle(named, np.zeros((3, 2)), NAMES, IDS[::-1], policy=EpsilonGreedy(0))
-    asyncio.run(worker.model.poll())
+    worker.poll()
     assert (worker.model.swapped, worker.model.refused) == (1, 1)
     assert "is greedy" in caplog.text
 
