@@ -36,6 +36,7 @@ from reagent_lite.serving.served_model import Interface, ServedModel
 _POLL_SECONDS = 0.5
 _RESTART_SECONDS = 1.0
 _GRACE_SECONDS = 5  # for requests in progress
+_IDLE_SECONDS = 75  # longer than proxies keep connections (60): one that is closed as it is reused drops a request
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -189,6 +190,7 @@ def _answer(server: _Server, number: int, ready: Any) -> int:
             log_config=None,
             access_log=False,
             proxy_headers=False,
+            timeout_keep_alive=_IDLE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
         ready.set()
