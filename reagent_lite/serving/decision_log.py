@@ -61,6 +61,7 @@ _READY = """
 _TIME = "%Y%m%dT%H%M%S%f"
 _FILES = f"{'[0-9]' * 8}T{'[0-9]' * 12}-*.parquet"
 _FILE_ROWS = 100_000  # largest number of decisions in a file; they are in memory while it is written
+_FILE_BYTES = 32_000_000  # largest part of the database for a file; as Python's objects it is ten times as large
 _BATCH_ROWS = 500  # changes in one transaction while files are written; new decisions wait for its end
 _ROOM = 500_000  # bytes that must be free after a full disk before the log counts as healthy again
 _WAL_BYTES = 32_000_000  # size at which the write-ahead log is truncated
@@ -210,8 +211,9 @@ class DecisionLog:
                     self._hand_over(file)
                 if not is_full:
                     break  # under load, further decisions are always complete by now; they are for the next rotation
-                ready = self._all(_READY, _FILE_ROWS)
-                is_full = len(ready) == _FILE_ROWS
+                most = min(_FILE_ROWS, 1 + _FILE_BYTES * self.waiting // self._bytes())
+                ready = self._all(_READY, most)
+                is_full = len(ready) == most
                 moment = datetime.fromtimestamp(self._microseconds() / 1e6, UTC)
                 file = f"{moment:{_TIME}}-{self._name}.parquet"
                 for batch in _batches([(file, *row) for row in ready]):

@@ -100,6 +100,13 @@ def test_a_rotation_ends_while_rewards_go_on(worker: Worker, monkeypatch: pytest
     assert (len(ids), worker.log.written, worker.log.waiting) == (3, 1, 4)
 
 
+def test_long_lists_are_written_a_part_at_a_time(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        worker.post("/reward", decision_id=decided(worker, mdp_id=f"{number}"), reward=1.0)
+    monkeypatch.setattr(decision_log, "_FILE_BYTES", 1)
+    assert (len(rotated(worker)), len([*worker.folder.glob("*.parquet")])) == (3, 3)
+
+
 def test_a_server_that_ends_at_any_step_of_a_file_writes_each_decision_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
