@@ -66,6 +66,8 @@ COLUMNS = {
 }
 """Every column that a log may have; columns that training does not read are added to transitions by a timeline."""
 
+SERVED_COLUMNS = ("decision_id", "model", "items")
+"""Further columns of the log of workflows.serve."""
 TRAINING_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.training)
 TRANSITION_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.needed == "rows")
 EVENT_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.needed in ("events", "rows"))

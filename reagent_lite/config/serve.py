@@ -12,7 +12,8 @@ class ServeConfig(Section):
     """`python -m workflows.serve`: serves a model's decisions over HTTP, and logs them to train the next model."""
 
     model: str = ""
-    """Folder of an exported model; a model that replaces it is served as soon as it is loaded."""
+    """Folder of an exported model; a model that replaces it, with the same actions and features, is served as soon as
+    it is loaded."""
     items: NewerItems = None
     log: LocalPath = ""
     """Folder of the log: Parquet files that training reads. Only one server at a time may use it."""

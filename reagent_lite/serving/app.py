@@ -40,7 +40,7 @@ from reagent_lite.serving.deciding import MOST_CHOICES, Decider
 from reagent_lite.serving.decision_log import DecisionLog
 from reagent_lite.serving.figures import ServerFigures
 from reagent_lite.serving.limits import Limits
-from reagent_lite.serving.refusals import ERRORS, OF_REWARD, RefusedError, StrictRoute, refused
+from reagent_lite.serving.refusals import ERRORS, OF_DECISION, OF_REWARD, RefusedError, StrictRoute, refused
 from reagent_lite.serving.served_model import ServedModel
 
 of_any_model = APIRouter(route_class=StrictRoute)
@@ -74,19 +74,19 @@ class Worker:
     decider: Decider
 
 
-@of_named_actions.post("/decide", response_model=Decisions, responses=ERRORS, summary=_DECIDE)
+@of_named_actions.post("/decide", response_model=Decisions, responses=ERRORS | OF_DECISION, summary=_DECIDE)
 async def decide_named(body: NamedRows, request: Request) -> Response:
     """Chooses among the model's actions."""
     return Response(await _worker(request).decider.decide(body.rows), media_type="application/json")
 
 
-@of_candidates.post("/decide", response_model=Decisions, responses=ERRORS, summary=_DECIDE)
+@of_candidates.post("/decide", response_model=Decisions, responses=ERRORS | OF_DECISION, summary=_DECIDE)
 async def decide_listed(body: CandidateRows, request: Request) -> Response:
     """Chooses among the candidates of each row."""
     return Response(await _worker(request).decider.decide(body.rows), media_type="application/json")
 
 
-@of_items.post("/decide", response_model=Decisions, responses=ERRORS, summary=_DECIDE)
+@of_items.post("/decide", response_model=Decisions, responses=ERRORS | OF_DECISION, summary=_DECIDE)
 async def decide_items(body: ItemRows, request: Request) -> Response:
     """Chooses among the items of each row."""
     return Response(await _worker(request).decider.decide(body.rows), media_type="application/json")

@@ -5,7 +5,8 @@ request ─► rows: state, choices ─┴─► next turn of the event loop: pr
 """
 
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.errors import Problem
 from reagent_lite.export.bundle import Bundle, parts
 from reagent_lite.serving.bodies import CandidateRow, ItemRow, NamedRow
-from reagent_lite.serving.decision_log import DecisionLog
+from reagent_lite.serving.decision_log import DecisionLog, RepeatedError
 from reagent_lite.serving.figures import ServerFigures
 from reagent_lite.serving.refusals import RefusedError
 from reagent_lite.serving.served_model import ServedModel
@@ -97,9 +98,12 @@ class Decider:
     async def decide(self, bodies: Sequence[NamedRow] | Sequence[CandidateRow] | Sequence[ItemRow]) -> bytes:
         """Returns the JSON of `bodies.Decisions`, one decision per row; the log has all of them or none.
 
+        A request that is repeated, with the sequence numbers and all else as before, gets its first decisions.
+
         Raises:
             BundleError: a feature that the model does not have.
-            RefusedError: an action that the model does not have, or a row without an allowed action.
+            RefusedError: an action that the model does not have, a row without an allowed action, or a sequence number
+                that its episode has already.
             OSError: the log cannot be written.
         """
         bundle = self._model.bundle
@@ -114,9 +118,15 @@ class Decider:
     def _finish(self, batch: _Batch) -> None:
         if batch is self._batch:
             self._batch = None
-        requests = [request for request in batch.requests if not request.answer.done()]  # the others were cancelled
+        self._answer(batch, [request for request in batch.requests if not request.answer.done()])  # or cancelled
+
+    def _answer(self, batch: _Batch, requests: list[_Request]) -> None:
         try:
             self._decide(batch, requests)
+        except RepeatedError:
+            for request in requests:
+                if not request.answer.done():
+                    self._answer(batch, [request])
         except Exception as error:
             for request in requests:
                 if not request.answer.done():
@@ -132,20 +142,40 @@ class Decider:
                 request.answer.set_exception(RefusedError(422, problem))
         decided = [request for request in requests if not request.answer.done()]
         rows = [row for request in decided for row in request.rows]
-        ids = iter(self._log.append(batch.versions | row.event() for row in rows))
+        try:
+            ids = iter(self._log.append(batch.versions | row.event() for row in rows))
+        except RepeatedError:
+            if len(decided) > 1:
+                raise
+            decided[0].answer.set_result(self._first_answer(batch, decided[0]))
+            return
         for request in decided:
-            decisions = [
-                {
-                    "decision_id": next(ids),
-                    "action": row.options[row.choice],
-                    "index": row.positions[row.choice],
-                    "propensity": row.propensity,
-                }
-                for row in request.rows
-            ]
-            request.answer.set_result(to_json({"decisions": decisions, **batch.versions}))
+            request.answer.set_result(_decisions(request.rows, ids, batch.versions))
         if rows:
             self._count(batch.bundle, rows)
+
+    def _first_answer(self, batch: _Batch, request: _Request) -> bytes:
+        """Returns the answer to the same request before.
+
+        Raises:
+            RefusedError: a row that is not the same, or was not decided before.
+        """
+        ids = []
+        versions = batch.versions
+        for number, row in enumerate(request.rows):
+            body = row.body
+            first_id, first = self._log.decided(body.mdp_id, body.sequence_number) or ("", {})
+            event = json.loads(to_json(row.event()))
+            if any(first.get(name) != event[name] for name in ("state_features", "possible_actions")):
+                expected = "rows whose sequence_number is new in their episode, each once, or an earlier request again"
+                got = f"mdp_id {body.mdp_id!r} and sequence_number {body.sequence_number}"
+                got += " with other features or actions than before" if first else ", a new row beside earlier ones"
+                raise RefusedError(409, Problem(f"rows.{number}", expected, got))
+            row.choice = row.options.index(first["action"])
+            row.propensity = first["action_probability"]
+            ids.append(first_id)
+            versions = {name: first[name] for name in versions}
+        return _decisions(request.rows, iter(ids), versions)
 
     def _draw(self, bundle: Bundle, rows: list[_DecisionRow]) -> None:
         name = "candidates" if bundle.parametric else "mask"
@@ -164,6 +194,20 @@ class Decider:
         if bundle.parametric:
             candidates = np.concatenate([row.choices for row in rows])
             self._figures.other(bundle.others(candidates, candidates=True))
+
+
+def _decisions(rows: Sequence[_DecisionRow], ids: Iterator[str], versions: dict[str, str]) -> bytes:
+    """Returns the JSON of `bodies.Decisions`."""
+    decisions = [
+        {
+            "decision_id": next(ids),
+            "action": row.options[row.choice],
+            "index": row.positions[row.choice],
+            "propensity": row.propensity,
+        }
+        for row in rows
+    ]
+    return to_json({"decisions": decisions, **versions})
 
 
 def _present(features: dict[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,11 @@ _TABLES = (
     "CREATE TABLE rewards (decision INTEGER PRIMARY KEY REFERENCES decisions ON DELETE CASCADE, event BLOB NOT NULL, "
     "file TEXT)",
 )
+# The sequence numbers that clients sent, unique in their episodes; a database of an earlier version gets them as well.
+_NUMBERS = (
+    "ALTER TABLE decisions ADD COLUMN number INTEGER",
+    "CREATE UNIQUE INDEX numbers ON decisions (episode, number)",
+)
 # Id and time in microseconds of the newest decision; after its deletion, table `log` has them.
 _LAST = """
     SELECT max(decided, ifnull(id, 0)), max(latest, ifnull(at, 0))
@@ -56,6 +61,7 @@ _READY = """
 _TIME = "%Y%m%dT%H%M%S%f"
 _FILES = f"{'[0-9]' * 8}T{'[0-9]' * 12}-*.parquet"
 _FILE_ROWS = 100_000  # largest number of decisions in a file; they are in memory while it is written
+_FILE_BYTES = 32_000_000  # largest part of the database for a file; as Python's objects it is ten times as large
 _BATCH_ROWS = 500  # changes in one transaction while files are written; new decisions wait for its end
 _ROOM = 500_000  # bytes that must be free after a full disk before the log counts as healthy again
 _WAL_BYTES = 32_000_000  # size at which the write-ahead log is truncated
@@ -67,6 +73,10 @@ _KINDS: tuple[ChoiceKind, ...] = ("named actions", "candidates", "items")
 Joined = Literal["joined", "again", "unknown"]
 """Outcome of a reward. joined: the reward was added to its decision; again: the decision has a reward already, or was
 written; unknown: there is no such decision."""
+
+
+class RepeatedError(Exception):
+    """A decision of the database has the same mdp_id and sequence_number."""
 
 
 class DecisionLog:
@@ -102,6 +112,10 @@ class DecisionLog:
                 self._db.execute(f"PRAGMA {setting}")
             if not self._all("SELECT name FROM sqlite_master"):
                 self._create(choices)
+            if not self._all("SELECT 1 FROM sqlite_master WHERE name = 'numbers'"):
+                with self._transaction():
+                    for statement in _NUMBERS:
+                        self._db.execute(statement)
             ((self._name, kind),) = self._all("SELECT name, candidates FROM log")
             ((_, latest),) = self._all(_LAST)
         self.choices = _KINDS[kind]
@@ -135,18 +149,27 @@ class DecisionLog:
 
         Raises:
             OSError: the decisions could not be written; the log has none of them.
+            RepeatedError: an episode would have a sequence number twice; the log has none of the decisions.
         """
-        rows = [(event["mdp_id"], to_json(event)) for event in events]
+        rows = [(event["mdp_id"], to_json(event), event["sequence_number"]) for event in events]
         if not rows:
             return []
-        with self._transaction():
-            ((last, latest),) = self._all(_LAST)
-            start = max(self._microseconds(), latest + 1)
-            self._db.executemany(
-                "INSERT INTO decisions VALUES (?, ?, ?, ?)",
-                [(last + 1 + offset, start + offset, *row) for offset, row in enumerate(rows)],
-            )
+        try:
+            with self._transaction():
+                ((last, latest),) = self._all(_LAST)
+                start = max(self._microseconds(), latest + 1)
+                self._db.executemany(
+                    "INSERT INTO decisions VALUES (?, ?, ?, ?, ?)",
+                    [(last + 1 + offset, start + offset, *row) for offset, row in enumerate(rows)],
+                )
+        except sqlite3.IntegrityError as error:
+            raise RepeatedError from error
         return [f"{self._name}-{last + 1 + offset}" for offset in range(len(rows))]
+
+    def decided(self, mdp_id: str | None, sequence_number: int | None) -> tuple[str, dict[str, Any]] | None:
+        """Returns the id and the event of a decision that is in no Parquet file yet; None if there is none."""
+        rows = self._all("SELECT id, event FROM decisions WHERE episode = ? AND number = ?", mdp_id, sequence_number)
+        return (f"{self._name}-{rows[0][0]}", json.loads(rows[0][1])) if rows else None
 
     def join(self, decision_id: str, given: dict[str, Any]) -> Joined:
         """Commits the reward of a decision, with `terminal` and `metrics` if given.
@@ -182,12 +205,15 @@ class DecisionLog:
         self._rotated = time.monotonic()
         with self._errors(raising=False):
             self._expire()
+            is_full = True
             while True:
                 for (file,) in self._all("SELECT DISTINCT file FROM rewards WHERE file IS NOT NULL ORDER BY file"):
                     self._hand_over(file)
-                ready = self._all(_READY, _FILE_ROWS)
-                if not ready:
-                    break
+                if not is_full:
+                    break  # under load, further decisions are always complete by now; they are for the next rotation
+                most = min(_FILE_ROWS, 1 + _FILE_BYTES * self.waiting // self._bytes())
+                ready = self._all(_READY, most)
+                is_full = len(ready) == most
                 moment = datetime.fromtimestamp(self._microseconds() / 1e6, UTC)
                 file = f"{moment:{_TIME}}-{self._name}.parquet"
                 for batch in _batches([(file, *row) for row in ready]):

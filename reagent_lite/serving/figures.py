@@ -39,8 +39,8 @@ class ServerFigures:
         latest: Any = common | {"multiprocess_mode": "livemostrecent"}
         self._waiting = Gauge("reagent_decisions_waiting", "Decisions in no Parquet file yet", **latest)
         self._written = Gauge("reagent_decisions_written", "Decisions in Parquet files", **latest)
-        live: Any = common | {"multiprocess_mode": "livesum"}
-        self._models = Gauge("reagent_models", "New models: served, refused", ("result",), **live)
+        most: Any = common | {"multiprocess_mode": "livemax"}  # each worker loads each model
+        self._models = Gauge("reagent_models", "New models: served, refused", ("result",), **most)
 
     def decided(self, actions: Sequence[Any], bundle: Bundle) -> None:
         """Counts decisions by action; candidates without names, and items of a long table, count together."""

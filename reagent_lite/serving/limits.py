@@ -54,18 +54,22 @@ class Limits:
         if self._posts > _MOST_AT_ONCE:
             raise RefusedError(503, Problem("requests", f"at most {_MOST_AT_ONCE} at once", "more", TRY_LATER))
         body = b""
-        more = True
-        length = int(dict(scope["headers"]).get(b"content-length", b"0"))
+        headers = dict(scope["headers"])
+        too_large = int(headers.get(b"content-length", b"0")) > self._most
+        more = not (too_large and b"expect" in headers)  # a client that expects an answer before it sends the body
         try:
             async with asyncio.timeout(self._config.request_seconds):
-                while more and max(length, len(body)) <= self._most:
+                while more:  # a large body to its end as well: until then most clients read no answer
                     message: dict[str, Any] = await receive()
-                    body += bytes(message.get("body", b""))
                     more = message.get("more_body", False)
+                    if not too_large:
+                        body += bytes(message.get("body", b""))
+                        too_large = len(body) > self._most
         except TimeoutError:
-            expected = f"a whole body within {self._config.request_seconds:g} s"
-            raise RefusedError(408, Problem("body", expected, "a part of it")) from None
-        if max(length, len(body)) > self._most:
+            if not too_large:
+                expected = f"a whole body within {self._config.request_seconds:g} s"
+                raise RefusedError(408, Problem("body", expected, "a part of it")) from None
+        if too_large:
             raise RefusedError(413, Problem("body", f"at most {self._most} bytes", "more"))
         return body
 

@@ -79,6 +79,7 @@ ERRORS = _answers(
         503: "The log cannot be written, too many requests wait, or a worker is starting: try again later",
     }
 )
+OF_DECISION = _answers({409: "Another decision of the episode has the sequence number"})
 OF_REWARD = _answers({404: "No such decision", 409: "The decision has a reward, or its time is up"})
 
 

@@ -3,18 +3,22 @@
 import asyncio
 import hashlib
 import time
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
 from reagent_lite.console import machine_logger
 from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.rows.column_mapping import names_of
 from reagent_lite.data.stage import data_files
-from reagent_lite.errors import BundleError, DataError, Problem
+from reagent_lite.errors import BundleError, DataError, Problem, listed, raise_any
 from reagent_lite.export import Bundle, load_bundle
-from reagent_lite.export.bundle import ChoiceKind
 from reagent_lite.export.newer_items import with_items_of
 from reagent_lite.manifest import canonical
 
 _SETTLED_SECONDS = 1.0
+
+Interface = dict[str, tuple[str, ...]]
+"""Names that a model's clients send and get, by what they name; see `interface_of`."""
 
 
 class ServedModel:
@@ -23,19 +27,20 @@ class ServedModel:
     Args:
         folder: the model; it is read again while its files change, as during a copy.
         items: path of an item table in place of the model's own; read again when it changes.
-        choices: kind of choices that every model must have, that of the log; None: the kind of the first model.
+        interface: interface that every model must have; None: that of the first model.
 
     Attributes:
         bundle: the model.
+        interface: its interface.
         version: sha256 of its manifest.
         swapped, refused: numbers of newer models and item tables that were accepted, and refused.
     """
 
-    def __init__(self, folder: str, items: str | None = None, choices: ChoiceKind | None = None) -> None:
+    def __init__(self, folder: str, items: str | None = None, interface: Interface | None = None) -> None:
         self._folder = Path(folder).expanduser()
         self._items = items
-        self._choices = choices
-        self._loaded_identity = self._identity()
+        self.interface: Interface = interface or {}
+        self._loaded_identity = self._identity_before = self._identity()
         self.swapped = self.refused = 0
         self._serve(self._load_first())
 
@@ -46,9 +51,14 @@ class ServedModel:
         return {"model": self.version, **items}
 
     async def poll(self) -> None:
-        """Loads a new model from the folder; a model that fails its check is refused with a warning."""
+        """Loads a new model or item table whose files are as at the poll before, since part of a table is a table too.
+
+        A model that fails its check is refused with a warning.
+        """
         identity = self._identity()
-        if identity == self._loaded_identity:
+        is_changing = identity != self._identity_before
+        self._identity_before = identity
+        if is_changing or identity == self._loaded_identity:
             return
         self._loaded_identity = identity
         try:
@@ -63,6 +73,13 @@ class ServedModel:
             return
         self.swapped += 1
         machine_logger.info(f"{self} in the place of {before}")
+        self.warn_if_greedy()
+
+    def warn_if_greedy(self) -> None:
+        """Warns of a model whose log cannot evaluate another policy."""
+        if self.bundle.policy.get("epsilon") == 0:
+            todo = "Export one with rl.softmax_policy 1, or an rl.epsilon above 0"
+            machine_logger.warning(f"{self} is greedy: the log is not enough to evaluate another policy. {todo}")
 
     def __str__(self) -> str:
         return " with ".join(f"{name} {version[:12]}" for name, version in self.versions.items())
@@ -81,16 +98,20 @@ class ServedModel:
 
     def _load(self) -> Bundle:
         bundle = load_bundle(self._folder, threads=1)
-        if self._choices not in (None, bundle.choices):
-            expected = f"a model that chooses among {self._choices}, as the log"
-            todo = "Start another server for it"
-            raise BundleError(Problem(str(self._folder), expected, f"one for {bundle.choices}", todo))
+        interface = interface_of(bundle)
+        todo = "Export a model with the same, or stop the server and start it with this one"
+        problems = [
+            Problem(f"{self._folder}: {name}", "those of the served model", _difference(names, interface[name]), todo)
+            for name, names in self.interface.items()
+            if names and interface[name] != names
+        ]
+        raise_any(problems, BundleError)
         return with_items_of(bundle, self._items)
 
     def _serve(self, bundle: Bundle) -> None:
         self.bundle = bundle
         self.version = hashlib.sha256(canonical(bundle.manifest)).hexdigest()
-        self._choices = bundle.choices
+        self.interface = interface_of(bundle)
 
     def _identity(self) -> tuple[list[tuple[int, ...]], tuple[InputFile, ...]]:
         """Returns the identity of all files; it changes while a model is copied file by file."""
@@ -105,3 +126,27 @@ class ServedModel:
             return model, () if self._items is None else data_files(self._items)
         except DataError:
             return model, ()
+
+
+def interface_of(bundle: Bundle) -> Interface:
+    """Returns what a model's clients know: kind of choices, actions, features, and names of the training log."""
+    candidate_features = bundle.action_feature_ids if bundle.choices == "candidates" else ()
+    columns = [f"{name} for {field}" for field, source in bundle.columns.items() for name in names_of(source)]
+    return {
+        "choices": (bundle.choices,),
+        "actions": bundle.action_names,
+        "state features": _features(bundle.state_feature_ids, bundle.levels["state"]),
+        "features of candidates": _features(candidate_features, bundle.levels["action"]),
+        "data.columns": tuple(sorted(columns)),
+    }
+
+
+def _features(ids: Iterable[int], texts: Container[str]) -> tuple[str, ...]:
+    return tuple(sorted(f"{feature} (texts)" if str(feature) in texts else str(feature) for feature in ids))
+
+
+def _difference(before: Sequence[str], after: Sequence[str]) -> str:
+    missing = [name for name in before if name not in after]
+    new = [name for name in after if name not in before]
+    parts = [f"{listed(names)} {word}" for names, word in ((missing, "missing"), (new, "new")) if names]
+    return ", ".join(parts) or "another order"

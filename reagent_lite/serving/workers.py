@@ -31,11 +31,12 @@ from reagent_lite.export.bundle import ChoiceKind
 from reagent_lite.files import alone_in, require_writable, scratch_folder
 from reagent_lite.serving.app import create_app
 from reagent_lite.serving.decision_log import DecisionLog, open_log, require_usable
-from reagent_lite.serving.served_model import ServedModel
+from reagent_lite.serving.served_model import Interface, ServedModel
 
 _POLL_SECONDS = 0.5
 _RESTART_SECONDS = 1.0
 _GRACE_SECONDS = 5  # for requests in progress
+_IDLE_SECONDS = 75  # longer than proxies keep connections (60): one that is closed as it is reused drops a request
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -47,12 +48,14 @@ class _Server:
         config: the server's config.
         listening: the socket on which all workers accept connections.
         folder: folder of the workers' figures.
+        interface: interface of the server's model, which every worker's model must have.
         choices, epoch, failure: arguments of each worker's `DecisionLog`.
     """
 
     config: ServeConfig
     listening: socket.socket
     folder: Path
+    interface: Interface
     choices: ChoiceKind
     epoch: int
     failure: Any
@@ -79,10 +82,12 @@ def serve(config: ServeConfig) -> int:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(shared)  # read when workers import prometheus_client
         host, port = listening.getsockname()[:2]
         logger.info(f"serving {model} at http://{host}:{port}, log {folder}")
+        model.warn_if_greedy()
         server = _Server(
             config=config,
             listening=listening,
             folder=shared,
+            interface=model.interface,
             choices=log.choices,
             epoch=log.epoch,
             failure=log.shared_failure,
@@ -102,8 +107,8 @@ def _listening(config: ServeConfig) -> socket.socket:
     except OSError as error:
         where = f"{config.host}:{config.port}"
         got = error.strerror or str(error)
-        todo = "Choose another port, or end the server that uses it"
-        raise ConfigError(Problem("port", f"a free port at {where}", got, todo)) from error
+        todo = "Choose another host or port, or end the server that uses them"
+        raise ConfigError(Problem("port", f"a free port of this machine at {where}", got, todo)) from error
 
 
 def _supervise(server: _Server, log: DecisionLog) -> int:
@@ -177,7 +182,7 @@ def _end_with_parent() -> None:
 
 def _answer(server: _Server, number: int, ready: Any) -> int:
     config = server.config
-    model = ServedModel(config.model, config.items, server.choices)
+    model = ServedModel(config.model, config.items, server.interface)
     log = DecisionLog(config, choices=server.choices, epoch=server.epoch, failure=server.failure)
     with closing(log):
         settings = uvicorn.Config(
@@ -185,6 +190,7 @@ def _answer(server: _Server, number: int, ready: Any) -> int:
             log_config=None,
             access_log=False,
             proxy_headers=False,
+            timeout_keep_alive=_IDLE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
         ready.set()

@@ -246,6 +246,8 @@ def test_own_names_of_an_old_log_beside_the_contracts_names_of_a_new_one(tmp_pat
     assert copy.state[:, 0].tolist() == [3, 1, 2]
     with pytest.raises(DataError, match=r"Drop data.columns"):
         prepare_training_copy(logs(tmp_path / "new", new, new), actions=ACTIONS, columns=columns)
+    (served,) = logs(tmp_path / "served", [{**new[0], "decision_id": "1", "model": "m"}])
+    assert len(prepare_training_copy(served, actions=ACTIONS, columns=columns)) == 1
 
 
 def test_a_log_without_rows_yet(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A worker in this process, its model and its log."""
 
+import asyncio
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -45,6 +46,11 @@ class Worker:
         answer = self.client.post(path, json=body)
         assert answer.status_code in (200, 204), answer.text
         return answer.json() if answer.content else None
+
+    def poll(self) -> None:
+        """Loads a new model, after two polls with the same files."""
+        for _ in range(2):
+            asyncio.run(self.model.poll())
 
     def refusal(self, path: str, **body: Any) -> tuple[int, dict[str, str]]:
         """Status and first problem of a request that is refused."""

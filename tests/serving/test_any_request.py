@@ -13,7 +13,7 @@ from reagent_lite.data.copy.training_copy import prepare_training_copy
 
 NUMBERS = (*(0.0, -0.0, 1, 0.1, 1e-46, -7.5, None) * 5, -3.4e38, 3.4e38, 1e300, "1", True)
 TEXTS = (*("7", "é", "\x00", "0-20261123T000000000000-0", "a" * 200, "\n") * 5, "", 7)
-ORDERS = (*(0, -1, 1.0, 2**53, -(2**53), None) * 5, 2**53 + 1, 0.5)
+ORDERS = (*range(60), *(1.0, 2**53, -(2**53), None) * 5, 2**53 + 1, 0.5)
 
 
 def features(rng: random.Random, ids: tuple[str, ...]) -> Any:
@@ -45,7 +45,7 @@ def test_what_is_answered_can_be_trained_on(
     worker, rng, answered = opened(request.getfixturevalue(kind), reward_seconds=1e-6), random.Random(0), 0
     for _ in range(600):
         answer = worker.client.post("/decide", json={"rows": [row(rng, kind) for _ in range(rng.randrange(3))]})
-        assert answer.status_code in (200, 422), answer.text
+        assert answer.status_code in (200, 409, 422), answer.text
         for decision in answer.json().get("decisions", ()):
             answered += 1
             rewarded = worker.client.post("/reward", json=reward(rng, decision["decision_id"]))

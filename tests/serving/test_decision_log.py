@@ -1,6 +1,5 @@
 """The log: rows by hand, the order of an episode, what a killed server leaves, full disks, new models, and training."""
 
-import asyncio
 import errno
 import os
 import re
@@ -23,8 +22,9 @@ from reagent_lite.config.serve import ServeConfig
 from reagent_lite.data.writing.decisions import write_decisions
 from reagent_lite.errors import BundleError, ConfigError, ReagentLiteError
 from reagent_lite.mounts import Mount
+from reagent_lite.rl.policies import EpsilonGreedy
 from reagent_lite.serving import decision_log
-from reagent_lite.serving.decision_log import DecisionLog, open_log
+from reagent_lite.serving.decision_log import DecisionLog, RepeatedError, open_log
 from reagent_lite.serving.served_model import ServedModel
 
 ROW = {"state_features": {"3": 1.0, "age": None}, "mdp_id": "7"}
@@ -86,6 +86,25 @@ def test_the_oldest_do_not_wait_when_too_many_do(named: Path, opened: Open) -> N
     worker.log.poll()
     assert [row["decision_id"] for row in rows_of(worker.folder)] == ids[:3]
     assert worker.client.post("/reward", json={"decision_id": ids[2], "reward": 1.0}).status_code == 409
+
+
+def test_a_rotation_ends_while_rewards_go_on(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [decided(worker, mdp_id=f"{n}") for n in range(5)]
+
+    def reward_next(*_: Any) -> None:
+        worker.post("/reward", decision_id=ids.pop(), reward=1.0)
+
+    reward_next()
+    monkeypatch.setattr(decision_log, "write_decisions", reward_next)
+    worker.log.rotate()
+    assert (len(ids), worker.log.written, worker.log.waiting) == (3, 1, 4)
+
+
+def test_long_lists_are_written_a_part_at_a_time(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        worker.post("/reward", decision_id=decided(worker, mdp_id=f"{number}"), reward=1.0)
+    monkeypatch.setattr(decision_log, "_FILE_BYTES", 1)
+    assert (len(rotated(worker)), len([*worker.folder.glob("*.parquet")])) == (3, 3)
 
 
 def test_a_server_that_ends_at_any_step_of_a_file_writes_each_decision_once(
@@ -225,6 +244,19 @@ def test_any_worker_takes_a_reward_once(tmp_path: Path) -> None:
     assert {row["decision_id"] for row in rows_of(tmp_path)} == {*ids}
 
 
+def test_a_database_of_an_earlier_version_refuses_repeated_decisions_as_well(tmp_path: Path) -> None:
+    config, event = ServeConfig(model="m", log=str(tmp_path)), EVENT | {"mdp_id": "7", "sequence_number": 3}
+    with open_log(config, choices="named actions") as log:
+        log.append([event])
+        for statement in ("DROP INDEX numbers", "ALTER TABLE decisions DROP COLUMN number"):
+            log._db.execute(statement)
+    with open_log(config, choices="named actions") as log:
+        ids = log.append([event])
+        with pytest.raises(RepeatedError):
+            log.append([EVENT, event])
+        assert (log.waiting, log.decided("7", 3)) == (2, (ids[0], event))
+
+
 def test_folders_that_cannot_hold_the_log_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def require_refused(config: ServeConfig, text: str) -> None:
         with pytest.raises(ReagentLiteError, match=re.escape(text)), open_log(config, choices="named actions"):
@@ -260,14 +292,14 @@ def test_a_new_model_takes_over_when_it_is_whole_and_a_damaged_one_or_one_of_ano
     new = linear_bundle(tmp_path / "new", np.array([[0.0, 0], [1, 0], [0, 0]]), NAMES, IDS)
     for file in sorted(new.iterdir(), key=lambda path: path.name != "manifest.json"):
         shutil.copy(file, named)
-        asyncio.run(worker.model.poll())
+        worker.poll()
     after, refused = worker.model.version, worker.model.refused
     assert (after != before, worker.model.swapped, refused >= 1) == (True, 1, True)
     damaged = linear_bundle(tmp_path / "damaged", np.eye(3)[:, :2], NAMES, IDS)
     (damaged / "model.onnx").write_bytes(b"?")
     for folder in (damaged, bilinear_bundle(tmp_path / "of candidates", np.eye(2), IDS, (7, 8))):
         shutil.copytree(folder, named, dirs_exist_ok=True)
-        asyncio.run(worker.model.poll())
+        worker.poll()
         assert answered() == (after, "call")
     assert (worker.model.swapped, worker.model.refused >= refused + 2) == (1, True)
 
@@ -299,8 +331,41 @@ def test_one_log_has_one_kind_of_actions_also_after_a_restart(candidates: Path, 
                 pass
         with open_log(config, choices=kind):
             shutil.rmtree(tmp_path / "log" / ".decisions")
-    with pytest.raises(BundleError, match=f"among {kind}, as the log"):
-        ServedModel(str(candidates), choices=kind)
+    with pytest.raises(BundleError, match=f"choices: .* {kind} missing, candidates new"):
+        ServedModel(str(candidates), interface={"choices": (kind,)})
+
+
+@pytest.mark.parametrize(
+    ("names", "ids", "got"),
+    [
+        (("mail", "wait", "fax"), IDS, "actions: .* got call missing, fax new"),
+        (("call", "mail", "wait"), IDS, "actions: .* got another order"),
+        (NAMES, (3, 4), "state features: .* got age missing, 4 new"),
+    ],
+)
+def test_a_new_model_whose_clients_send_or_get_other_names_waits_for_a_start(
+    names: Any, ids: Any, got: str, named: Path, worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = worker.model.version
+    linear_bundle(named, np.ones((3, 2)), names, ids)
+    worker.poll()
+    assert (worker.model.version, worker.model.refused) == (before, 1)
+    assert re.search(got, caplog.text)
+    assert ServedModel(str(named)).version != before
+
+
+def test_a_new_model_takes_the_columns_that_clients_may_send(
+    named: Path, worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker.model.interface["data.columns"] = ("session for mdp_id",)
+    linear_bundle(named, np.ones((3, 2)), NAMES, IDS[::-1])
+    worker.poll()
+    assert (worker.model.swapped, worker.model.refused) == (0, 1)
+    worker.model.interface["data.columns"] = ()
+    linear_bundle(named, np.zeros((3, 2)), NAMES, IDS[::-1], policy=EpsilonGreedy(0))
+    worker.poll()
+    assert (worker.model.swapped, worker.model.refused) == (1, 1)
+    assert "is greedy" in caplog.text
 
 
 @pytest.fixture

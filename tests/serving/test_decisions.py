@@ -179,6 +179,30 @@ def together(worker: Worker, bodies: list[Any]) -> list[httpx.Response]:
     return asyncio.run(answers())
 
 
+@pytest.mark.parametrize("kind", ["named", "candidates", "items"])
+def test_a_repeated_request_gets_its_first_decisions(kind: str, opened: Open, request: pytest.FixtureRequest) -> None:
+    worker = opened(request.getfixturevalue(kind))
+    choices = {
+        "named": {},
+        "candidates": {"possible_actions": [{"7": 0.0}, {"7": -0.0}, {"8": 1.0}, {"7": None, "8": 2.0}]},
+        "items": {"possible_actions": ["12", "tea too", "tea", "milk"]},
+    }[kind]
+    row = ROW | choices | {"mdp_id": "7"}
+    body = {"rows": [row | {"sequence_number": n} for n in range(100)]}
+    first = worker.post("/decide", **body)
+    worker.post("/reward", decision_id=first["decisions"][0]["decision_id"], reward=1.0)
+    other = {"rows": [ROW | choices]}
+    answers = together(worker, [other, body, other, body])
+    assert [answer.json() for answer in answers[1::2]] == [first] * 2
+    assert len({answer.json()["decisions"][0]["decision_id"] for answer in answers}) == 3
+    assert worker.log.waiting == len(body["rows"]) + 2
+    twice = row | {"sequence_number": 100}
+    changed = twice | {"sequence_number": 3, "state_features": {"3": 1.5}}
+    for rows, got in (([twice] * 2, "a new row"), ([changed], "other features"), ([body["rows"][0], twice], "a new")):
+        status, problem = worker.refusal("/decide", rows=rows)
+        assert (status, got in problem["got"], worker.log.waiting) == (409, True, 102)
+
+
 def test_more_requests_than_a_worker_handles_at_once_are_told_to_come_later(
     named: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

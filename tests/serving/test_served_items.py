@@ -53,6 +53,9 @@ def test_decisions_and_the_log_name_items_and_the_log_trains(items: Path, opened
     assert pq.read_table(worker.folder, columns=["action"])["action"].to_pylist() == actions
     copy = prepare_training_copy(str(worker.folder), actions=None, directory=str(tmp_path / "copy"), items=ITEMS)
     assert copy.action.tolist() == [index for index, _ in expected]
+    dearer = ItemTable(ids=ITEMS.ids, feature_ids=ITEMS.feature_ids, values=2 * ITEMS.values)
+    other = prepare_training_copy(str(worker.folder), actions=None, directory=str(tmp_path / "other"), items=dearer)
+    assert [note[:6] for note in other.notes if note not in copy.notes] == ["2 rows"]
     assert copy.candidates[: copy.list_offsets[1]].tolist() == ITEMS.values[[0, 2]].tolist()
 
 
@@ -78,11 +81,15 @@ def test_a_newer_table_is_served_as_soon_as_it_is_there(
     assert rankings(worker) == [("tea", 0, 10.0), ("beer", 1, 3.0)]
     before = worker.model.versions["items"]
     table(tmp_path, [*rows, {"item_id": "beer", "7": 0.0, "8": 0.0}])
-    asyncio.run(worker.model.poll())
+    worker.poll()
     assert (worker.model.versions["items"], worker.model.refused) == (before, 1)
     assert "expected each id once, got 'beer' again" in caplog.text
-    table(tmp_path, [*rows, {"item_id": "rum", "7": 0.0, "8": 0.0}])
-    asyncio.run(worker.model.poll())
+    for part in (rows[:1], [*rows, {"item_id": "rum", "7": 0.0, "8": 0.0}]):  # a table that is being written
+        table(tmp_path, part)
+        asyncio.run(worker.model.poll())
+        assert worker.model.versions["items"] == before
+    worker.poll()
+    assert worker.model.swapped == 1
     assert len({ITEMS.sha256, before, worker.model.versions["items"]}) == 3
     assert f"with items {worker.model.versions['items'][:12]} in the place of" in caplog.text
     answer = worker.post("/decide", rows=[{"state_features": STATE, "possible_actions": ["rum"]}])

@@ -8,8 +8,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import httpx
 import numpy as np
@@ -80,6 +83,8 @@ def test_what_was_answered_is_in_the_log_after_a_kill(named: Path, tmp_path: Pat
     log = tmp_path / "log"
     with serving(named, log, "workers=2") as server:
         ids = [server.decide() for _ in range(20)]
+        with pytest.raises(HTTPError, match="413"):  # and no broken pipe
+            urlopen(f"{server.url}/decide", b" " * 20_000_000)
         # by connections of their own, which the other worker takes as well
         assert [server.reward(decision) for decision in ids[:10]] == [204] * 10
         assert "reagent_decisions_total" in httpx.get(server.url + "/metrics").text
@@ -88,6 +93,17 @@ def test_what_was_answered_is_in_the_log_after_a_kill(named: Path, tmp_path: Pat
         assert [server.reward(decision) for decision in ids[10:]] == [204] * 10
         assert server.stop() == 0
     assert sorted(ids_of(log)) == sorted(ids)
+
+
+def test_a_connection_stays_open_between_requests(named: Path, tmp_path: Path) -> None:
+    with (
+        serving(named, tmp_path / "log") as server,
+        closing(HTTPConnection(server.url.removeprefix("http://"), timeout=30)) as connection,
+    ):
+        for seconds in (0, 6):
+            time.sleep(seconds)
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().read()
 
 
 def test_a_worker_that_is_killed_is_started_again_with_its_journal(named: Path, tmp_path: Path) -> None:

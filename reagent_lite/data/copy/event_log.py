@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
-from reagent_lite.config.columns import TRAINING_COLUMNS
+from reagent_lite.config.columns import SERVED_COLUMNS, TRAINING_COLUMNS
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.lists import SharedLists
 from reagent_lite.data.copy.order import Order
@@ -113,18 +113,22 @@ class EventLog(SpooledLog[PairedEvents]):
         self._facts_of_blocks: list[EventFacts] = []
         self._refused: dict[str, set[str]] = {}
         self._cut: list[NDArray[np.int64]] = []
+        self._other_items = 0
         self._facts = EventFacts()
         self._files: Sequence[InputFile] = ()
 
     @property
     def readers(self) -> dict[str, Reader]:
-        """Readers of the columns that training reads, of dates, and of the extra columns in the config."""
-        return readers_of((*TRAINING_COLUMNS, "ds", *self.contract.extra))
+        """Readers of what training reads, dates, extra columns of the config, and hashes of item tables."""
+        columns = (*TRAINING_COLUMNS, "ds", *self.contract.extra)
+        return readers_of(columns) | {".parquet": readers_of((*columns, "items"))[".parquet"]}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about the log that a user should read."""
-        return (*super().notes, *self.report["left_out"])
+        rows = counted(self._other_items, "row was", "rows were")
+        items = f"{rows} decided with another item table than data.items; the features are those of data.items"
+        return (*super().notes, *self.report["left_out"], *([items] if self._other_items else []))
 
     def read(self, block: Block) -> Rows:
         """Returns the checked rows of a block; of rows that break a rule, only their faults and mdp_ids."""
@@ -143,6 +147,7 @@ class EventLog(SpooledLog[PairedEvents]):
     def append(self, rows: Rows) -> None:
         """Adds a block; its faults are collected."""
         self.collect_faults(rows)
+        self._other_items += _of_other_items(rows.block)
         for rule, names in rows.refused.items():
             self._refused.setdefault(rule, set()).update(names)
         if self.faults.kinds and self.config.timeline.on_refused == "error":
@@ -301,3 +306,12 @@ class EventLog(SpooledLog[PairedEvents]):
                 present |= ~np.isnan(values).all(axis=0)
         for name in itertools.compress(names, ~present):
             del columns[name]
+
+
+def _of_other_items(block: Block) -> int:
+    """Returns the number of rows that a server decided with another item table than that of the file."""
+    items = block.file.items
+    table = block.table
+    if items is None or not {*SERVED_COLUMNS} <= {*table.column_names} or not pa.types.is_string(table["items"].type):
+        return 0
+    return int(pc.sum(pc.not_equal(table["items"], items.sha256)).as_py() or 0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from reagent_lite.config.columns import EVENT_COLUMNS, LATE_COLUMNS, Columns
+from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS, LATE_COLUMNS, SERVED_COLUMNS, Columns
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.jsonl import NamedArray, in_one_column
 from reagent_lite.data.formats.schema import in_one_piece
@@ -54,6 +54,8 @@ class ColumnMapping:
     def read(self, block: Block) -> Block:
         """Returns a block with the contract's columns.
 
+        The log of workflows.serve has the contract's names, even if the model that it served was trained with others.
+
         Raises:
             DataError: columns are missing; names the nearest ones.
         """
@@ -61,7 +63,9 @@ class ColumnMapping:
         has_all_columns = block.file.extension not in _JSON_LINES
         is_checked = has_all_columns or (len(block.lines) > 0 and block.lines[0] == 1)
         has_contract_names = contract_names(dict(self.fields), table.column_names)
-        if has_contract_names and self.beside_others:
+        names = set(table.column_names)
+        is_served = SERVED_COLUMNS[0] in names and names <= {*SERVED_COLUMNS, *COLUMNS}
+        if has_contract_names and (self.beside_others or is_served):
             return block
         if is_checked and has_contract_names:
             expected = f"the columns that data.columns names: {listed(self._sources)}"
