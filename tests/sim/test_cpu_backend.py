@@ -16,7 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from sim.conftest import COUNTER, MakeEnv, environments, take
+from sim.conftest import COUNTER, MakeEnv, environments, take, written
 
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import KernelBuildError, SimulationError
@@ -34,20 +34,6 @@ def opened(env: str | Path, **parameters: float) -> Any:
 
 def build(target: Path) -> None:
     target.write_bytes(b"whole")
-
-
-@pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("REAGENT_LITE_CACHE", str(folder))
-    return folder
-
-
-def written(tmp_path: Path, text: str, name: str = "mine.cuh") -> Path:
-    file = tmp_path / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="latin-1")
-    return file
 
 
 # -- Names ------------------------------------------------------------------------------------------------------------
@@ -93,8 +79,8 @@ def test_parameters_reach_the_kernel_to_the_last_bit() -> None:
 def test_an_own_file_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path, COUNTER, "with space/mine.cuh")
     monkeypatch.chdir(tmp_path / "with space")
-    for path in (str(file), "mine.cuh", "./mine.cuh", "../with space/mine.cuh"):
-        assert opened(path).spec.name == "mine"
+    paths = (str(file), "mine.cuh", "./mine.cuh", "../with space/mine.cuh")
+    assert [opened(path).spec.name for path in paths] == ["mine"] * 4
 
 
 def test_an_own_file_may_build_on_ours_and_on_its_neighbours(tmp_path: Path) -> None:
@@ -121,8 +107,8 @@ def test_the_identity_is_that_of_own_sources_and_constants(tmp_path: Path, monke
     identities = [identity(), identity(env_parameters={"gravity": 9}), identity(time_limit=7), identity(math="fast")]
     identities += [changed(name) for name in ("mine.cuh", "numbers.cuh", "kernels/cartpole_v1.cuh")]
     assert len(set(identities)) == 7
-    for shared in ("kernels/env.cuh", "kernels/port.cuh", "kernels/core/transition.cuh"):
-        assert changed(shared) == identities[-1]
+    shared = ("kernels/env.cuh", "kernels/port.cuh", "kernels/core/transition.cuh")
+    assert [changed(name) for name in shared] == identities[-1:] * 3
 
 
 @pytest.mark.parametrize(
@@ -236,9 +222,7 @@ def test_a_library_needs_no_other_and_a_second_opening_compiles_nothing(
 def test_a_damaged_file_is_built_anew_for_its_user_alone(empty_cache: Path, damaged: bytes) -> None:
     file = cached("key", ".so", build)
     file.write_bytes(damaged)
-    assert cached("key", ".so", build) == file
-    assert file.read_bytes() == b"whole"
-    assert list(empty_cache.iterdir()) == [file]
+    assert (cached("key", ".so", build), file.read_bytes(), [*empty_cache.iterdir()]) == (file, b"whole", [file])
     assert [stat.S_IMODE(path.stat().st_mode) for path in (empty_cache, file)] == [0o700, 0o600]
 
 

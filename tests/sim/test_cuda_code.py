@@ -14,7 +14,7 @@ import pytest
 import torch
 from oracles.pretended_gpu import GPU, MULTIPROCESSORS, machine, pretended_gpu
 from oracles.same_bits import CORNERS, backends, play, require_same
-from sim.conftest import play_at_random
+from sim.conftest import play_at_random, written
 
 from reagent_lite.errors import SimulationError
 from reagent_lite.sim import cuda
@@ -44,9 +44,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "capability"), CASES)
 def test_every_buffer_is_that_of_the_cpu_build(tmp_path: Path, name: str, capability: tuple[int, int]) -> None:
     """Corners: -0, NaN, infinities, subnormals, shifts, division, indexed arrays."""
-    file = tmp_path / "corners.cuh"
-    file.write_text(CORNERS)
-    path = file if name == "corners" else find_environment(name)
+    path = written(tmp_path, CORNERS, "corners.cuh") if name == "corners" else find_environment(name)
     with pretended_gpu(capability) as gpu:
         on_gpu, on_cpu = backends(path, FEWER.get(name))
         assert on_gpu.spec == on_cpu.spec  # env_describe
@@ -107,8 +105,7 @@ DEVICE float step(State &s, int action, Random &random, bool &terminated) {
 
 
 def test_many_choices_are_a_loop_and_rows_are_stored_in_parts_of_16_bytes(tmp_path: Path) -> None:
-    file = tmp_path / "wide.cuh"
-    file.write_text(WIDE)
+    file = written(tmp_path, WIDE, "wide.cuh")
     with pretended_gpu():
         play([VectorEnv(backend, num_envs=65, seed=2) for backend in backends(file)], 30)
         entries = machine(file, (), "exact", "sm_90").module.entries
