@@ -53,15 +53,14 @@ def compile_unit(tmp_path_factory: pytest.TempPathFactory) -> CompileUnit:
     """Compiles a unit that includes kernel files, and opens it."""
 
     def compile_it(source: str, *flags: str) -> ctypes.CDLL:
-        folder = tmp_path_factory.mktemp("unit")
-        (folder / "unit.cpp").write_text(source)
+        file = written(tmp_path_factory.mktemp("unit"), source, "unit.cpp")
         exact = ("-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fopenmp-simd", "-shared", "-fPIC", "-w")
         subprocess.run(
             (*find_compiler().command, *exact, f"-I{KERNELS}", *flags, "unit.cpp", "-o", "unit.so"),
             check=True,
-            cwd=folder,
+            cwd=file.parent,
         )
-        return ctypes.CDLL(str(folder / "unit.so"))
+        return ctypes.CDLL(str(file.with_suffix(".so")))
 
     return compile_it
 

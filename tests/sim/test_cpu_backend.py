@@ -43,14 +43,14 @@ KNOWN = (
     "acrobot, cartpole_v0, cartpole_v1, gridworld, mountain_car, mountain_car_continuous, pendulum, recommend, "
     "tag_continuous, tag_gridworld"
 )
-NEAREST = {"CartPole-v1": "cartpole_v1", "cartpol_v0": "cartpole_v0", "MountainCar-v0": "mountain_car"}
 
 
 @pytest.mark.parametrize(
     ("env", "parameters", "words"),
     [
         *((name, {}, f"expected one of {KNOWN}, got '{name}'.*Did you mean '{near}'")
-          for name, near in NEAREST.items()),
+          for name, near in (("CartPole-v1", "cartpole_v1"), ("cartpol_v0", "cartpole_v0"),
+                             ("MountainCar-v0", "mountain_car"))),
         ("/missing.cuh", {}, r"a \.cuh file, got .*missing\.cuh"),
         ("\xff\xfe\n", {}, "readable source text"),
         ("cartpole_v1", {"gravty": 9.0, "lenght": 1.0}, "(?s)Did you mean 'gravity'.*half_length.*'lenght'"),
@@ -79,8 +79,8 @@ def test_parameters_reach_the_kernel_to_the_last_bit() -> None:
 def test_an_own_file_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path, COUNTER, "with space/mine.cuh")
     monkeypatch.chdir(tmp_path / "with space")
-    paths = (str(file), "mine.cuh", "./mine.cuh", "../with space/mine.cuh")
-    assert [opened(path).spec.name for path in paths] == ["mine"] * 4
+    for path in (str(file), "mine.cuh", "./mine.cuh", "../with space/mine.cuh"):
+        assert opened(path).spec.name == "mine"
 
 
 def test_an_own_file_may_build_on_ours_and_on_its_neighbours(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_the_identity_is_that_of_own_sources_and_constants(tmp_path: Path, monke
     identities = [identity(), identity(env_parameters={"gravity": 9}), identity(time_limit=7), identity(math="fast")]
     identities += [changed(name) for name in ("mine.cuh", "numbers.cuh", "kernels/cartpole_v1.cuh")]
     assert len(set(identities)) == 7
-    shared = ("kernels/env.cuh", "kernels/port.cuh", "kernels/core/transition.cuh")
-    assert [changed(name) for name in shared] == identities[-1:] * 3
+    for shared in ("kernels/env.cuh", "kernels/port.cuh", "kernels/core/transition.cuh"):
+        assert changed(shared) == identities[-1]
 
 
 @pytest.mark.parametrize(
@@ -285,8 +285,7 @@ def test_code_that_others_may_have_written_is_compiled_anew(
     os.chown(changed, owner or os.geteuid(), -1)
     if what == "link":
         planted.symlink_to(planted.rename(empty_cache / "elsewhere"))
-    for _ in range(2):
-        assert cached("key", ".so", build).read_bytes() == b"whole"
+    assert [cached("key", ".so", build).read_bytes() for _ in range(2)] == [b"whole"] * 2
     assert re.fullmatch(says.format(empty_cache, owner or os.geteuid()), "\n".join(caplog.messages))
     assert (list(empty_cache.iterdir()) == [planted]) == (what == "folder")  # left as it is, and not used
 

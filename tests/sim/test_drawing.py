@@ -1,5 +1,7 @@
 """The drawing of actions: probabilities worked out by hand, frequencies, propensities, and odd values."""
 
+from math import inf, nan
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,6 @@ from sim.conftest import COUNTER, MASKED_COUNTER, MakeEnv
 from reagent_lite.errors import SimulationError
 from reagent_lite.sim.env import VectorEnv
 
-NAN, INF = float("nan"), float("inf")
 UNEQUAL = [1.0, 3.0, 2.0]
 POWERS = np.exp(UNEQUAL)
 
@@ -32,14 +33,14 @@ def drawn(counter: MakeEnv, q: list[float] | None, epsilon: float, temperature: 
         (UNEQUAL, 0.0, 0, "", [0, 1, 0]),
         (UNEQUAL, 1.0, 0, "", [1 / 3, 1 / 3, 1 / 3]),
         ([2.0, 1.0, 2.0], 0.3, 0, "", [0.8, 0.1, 0.1]),  # the first of equals
-        ([NAN, -5.0, -6.0], 0.3, 0, "", [0.1, 0.8, 0.1]),
-        ([NAN] * 3, 0.0, 0, "", [1, 0, 0]),
-        ([-INF, -INF, -1e38], 0.0, 0, "", [0, 0, 1]),
-        ([0.0, INF, 1.0], 0.0, 0, "", [0, 1, 0]),
+        ([nan, -5.0, -6.0], 0.3, 0, "", [0.1, 0.8, 0.1]),
+        ([nan] * 3, 0.0, 0, "", [1, 0, 0]),
+        ([-inf, -inf, -1e38], 0.0, 0, "", [0, 0, 1]),
+        ([0.0, inf, 1.0], 0.0, 0, "", [0, 1, 0]),
         (None, 0.0, 0, "", [1 / 3, 1 / 3, 1 / 3]),
         (UNEQUAL, 0.4, 0, "02", [0.2, 0, 0.8]),  # 0.4 / 2 each, and 0.6 on the better
         (UNEQUAL, 0.4, 0, "0", [1, 0, 0]),
-        ([NAN, 3.0, NAN], 0.0, 0, "02", [1, 0, 0]),
+        ([nan, 3.0, nan], 0.0, 0, "02", [1, 0, 0]),
         (None, 0.0, 0, "12", [0, 0.5, 0.5]),
         # softmax
         (UNEQUAL, 0.0, 1.0, "", POWERS / POWERS.sum()),
@@ -47,9 +48,9 @@ def drawn(counter: MakeEnv, q: list[float] | None, epsilon: float, temperature: 
         (UNEQUAL, 0.0, 10.0, "", POWERS**0.1 / (POWERS**0.1).sum()),
         (UNEQUAL, 0.0, 1.0, "02", POWERS * [1, 0, 1] / POWERS[[0, 2]].sum()),
         ([3e38, -3e38, 0.0], 0.0, 1.0, "", [1, 0, 0]),
-        ([INF, INF, 0.0], 0.0, 1.0, "", [0.5, 0.5, 0]),
-        ([NAN, 0.0, 0.0], 0.0, 1.0, "", [0, 0.5, 0.5]),
-        ([NAN] * 3, 0.0, 1.0, "", [1 / 3, 1 / 3, 1 / 3]),
+        ([inf, inf, 0.0], 0.0, 1.0, "", [0.5, 0.5, 0]),
+        ([nan, 0.0, 0.0], 0.0, 1.0, "", [0, 0.5, 0.5]),
+        ([nan] * 3, 0.0, 1.0, "", [1 / 3, 1 / 3, 1 / 3]),
         ([1e-30, 0.0, -1e-30], 0.0, 1.0, "", [1 / 3, 1 / 3, 1 / 3]),
     ],
 )

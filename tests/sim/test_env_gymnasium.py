@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import pi
 from typing import Any
 
 import gymnasium
@@ -16,7 +17,6 @@ from sim.conftest import environments, take
 from reagent_lite.errors import KernelBuildError
 from reagent_lite.sim.env import VectorEnv
 
-PI = np.pi
 NUM = 2_000
 
 
@@ -41,11 +41,13 @@ class Twin:
         low, high = np.array(list(self.state.values())).T * part
         return np.random.default_rng(seed).uniform(low, high, (num, len(low))).astype(np.float32)
 
-    def place(self, env: VectorEnv, states: NDArray[np.float32]) -> None:
-        """Writes states [N, D] into environments that start anew."""
+    def step_ours(self, env: VectorEnv, states: NDArray[np.float32], action: int) -> None:
+        """Takes an action in states [N, D], written into environments that start anew."""
         env.reset()
         for name, column in zip(self.state, states.T.copy(), strict=True):
             env.field(name).copy_(torch.from_numpy(column))
+        env.action.fill_(action)
+        env.step()
 
     def steps(self, states: NDArray[np.float32], action: int, **changes: float) -> list[NDArray[Any]]:
         """Observations [N, S], rewards and ends of Gymnasium's own steps in float64, with changed attributes."""
@@ -76,13 +78,13 @@ TWINS = {
     ),
     "pendulum": Twin(
         gymnasium="Pendulum-v1",
-        state={"theta": (-PI, PI), "omega": (-8.0, 8.0)},
-        starts={"theta": (-PI, PI), "omega": (-1.0, 1.0)},
+        state={"theta": (-pi, pi), "omega": (-8.0, 8.0)},
+        starts={"theta": (-pi, pi), "omega": (-1.0, 1.0)},
         forces=(-2.0, -1.0, 0.0, 1.0, 2.0),
     ),
     "acrobot": Twin(
         gymnasium="Acrobot-v1",
-        state={"theta_1": (-PI, PI), "theta_2": (-PI, PI), "omega_1": (-4 * PI, 4 * PI), "omega_2": (-9 * PI, 9 * PI)},
+        state={"theta_1": (-pi, pi), "theta_2": (-pi, pi), "omega_1": (-4 * pi, 4 * pi), "omega_2": (-9 * pi, 9 * pi)},
         starts=dict.fromkeys(("theta_1", "theta_2", "omega_1", "omega_2"), (-0.1, 0.1)),
         forces=(-1.0, 0.0, 1.0),
     ),
@@ -107,9 +109,7 @@ def test_one_step_from_any_state(name: str, part: ArrayLike, largest: float) -> 
         states[: NUM // 4, 0] = np.linspace(0.4, 0.5, NUM // 4)  # around the goal
     env = environments(name, NUM)
     for action in range(len(twin.forces)):
-        twin.place(env, states)
-        env.action.fill_(action)
-        env.step()
+        twin.step_ours(env, states, action)
         observation, reward, terminated = twin.steps(states, action)
         error = np.abs(env.next_observation.numpy() - observation) / np.abs(observation).max(0)
         assert error.max() <= largest
@@ -133,7 +133,7 @@ def test_choices_are_forces(name: str) -> None:
     ("name", "largest", "position", "speed", "gain"),
     [
         ("pendulum", 2.0, {"theta": 0.0}, "omega", 3 * 0.05),
-        ("mountain_car_continuous", 1.0, {"x": -PI / 6}, "v", 0.0015),
+        ("mountain_car_continuous", 1.0, {"x": -pi / 6}, "v", 0.0015),
     ],
 )
 def test_number_of_levels_is_a_parameter(
@@ -182,8 +182,7 @@ def test_fast_mathematics_is_as_near() -> None:
     twin = TWINS["cartpole_v1"]
     exact, fast = (environments("cartpole_v1", NUM, math=math) for math in ("exact", "fast"))
     for env in (exact, fast):
-        twin.place(env, twin.draw(NUM, 0))
-        env.step()
+        twin.step_ours(env, twin.draw(NUM, 0), 0)
     assert ((exact.next_observation - fast.next_observation).abs().numpy() / [2.4, 10.0, 0.21, 10.0]).max() < 1e-6
 
 
@@ -191,8 +190,6 @@ def test_parameters_change_the_dynamics_as_in_gymnasium() -> None:
     twin = TWINS["cartpole_v1"]
     states = twin.draw(1000, 5)
     env = environments("cartpole_v1", 1000, parameters={"pole_mass": 0.05, "gravity": 1.62})
-    twin.place(env, states)
-    env.action.fill_(1)
-    env.step()
+    twin.step_ours(env, states, 1)
     changes = {"gravity": 1.62, "masspole": 0.05, "total_mass": 1.05, "polemass_length": 0.05 * 0.5}
     np.testing.assert_allclose(env.next_observation, twin.steps(states, 1, **changes)[0], rtol=1e-6, atol=1e-6)

@@ -21,7 +21,6 @@ from reagent_lite.sim.rollout import ONLY, Actor, Exploration, Rollout, RolloutS
 
 CPU = torch.device("cpu")
 NUM = 16
-SCHEDULE = UpdateSchedule(num_envs=NUM, warmup=10, steps=2, updates=4, num_updates=80, beta=0.4)
 
 
 def cartpoles(limit: int = 30, first: int = 0, stop: int = NUM) -> VectorEnv:
@@ -42,7 +41,9 @@ def rollout_of(env: VectorEnv, kept: ReplayRing) -> Rollout:
 
 
 def source_of(rollout: Rollout, rows: int = 32) -> RolloutSource:
-    return RolloutSource(rollout, Exploration(start=1.0, end=0.2, decay_steps=320), SCHEDULE, rows=rows, scale=0.5,
+    return RolloutSource(rollout, Exploration(start=1.0, end=0.2, decay_steps=320),
+                         UpdateSchedule(num_envs=NUM, warmup=10, steps=2, updates=4, num_updates=80, beta=0.4),
+                         rows=rows, scale=0.5,
                          transform=lambda batch, scale: replace(batch, weight=batch.weight * scale))  # fmt: skip
 
 

@@ -7,6 +7,8 @@ import torch
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.types import EnvStep
 
+GOES_ON, TERMINATED, TRUNCATED = range(3)  # how a step ends; both ends in one row are 3
+
 
 def ring_of(device: str = "cpu", **given: Any) -> ReplayRing:
     """A ring for one environment with 8 slots, unless something else is given."""

@@ -2,28 +2,26 @@
 
 from dataclasses import dataclass, field
 from itertools import compress
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sim.replay.rings import ring_of
+from sim.replay.rings import TERMINATED, TRUNCATED, ring_of
 
 from reagent_lite.sim.replay.ring import ReplayRing
 from reagent_lite.types import EnvStep
 
-TERMINATED, TRUNCATED = 1, 2
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     state: int  # unique, counted over times and environments; an end leads to its negative
     end: int
     action: int
 
-    @property
-    def reward(self) -> float:
-        return self.state % 7 - 2.5
+
+def reward_in(state: Any) -> Any:
+    return state % 7 - 2.5
 
 
 @dataclass
@@ -69,10 +67,10 @@ def test_rows_equal_a_naive_list_of_episodes(data: st.DataObject) -> None:
 
 
 def write(ring: ReplayRing, rows: list[Row]) -> None:
-    state, end, action = torch.tensor([(row.state, row.end, row.action) for row in rows]).T
+    state, end, action = torch.tensor(rows).T
     observation = state[:, None].float()
     ring.write(EnvStep(
-        observation=observation, action=action, reward=torch.tensor([row.reward for row in rows]),
+        observation=observation, action=action, reward=reward_in(state),
         next_observation=torch.where(end[:, None] > 0, -observation, observation + len(rows)),
         propensity=1 / state, terminated=end & TERMINATED > 0, truncated=end & TRUNCATED > 0,
     ))  # fmt: skip
@@ -100,7 +98,9 @@ def agrees(ring: ReplayRing, model: Episodes, prioritized: bool) -> None:
             "action": rows[0].action,
             "next_action": model.rows[time + len(rows)][env].action if model.sarsa and not last.end else 0,
             "propensity": pytest.approx(1 / rows[0].state),
-            "reward": pytest.approx(sum(0.9**k * row.reward for k, row in enumerate(rows)), rel=1e-5, abs=1e-5),
+            "reward": pytest.approx(
+                sum(0.9**k * reward_in(row.state) for k, row in enumerate(rows)), rel=1e-5, abs=1e-5
+            ),
         }
         assert {name: getattr(batch, name)[i].item() for name in expected} == expected
         assert sample.index[i] == time % model.slots * model.envs + env
