@@ -146,8 +146,7 @@ def diverge(group: Group, folder: str) -> dict[str, Any]:
 
     with pytest.raises(PeerError, match="differ between ranks: 1 from 0, 2"):
         list(schedule.after_step() for _ in fit(running, plan, group, collect=flip))
-    kept = sorted(path.name for path in Path(folder).glob("checkpoints/step_*"))
-    return {"step": running.position.step, "kept": kept}
+    return {"step": running.position.step, "kept": sorted(os.listdir(Path(folder, "checkpoints")))}
 
 
 def end_without_threads() -> None:
@@ -231,7 +230,7 @@ def test_a_world_of_one_does_nothing() -> None:
         # checks follow steps 1, 2, 169, 336, 667 and 998; rank 1's clock does not count
         ("agree", [{"stopped": 998, "saves": [1]}] * 3),
         # nothing is saved of what differs
-        ("diverge", [{"step": 5, "kept": ["step_000002", "step_000004"]}] * 3),
+        ("diverge", [{"step": 5, "kept": ["LATEST", "step_000002", "step_000004"]}] * 3),
     ],
 )  # fmt: skip
 def test_what_three_ranks_do_together(job: str, expected: list[Any], three: list[dict[str, Any]]) -> None:

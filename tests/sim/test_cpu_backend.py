@@ -173,8 +173,7 @@ def test_parameters_and_names_are_optional(tmp_path: Path) -> None:
     text = COUNTER.replace("int(goal)", "4").replace("worth *", "").replace(" P(goal, 4.0f) P(worth, 1.0f)", "")
     assert opened(written(tmp_path, text.replace("#define PARAMETERS(P)", ""))).spec.parameters == {}
     names = ("one", 'in "quotes"\n', "long" * 3000)
-    listed = ", ".join(map(json.dumps, names))
-    named = written(tmp_path, f"{text}#define ACTION_NAMES {{{listed}}}\n", "named.cuh")
+    named = written(tmp_path, f"{text}#define ACTION_NAMES {{{', '.join(map(json.dumps, names))}}}\n", "named.cuh")
     assert opened(named).spec.action_names == names
 
 

@@ -37,8 +37,7 @@ def cuda() -> Open:
 
     def opened(name: str | Path) -> CudaBackend:
         path = name if isinstance(name, Path) else find_environment(name)
-        problem = cuda_problem(DEVICE, path)
-        if problem is not None:
+        if problem := cuda_problem(DEVICE, path):
             pytest.skip(problem)
         return CudaBackend(path, {}, "exact", DEVICE)
 

@@ -17,9 +17,9 @@ def ring_of(device: str = "cpu", **given: Any) -> ReplayRing:
 
 
 def plain_columns(envs: int) -> dict[str, torch.Tensor]:
-    zeros, no = torch.zeros(envs), torch.zeros(envs, dtype=torch.bool)
+    zeros = torch.zeros(envs)
     return {"observation": zeros[:, None], "next_observation": zeros[:, None], "action": zeros, "reward": zeros,
-            "terminated": no, "truncated": no, "propensity": torch.ones(envs)}  # fmt: skip
+            "terminated": zeros.bool(), "truncated": zeros.bool(), "propensity": torch.ones(envs)}  # fmt: skip
 
 
 def plain_step(envs: int = 1, **columns: Any) -> EnvStep:

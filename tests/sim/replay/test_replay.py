@@ -98,9 +98,8 @@ def test_masks_and_candidates_belong_to_the_first_and_the_last_row_of_a_window()
             )
         )
     batch = ring.sample(64).batch
-    state = batch.state
-    mask = torch.cat((state >= 0, state % 2 == 0, state < 0), 1)
-    for choices, shown in ((batch.actions, state), (batch.next_actions, state + 2)):
+    mask = torch.cat((batch.state >= 0, batch.state % 2 == 0, batch.state < 0), 1)
+    for choices, shown in ((batch.actions, batch.state), (batch.next_actions, batch.state + 2)):
         # the mask of the last row's next choices is that of s + 1, which leads to s + 2
         assert torch.equal(choices.mask, mask)
         assert torch.equal(choices.features, shown.view(64, 1, 1).expand(64, 3, 2))

@@ -62,18 +62,14 @@ def test_rows_equal_a_naive_list_of_episodes(data: st.DataObject) -> None:
         drawn = data.draw(st.lists(moves, min_size=envs, max_size=envs))
         rows = [Row(1 + time * envs + env, *move) for env, move in enumerate(drawn)]
         model.rows.append(rows)
-        write(ring, rows)
+        state, end, action = torch.tensor(rows).T
+        observation = state[:, None].float()
+        ring.write(EnvStep(
+            observation=observation, action=action, reward=reward_in(state),
+            next_observation=torch.where(end[:, None] > 0, -observation, observation + len(rows)),
+            propensity=1 / state, terminated=end & TERMINATED > 0, truncated=end & TRUNCATED > 0,
+        ))  # fmt: skip
         agrees(ring, model, prioritized)
-
-
-def write(ring: ReplayRing, rows: list[Row]) -> None:
-    state, end, action = torch.tensor(rows).T
-    observation = state[:, None].float()
-    ring.write(EnvStep(
-        observation=observation, action=action, reward=reward_in(state),
-        next_observation=torch.where(end[:, None] > 0, -observation, observation + len(rows)),
-        propensity=1 / state, terminated=end & TERMINATED > 0, truncated=end & TRUNCATED > 0,
-    ))  # fmt: skip
 
 
 def agrees(ring: ReplayRing, model: Episodes, prioritized: bool) -> None:
