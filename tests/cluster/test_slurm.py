@@ -46,9 +46,9 @@ def test_a_batch_job_gets_a_signal_and_continues(slurm: Slurm, two_hosts: Hosts,
     changes: dict[str, Any] = {"checkpoint": {"every_steps": 5}, "epochs": 12}
     expected = undisturbed(job(num_nodes=2, **changes))
     work = job(num_nodes=1, **changes)
-    log = two_hosts[0].data / "batch.log"
     number = slurm.output(
-        "sbatch", "--parsable", "--cpus-per-task=1", f"--output={log}", ROOT / "deploy/slurm/train.sbatch",
+        "sbatch", "--parsable", "--cpus-per-task=1", f"--output={two_hosts[0].data}/batch.log",
+        ROOT / "deploy/slurm/train.sbatch",
         env={**ENVIRONMENT, "CONFIG": str(work.hosts[0].data / "job/x.json"), "PYTHON": sys.executable,
              "HOME": str(two_hosts.share),
              "REAGENT_LITE_FAULT": "fail:rank=0,step=0,kind=slow,seconds=0.05,attempt=any"},

@@ -85,14 +85,14 @@ def main(options: dict[str, Any]) -> None:
     """Runs a launcher."""
     node = Node(options["index"], options["count"])
     processes = options.get("processes", 1)
-    declared = {key: options[key] for key in ("versions", "config", "problem", "job") if key in options}
     rendezvous = Rendezvous(
         node=node,
         init_method=options["init_method"],
         settings=RendezvousConfig(**{**SETTINGS, **options.get("settings", {})}),
         declaration=Declaration(
             node=node.index, host=options.get("host", f"host{node.index}"), pid=os.getpid(),
-            processes=processes, device="cpu", **declared,
+            processes=processes, device="cpu",
+            **{key: options[key] for key in ("versions", "config", "problem", "job") if key in options},
         ),
         force=options.get("force", False),
     )  # fmt: skip

@@ -28,7 +28,6 @@ def test_values_of_all_machines_are_gathered_by_node_0_and_fetched_at_once() -> 
 
 
 def test_what_all_machines_are_sent_before_they_begin_has_no_copy_of_the_config_for_each() -> None:
-    declared = [ONE.model_copy(update={"node": number, "config": {"seed": 1}}) for number in range(3)]
-    compatibility = check_compatibility(declared)
+    compatibility = check_compatibility([ONE.model_copy(update={"node": n, "config": {"seed": 1}}) for n in range(3)])
     assert [declaration.node for declaration in compatibility.declarations] == [0, 1, 2]
     assert "seed" not in compatibility.model_dump_json()

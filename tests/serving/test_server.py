@@ -57,30 +57,26 @@ class Server:
         self.process.close()
 
 
-def serving(model: Path, log: Path, *settings: str) -> closing[Server]:
-    return closing(Server(model, log, *settings))
-
-
 def ids_of(log: Path) -> list[str]:
     return [row["decision_id"] for row in rows_of(log)]
 
 
 def test_what_was_answered_is_in_the_log_after_a_kill(named: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with serving(named, log, "workers=2") as server:
+    with closing(Server(named, log, "workers=2")) as server:
         ids = [server.decide() for _ in range(20)]
         # by connections of their own, which the other worker takes as well
         assert [server.reward(decision) for decision in ids[:10]] == [204] * 10
         assert "reagent_decisions_total" in httpx.get(server.url + "/metrics").text
         server.close()
-    with serving(named, log, "workers=1", "rotate_seconds=0.3") as server:
+    with closing(Server(named, log, "workers=1", "rotate_seconds=0.3")) as server:
         assert [server.reward(decision) for decision in ids[10:]] == [204] * 10
         assert server.stop() == 0
     assert sorted(ids_of(log)) == sorted(ids)
 
 
 def test_a_worker_that_is_killed_is_started_again_with_its_journal(named: Path, tmp_path: Path) -> None:
-    with serving(named, tmp_path / "log") as server:
+    with closing(Server(named, tmp_path / "log")) as server:
         decision = server.decide()
         (worker,) = (child for child in server.process.children() if "spawn_main" in "".join(child.cmdline()))
         worker.kill()
@@ -90,15 +86,15 @@ def test_a_worker_that_is_killed_is_started_again_with_its_journal(named: Path, 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0])
 def test_a_server_that_is_stopped_while_its_workers_start_ends(named: Path, tmp_path: Path, seconds: float) -> None:
-    with serving(named, tmp_path / "log", "workers=2") as server:
+    with closing(Server(named, tmp_path / "log", "workers=2")) as server:
         time.sleep(seconds)
         assert server.stop() == 0
 
 
 def test_a_second_server_is_refused_and_workers_end_with_their_server(named: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with serving(named, log) as server:
-        with serving(named, log) as second:
+    with closing(Server(named, log)) as server:
+        with closing(Server(named, log)) as second:
             assert second.process.wait(60) == 5
             assert f"pid {server.process.pid}, since" in second.process.said
         server.decide()
@@ -117,8 +113,8 @@ def test_new_models_take_over_without_a_dropped_request(named: Path, tmp_path: P
                 answer = connection.post("/decide", json={"rows": [ROW]})
                 answers.append((answer.status_code, answer.json().get("model", "")))
 
-    with (
-        serving(named, tmp_path / "log", "workers=2", "reward_seconds=0.001") as server,  # so that all are written
+    with (  # reward_seconds: so that all are written at the end
+        closing(Server(named, tmp_path / "log", "workers=2", "reward_seconds=0.001")) as server,
         ThreadPoolExecutor(4) as pool,
         ExitStack() as ending,
     ):

@@ -24,7 +24,7 @@ from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.rollout import ONLY, Actor, Rollout
 
-SEED, STREAM = 5, 3
+KEY = {"seed": 5, "stream": 3}
 
 
 class Odd(gymnasium.Env[dict[str, Any], int]):
@@ -71,7 +71,7 @@ def _registered() -> None:
 
 def environments(name: str, num: int, first: int = 0, limit: int | None = None, **parameters: Any) -> VectorEnv:
     backend = open_backend(EnvironmentConfig(env=f"gymnasium:{name}", env_parameters=parameters), torch.device("cpu"))
-    env = open_envs(backend, num_envs=num, first_env=first, seed=SEED, stream=STREAM, time_limit=limit)
+    env = open_envs(backend, num_envs=num, first_env=first, **KEY, time_limit=limit)
     env.reset()
     return env
 
@@ -84,7 +84,7 @@ class Loop:
             gymnasium.make(name, **parameters | ({"max_episode_steps": limit} if limit else {}))
         )
         self.now = self.env.reset(
-            seed=int(np.random.SeedSequence((SEED, STREAM, number, episode)).generate_state(1)[0])
+            seed=int(np.random.SeedSequence((*KEY.values(), number, episode)).generate_state(1)[0])
         )
         self.episode, self.rewards = episode, list[float]()
 
@@ -149,7 +149,7 @@ def test_transitions_are_those_of_a_loop(
 
 def test_actions_are_drawn_as_in_a_kernel() -> None:
     ours = environments("CartPole-v1", 8)
-    kernel = kernels("cartpole_v1", 8, seed=SEED, stream=STREAM)
+    kernel = kernels("cartpole_v1", 8, **KEY)
     q = torch.randn(8, 2, generator=torch.Generator().manual_seed(1))
     for settings in ({"epsilon": torch.full((1,), 0.3)}, {"epsilon": torch.zeros(1), "temperature": 0.7}):
         for env in (ours, kernel):
