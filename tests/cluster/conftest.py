@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cluster import nfs_lab, slurm_lab
 from cluster.hosts import Hosts, cluster_of
-from cluster.training import Job, parts, rows_of_a_log
+from cluster.training import Job, Make, parts, rows_of_a_log
 
 NAMESPACES = ["unshare", "--mount", "--net", "--uts", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
 
@@ -20,7 +20,7 @@ def lacking(*programs: str) -> list[str]:
     """Names what this machine lacks of root, of the right to make namespaces, and of programs."""
     if os.geteuid() != 0:
         return ["root"]
-    missing = [program for program in ("unshare", "nsenter", "ip", *programs) if shutil.which(program) is None]
+    missing = [program for program in ("unshare", "nsenter", "ip", "pgrep", *programs) if shutil.which(program) is None]
     if not missing and subprocess.run(NAMESPACES, capture_output=True, check=False).returncode:
         missing.append("the right to make namespaces and to mount (CAP_SYS_ADMIN)")
     return missing
@@ -65,7 +65,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture
-def job(two_hosts: Hosts, lines: list[str]) -> Iterator[Callable[..., Job]]:
+def job(two_hosts: Hosts, lines: list[str]) -> Iterator[Make]:
     """job(**changes to the config) -> Job with half of the log on each host, which ends with the test."""
     with ExitStack() as stack:
         yield lambda **changes: stack.enter_context(closing(Job(two_hosts, parts(lines, 2), **changes)))

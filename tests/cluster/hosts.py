@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from cluster.machine import COMMAND_SECONDS, Machine, Started
+from cluster.machine import COMMAND_SECONDS, Machine
+from oracles.interpreters import Interpreter
 
 Names = Literal["loopback", "unknown", "silent"]
 Fault = Literal["readonly", "full", "hangs"]
@@ -41,7 +42,7 @@ class Host(Machine):
         super().__init__(f"node{index}", mounts_of=hub)
         self.index, self.address, self.data = index, _address(index), lab / "data"
         self._hub, self._lab, self._port = hub, lab, f"port{index}"
-        self._started: list[Started] = []
+        self._started: list[Interpreter] = []
         self._needs_share = False
         for folder in (self.data, "/dev/shm"):
             self.run("mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", folder)
@@ -52,10 +53,9 @@ class Host(Machine):
 
     def learn_names(self, count: int, names: Names) -> None:
         """Gives the host an /etc/hosts of its own: for `count` hosts, or for none."""
-        lines = ["127.0.0.1 localhost"] if names != "silent" else []
-        if names == "loopback":
-            lines += [f"{'127.0.1.1' if i == self.index else _address(i)} node{i}" for i in range(count)]
-        files = {"hosts": lines}
+        local = ["127.0.0.1 localhost"]
+        hosts = [f"{'127.0.1.1' if i == self.index else _address(i)} node{i}" for i in range(count)]
+        files = {"hosts": {"silent": [], "unknown": local, "loopback": local + hosts}[names]}
         if names == "silent":
             files["resolv.conf"] = [f"nameserver {NAME_SERVER}"]
             self.run("ip", "neighbour", "replace", NAME_SERVER, *NOWHERE)
@@ -73,7 +73,7 @@ class Host(Machine):
 
     def start(
         self, argv: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path | None = None
-    ) -> Started:
+    ) -> Interpreter:
         """Starts a command on the private disk, or in `cwd`; a host that lost power starts up first."""
         if self._needs_share:
             self.heal()

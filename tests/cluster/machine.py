@@ -3,37 +3,15 @@
 Machines share the root file system, the kernel and the numbering of processes with the real machine.
 """
 
-import contextlib
-import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import psutil
 from oracles.interpreters import Interpreter
 
-HOLDER = Path(__file__).with_name("machine.sh")
 COMMAND_SECONDS = 60
-
-
-class Started(Interpreter):
-    """A process that a test started on a machine."""
-
-    def children(self) -> list[psutil.Process]:
-        """Returns its descendants, parents first."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.pid).children(recursive=True) if self.poll() is None else []
-        return []
-
-    def end(self) -> None:
-        """Ends it with its descendants."""
-        for child in self.children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-        self.kill()
 
 
 class Machine:
@@ -48,17 +26,17 @@ class Machine:
         """Starts a machine with a loopback interface; its mounts start as a copy of another machine's, or of ours."""
         enter = [] if mounts_of is None else ["nsenter", "--target", str(mounts_of.pid), "--mount"]
         self._holder = subprocess.Popen(
-            [*enter, "unshare", "--mount", "--net", "--uts", "sh", str(HOLDER), name],
+            [*enter, "unshare", "--mount", "--net", "--uts", "sh", str(Path(__file__).with_name("machine.sh")), name],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True,
         )  # fmt: skip
         self.name, self.pid = name, self._holder.pid
         answer = self._holder.stdout.readline()
         assert answer == "ready\n", f"machine {name} does not start: {answer}{self._holder.stdout.read()}"
 
-    def spawn(self, argv: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Started:
+    def spawn(self, argv: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Interpreter:
         """Starts a command on this machine: Python with torch imported, or what it is replaced by."""
         other = ["-c", f"import os; os.execvp({argv[0]!r}, {argv!r})"]
-        return Started(
+        return Interpreter(
             argv[1:] if argv[0] == sys.executable else other, cwd=cwd, env={"OMP_NUM_THREADS": "1", **environment},
             namespaces_of=self.pid,
         )  # fmt: skip
@@ -82,21 +60,12 @@ class Machine:
         """Returns the path under which the test itself sees a file of this machine."""
         return Path(f"/proc/{self.pid}/root") / path.relative_to("/")
 
-    def processes(self) -> list[int]:
-        """Returns the ids of all living processes of this machine, but for the one that holds it."""
-        namespace = os.readlink(f"/proc/{self.pid}/ns/net")
-        running = []
-        for pid in psutil.pids():
-            with contextlib.suppress(OSError):  # it ended meanwhile, or is a zombie
-                running += [pid] if os.readlink(f"/proc/{pid}/ns/net") == namespace and pid != self.pid else []
-        return running
-
     def end_all(self) -> None:
-        """SIGKILL to every process of this machine until none is left."""
-        while running := self.processes():
-            for pid in running:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        """SIGKILL to every process of this machine, but for the one that holds it, until none is left."""
+        holder = str(self.pid)
+        search = ["pgrep", "--nslist", "net", "--ns", holder]
+        while running := {*subprocess.run(search, stdout=subprocess.PIPE, text=True).stdout.split()} - {holder}:
+            subprocess.run(["kill", "-KILL", *running], stderr=subprocess.DEVNULL, check=False)
             time.sleep(0.005)
 
     def close(self) -> None:

@@ -17,21 +17,17 @@ from pathlib import Path
 
 MACHINES = Path(__file__).with_name("nfs_machines.sh")
 PROGRAMS = {"LINUX": "linux.uml", "BUSYBOX": "busybox"}
-MODULES = Path("/usr/lib/uml/modules")
-LOCK = str(Path(tempfile.gettempdir()) / "reagent_lite_nfs_lab.lock")
 
 
 @functools.cache
 def lacking() -> list[str]:
     """Names the programs that this machine lacks, or what keeps user-mode Linux from running on it."""
-    missing = [program for program in PROGRAMS.values() if shutil.which(program) is None]
-    if missing:
+    if missing := [program for program in PROGRAMS.values() if shutil.which(program) is None]:
         return missing
     try:
         run_on_two_machines("exit 0", 30)
     except AssertionError as error:
-        panic = re.search(r"userspace - ptrace set fp regs failed.*", str(error))
-        if panic is not None:
+        if panic := re.search(r"userspace - ptrace set fp regs failed.*", str(error)):
             return [f"a processor whose registers user-mode Linux has room for, as AMX's are not ({panic[0]})"]
     return []
 
@@ -54,9 +50,15 @@ def run_on_two_machines(job: str, seconds: float, memory: str = "1200M") -> list
         (lab / "memory").mkdir()
         (lab / "job.sh").write_text(job)
         programs = {name: shutil.which(program) or "" for name, program in PROGRAMS.items()}
-        environment = {**programs, "PATH": os.environ["PATH"], "MODULES": str(max(MODULES.iterdir())), "MEMORY": memory,
-                       "OPTIONS": "vers=4.2"}  # fmt: skip
-        alone = ["flock", f"--wait={5 * seconds:g}", LOCK]  # two would measure each other, and want 5 GB
+        environment = {
+            **programs,
+            "PATH": os.environ["PATH"],
+            "MODULES": str(max(Path("/usr/lib/uml/modules").iterdir())),
+            "MEMORY": memory,
+            "OPTIONS": "vers=4.2",
+        }
+        # two would measure each other, and want 5 GB
+        alone = ["flock", f"--wait={5 * seconds:g}", f"{tempfile.gettempdir()}/reagent_lite_nfs_lab.lock"]
         limit = ["timeout", "--signal=KILL", str(seconds)]  # holds even where the test itself is killed
         apart = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
         subprocess.run([*alone, *limit, *apart, "sh", str(MACHINES), folder], env=environment, check=False)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster.hosts import Host, Hosts
-from cluster.machine import Started
+from oracles.interpreters import Interpreter
 from oracles.waiting import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
@@ -58,7 +58,7 @@ class Slurm:
             lambda: "\n".join(daemon.said for daemon in self._daemons), READY_SECONDS,
         )  # fmt: skip
 
-    def start(self, *argv: str | Path, env: Mapping[str, str] | None = None) -> Started:
+    def start(self, *argv: str | Path, env: Mapping[str, str] | None = None) -> Interpreter:
         """Starts a command of Slurm on node0, with variables that its tasks see as well."""
         return self._hosts[0].start(argv, env={**self._environment, **(env or {})})
 
@@ -66,7 +66,7 @@ class Slurm:
         """Returns the output of a short command of Slurm on node0, whatever its exit status."""
         return "".join(self.start(*argv, env=env).communicate(READY_SECONDS))
 
-    def _munge(self, host: Host) -> Started:
+    def _munge(self, host: Host) -> Interpreter:
         """Starts the service that vouches for who asks, with one key for all hosts."""
         host.write("slurm/munge.key", b"a laboratory's key; it opens nothing else")
         host.run("chmod", "0600", self._folder / "munge.key")

@@ -46,9 +46,10 @@ def steps(tmp_path: Path, runs: int, seconds: float, first: str) -> list[float]:
     whole = {"data": {"global_minibatch_size": len(lines)}, "epochs": 10}
     for node, part in enumerate(parts(lines, 2)):
         (tmp_path / f"train_{node}.jsonl").write_text("".join(part))
-    changes = {"training_data_path": "/run/job/train.jsonl", "model_output_path": "/run/job/out", "num_nodes": 2,
-               "init_method": "file:///mnt/share/run.rdzv", **whole}  # fmt: skip
-    (tmp_path / "x.json").write_text(json.dumps(merged(BASE, changes)))
+    (tmp_path / "x.json").write_text(json.dumps(merged(BASE, {
+        "training_data_path": "/run/job/train.jsonl", "model_output_path": "/run/job/out", "num_nodes": 2,
+        "init_method": "file:///mnt/share/run.rdzv", **whole,
+    })))  # fmt: skip
     said, _ = nfs_lab.run_on_two_machines(
         JOB.format(results=tmp_path, root=ROOT, runs=runs, first=first, python=sys.executable), seconds, memory="2500M"
     )

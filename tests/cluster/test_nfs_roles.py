@@ -100,7 +100,6 @@ def test_a_learner_and_collectors_over_nfs(tmp_path: Path) -> None:
     sizes = [int(file.name.split("-")[1]) for file in files]
     outcomes = {name: json.loads((said / f"{name}.json").read_text().splitlines()[-1]) for name in ("learn", "third")}
     played = [json.loads(pq.read_schema(file).metadata[b"reagent_lite"])["policy"] for file in files]
-    print(f"{progress}, {len(files)} files of {sum(sizes)} steps, policies played {sorted(set(played))}, {outcomes}")
     assert progress["finished"]
     assert STEPS <= progress["env_steps"] < STEPS + max(sizes)
     assert outcomes["learn"]["steps"] == (STEPS - WARM_UP) // ENVS

@@ -3,7 +3,6 @@
 import json
 import random
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,15 +10,11 @@ import psutil
 import pytest
 import torch
 from cluster.hosts import Hosts, Names, cluster_of
-from cluster.training import SECONDS, Job, alone, learned, parts, undisturbed
+from cluster.training import SECONDS, Job, Make, alone, learned, parts, undisturbed
 from oracles.interpreters import FORKED_WORKERS
 from torch.testing import assert_close
 
 from reagent_lite.export import load_bundle
-
-SLOW = pytest.mark.slow
-Make = Callable[..., Job]
-
 
 STEPS = {"checkpoint": {"every_steps": 5}, "rendezvous": {"lost_after_seconds": 4.0, "heartbeat_seconds": 0.5}}
 
@@ -45,7 +40,7 @@ def test_the_seven_steps_and_a_killed_worker(two_hosts: Hosts, job: Make, lines:
     survived(job(**STEPS, **whole), "kill", 8, expected)
 
 
-@SLOW
+@pytest.mark.slow
 @pytest.mark.parametrize("names", ["unknown", "loopback"])
 def test_torchrun_where_names_lead_nowhere(need_hosts: None, lines: list[str], names: Names) -> None:
     """gloo asks for the address of a machine's own name, and takes 127.0.0.1 where it finds nothing or that."""
@@ -61,13 +56,12 @@ def survived(work: Job, kind: str, step: int, expected: dict[str, torch.Tensor])
     """Runs a job with a fault before a step, and asserts that it goes on and learns the same, bit for bit."""
     started = work.start_all(env={FORKED_WORKERS: "1", "REAGENT_LITE_FAULT": f"fail:rank=1,step={step},kind={kind}"})
     work.done()
-    for launcher in started:
-        assert "restart 1 of at most 3" in launcher.said
+    assert all("restart 1 of at most 3" in launcher.said for launcher in started), work.logs()
     assert f"resuming from checkpoints/step_{step // 5 * 5:06d}" in started[0].said
     assert_close(learned(work.out()), expected, rtol=0, atol=0)
 
 
-@SLOW
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["exception", "stop"])
 def test_a_fault_on_purpose_is_survived_bit_for_bit(job: Make, kind: str) -> None:
     survived(job(**STEPS, epochs=3), kind, 23, undisturbed(job(**STEPS, epochs=3)))
@@ -92,7 +86,7 @@ def strike(work: Job, rng: random.Random) -> str:
     return f"{what} of node {index}"
 
 
-@SLOW
+@pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("count", [1, 20])
 def test_killed_at_random_moments(job: Make, count: int) -> None:
@@ -105,8 +99,7 @@ def test_killed_at_random_moments(job: Make, count: int) -> None:
         print(f"seed {seed}: {strike(work, rng)} killed", flush=True)
         codes = {launchers[-1].wait(SECONDS) for launchers in work.started}
         # who had ended before the kill ended well
-        saved = "The model was already saved and is kept" in work.logs()
-        assert codes <= ({0, 4} if saved else {0}), work.logs()
+        assert codes <= ({0, 4} if "The model was already saved and is kept" in work.logs() else {0}), work.logs()
         assert_close(learned(work.out()), expected, rtol=0, atol=0)
         assert (work.out() / "model/manifest.json").exists()
         work.close()

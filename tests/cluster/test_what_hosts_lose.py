@@ -5,43 +5,45 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
 from cluster.hosts import Fault, Host, Hosts, cluster_of
-from cluster.machine import Started
-from oracles.interpreters import FORKED_WORKERS
+from oracles.interpreters import FORKED_WORKERS, Interpreter
 from oracles.runs import ROOT
 from oracles.waiting import wait_until
 
-MACHINE = ROOT / "tests" / "distributed" / "machines.py"
 ENVIRONMENT = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1",
                FORKED_WORKERS: "1"}  # fmt: skip
 LOST_AFTER = 4.0
-SLOW = pytest.mark.slow
 
 
+@dataclass
 class Run:
     """A run of hosts whose launchers log to files of their own."""
 
-    def __init__(self, hosts: Hosts) -> None:
-        self.hosts, self.started = hosts, list[Started]()
-        self.settings = {"interface": None, "lost_after_seconds": LOST_AFTER, "heartbeat_seconds": 0.5}
-        self.options: dict[str, Any] = {}
+    hosts: Hosts
+    started: list[Interpreter] = field(default_factory=list)
+    settings: dict[str, Any] = field(
+        default_factory=lambda: {"interface": None, "lost_after_seconds": LOST_AFTER, "heartbeat_seconds": 0.5}
+    )
+    options: dict[str, Any] = field(default_factory=dict)
 
-    def start(self, host: Host, *wrapper: str, **options: Any) -> Started:
+    def start(self, host: Host, *wrapper: str, **options: Any) -> Interpreter:
         given = {
             "index": host.index, "count": len(self.hosts), "host": host.name, "out": str(host.data),
             "init_method": f"file://{self.hosts.share}/run.rdzv", "settings": self.settings, **self.options, **options,
         }  # fmt: skip
-        self.started.append(host.start([*wrapper, sys.executable, MACHINE, json.dumps(given)], env=ENVIRONMENT))
+        command = [*wrapper, sys.executable, "-m", "distributed.machines", json.dumps(given)]
+        self.started.append(host.start(command, env=ENVIRONMENT))
         return self.started[-1]
 
-    def all(self, **options: Any) -> list[Started]:
+    def all(self, **options: Any) -> list[Interpreter]:
         self.options = options
         return [self.start(host) for host in self.hosts]
 
-    def under_way(self, **options: Any) -> list[Started]:
+    def under_way(self, **options: Any) -> list[Interpreter]:
         """Starts all and returns when their workers have summed."""
         started = self.all(**options)
         for host in self.hosts:
@@ -65,12 +67,12 @@ def run(two_hosts: Hosts) -> Iterator[Run]:
         host.heal()
     two_hosts.share_heal()
     for machine in started.started:
-        machine.end()
+        machine.close()
     for host in two_hosts:
         host.run("find", host.data, "-type", "f", "-delete")
 
 
-def all_end(machines: list[Started], code: int, words: str, within: float) -> None:
+def all_end(machines: list[Interpreter], code: int, words: str, within: float) -> None:
     """Asserts that every launcher ends with the code and the words, in time: 30 s are promised."""
     deadline = time.monotonic() + within
     for machine in machines:
@@ -78,7 +80,7 @@ def all_end(machines: list[Started], code: int, words: str, within: float) -> No
         assert words in machine.said
 
 
-@pytest.mark.parametrize("how", ["silent", pytest.param("link", marks=SLOW)])
+@pytest.mark.parametrize("how", ["silent", pytest.param("link", marks=pytest.mark.slow)])
 def test_a_cut_network_ends_both_sides_with_the_reason(run: Run, how: Literal["link", "silent"]) -> None:
     both = run.under_way(steps=2000)
     run.hosts[1].cut(how)
@@ -86,7 +88,7 @@ def test_a_cut_network_ends_both_sides_with_the_reason(run: Run, how: Literal["l
     all_end(both[1:], 4, "lost node 0: run ", 20)
 
 
-@SLOW
+@pytest.mark.slow
 @pytest.mark.parametrize("heals", [True, False])
 def test_a_network_that_is_cut_while_machines_meet(run: Run, heals: bool) -> None:
     """Healed they meet; else both log what is missing. The share is behind the same network: the kernel lets a process
@@ -107,7 +109,7 @@ def test_a_network_that_is_cut_while_machines_meet(run: Run, heals: bool) -> Non
         assert second.wait(60) == 3
 
 
-@pytest.mark.parametrize("seconds", [LOST_AFTER + 3, pytest.param(LOST_AFTER / 2, marks=SLOW)])
+@pytest.mark.parametrize("seconds", [LOST_AFTER + 3, pytest.param(LOST_AFTER / 2, marks=pytest.mark.slow)])
 def test_a_cut_that_heals(run: Run, seconds: float) -> None:
     """A short one is survived, after a longer one the run begins again."""
     longer = seconds > LOST_AFTER
@@ -117,11 +119,10 @@ def test_a_cut_that_heals(run: Run, seconds: float) -> None:
     run.hosts[1].heal()
     run.hosts[0].write("end", b"")  # workers end after their next step
     run.ends_well(int(longer))
-    for machine in both:
-        assert ("restart 1 of at most 2" in machine.said) == longer
+    assert ["restart 1 of at most 2" in machine.said for machine in both] == [longer] * 2
 
 
-@SLOW
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_host_without_power_is_named_and_may_come_back(run: Run, victim: int, silent: bool) -> None:
@@ -140,7 +141,7 @@ def test_a_host_without_power_is_named_and_may_come_back(run: Run, victim: int, 
     [
         ("readonly", "expected a folder that every machine reaches"),
         ("full", "No space left on device"),
-        pytest.param("hangs", "(the share hangs)", marks=SLOW),
+        pytest.param("hangs", "(the share hangs)", marks=pytest.mark.slow),
     ],
 )
 def test_a_share_that_cannot_be_used(run: Run, fault: Fault, words: str) -> None:
@@ -157,7 +158,7 @@ def test_a_clock_an_hour_off(run: Run, need_faketime: None) -> None:
     run.ends_well()
 
 
-@SLOW
+@pytest.mark.slow
 @pytest.mark.parametrize("machines", [1, 2])
 def test_a_name_server_that_loses_packets_delays_a_run_and_no_more(need_hosts: None, machines: int) -> None:
     """torch asks for names of addresses; each question is given up after 10 s."""
@@ -167,7 +168,7 @@ def test_a_name_server_that_loses_packets_delays_a_run_and_no_more(need_hosts: N
         run.ends_well()
 
 
-@SLOW
+@pytest.mark.slow
 def test_two_machines_that_do_not_reach_each_other_are_named_before_workers_start(need_hosts: None) -> None:
     """Both reach node 0; all three launchers name the two, their addresses and what to open."""
     with cluster_of(3, kind="bind") as hosts:
@@ -178,18 +179,17 @@ def test_two_machines_that_do_not_reach_each_other_are_named_before_workers_star
             assert re.search(r"(?s)a connection to node 1 \(10\.83\.0\.2:.*Open TCP ports 32768-60999", machine.said)
 
 
-@SLOW
+@pytest.mark.slow
 def test_two_machines_that_a_firewall_parts_are_named(need_hosts: None) -> None:
     """Both reach node 0, so that heartbeats go on; workers wait 8 s for each other."""
     with cluster_of(3, kind="bind") as hosts:
         machines = Run(hosts).under_way(steps=2000, wait=8)
         hosts[1].lose_packets_to(hosts[2])
         all_end(machines, 4, "a connection to node 2 (10.83.0.3:", 8 + 20)
-        for machine in machines:
-            assert machine.said.index("node 1 (10.83.0.2") < machine.said.index("rank ")
+        assert all(machine.said.index("node 1 (10.83.0.2") < machine.said.index("rank ") for machine in machines)
 
 
-@pytest.mark.parametrize("kinds", [["-6", "-6"], pytest.param(["-4", "-6"], marks=SLOW)])
+@pytest.mark.parametrize("kinds", [["-6", "-6"], pytest.param(["-4", "-6"], marks=pytest.mark.slow)])
 def test_a_machine_without_ipv4(need_hosts: None, kinds: list[str]) -> None:
     """Node 0 has both kinds of address and the other machine finds it by IPv6; gloo takes IPv4 there, as logged."""
     with cluster_of(2, kind="bind") as hosts:

@@ -3,14 +3,13 @@
 import itertools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cluster.hosts import Host, Hosts
-from cluster.machine import Started
 from oracles.cartpole import write_log
-from oracles.interpreters import FAULTS
+from oracles.interpreters import FAULTS, Interpreter
 from oracles.runs import ROOT, merged, trained
 from safetensors.torch import load_file
 from torch import Tensor
@@ -59,9 +58,6 @@ class Job:
     def __init__(self, hosts: Hosts, shards: Sequence[Sequence[str]], **changes: Any) -> None:
         self.hosts, self.started = hosts, [[] for _ in shards]  # type: ignore[var-annotated]
         data = hosts[0].data
-        for host, lines in zip(hosts, shards, strict=True):
-            host.run("rm", "-rf", data / "job")
-            host.write("job/train.jsonl", "".join(lines).encode())
         tree = merged(BASE, {
             "training_data_path": str(data / "job/train.jsonl"),
             "model_output_path": str(data / "job/out"),
@@ -69,24 +65,26 @@ class Job:
             "init_method": f"file://{hosts.share}/run.rdzv",
             **changes,
         })  # fmt: skip
-        for host in hosts:
+        for host, lines in zip(hosts, shards, strict=True):
+            host.run("rm", "-rf", data / "job")
+            host.write("job/train.jsonl", "".join(lines).encode())
             host.write("job/x.json", json.dumps(tree).encode())
         self.config = ("--config", str(data / "job/x.json"))
 
-    def start(self, host: Host, *command: str, env: dict[str, str] | None = None) -> Started:
+    def start(self, host: Host, *command: str, env: dict[str, str] | None = None) -> Interpreter:
         """Gives the command on one host, or starts another one there."""
         argv = command or ("-m", "workflows.dqn", *self.config, f"--node_index={host.index}")
         started = host.start([sys.executable, *argv], env={**ENVIRONMENT, **(env or {})}, cwd=host.data)
         self.started[host.index].append(started)
         return started
 
-    def torchrun(self, host: Host) -> Started:
+    def torchrun(self, host: Host) -> Interpreter:
         """Starts one host's process by torchrun."""
         return self.start(host, "-m", "torch.distributed.run", f"--nnodes={len(self.hosts)}", "--nproc-per-node=1",
                           f"--node-rank={host.index}", f"--master-addr={self.hosts[0].address}", "--master-port=29500",
                           "-m", "workflows.dqn", *self.config)  # fmt: skip
 
-    def start_all(self, **options: Any) -> list[Started]:
+    def start_all(self, **options: Any) -> list[Interpreter]:
         """Gives the command on every host."""
         return [self.start(host, **options) for host in self.hosts]
 
@@ -105,7 +103,10 @@ class Job:
     def close(self) -> None:
         """Ends what still runs."""
         for launcher in itertools.chain(*self.started):
-            launcher.end()
+            launcher.close()
+
+
+Make = Callable[..., Job]
 
 
 def newest(out: Path) -> int:

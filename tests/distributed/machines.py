@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +63,8 @@ Start = Callable[..., Machine]
 @contextmanager
 def machines(folder: Path) -> Iterator[Start]:
     """Yields start(index, count, **options) -> Machine, and ends all machines afterwards."""
-    with ExitStack() as ending:
-
-        def start(index: int, count: int = 2, **options: Any) -> Machine:
-            machine = Machine(folder, index, count, options)
-            ending.callback(machine.kill)
-            return machine
-
-        yield start
+    with ExitStack() as stack:
+        yield lambda index, count=2, **options: stack.enter_context(closing(Machine(folder, index, count, options)))
 
 
 def all_end(machines: list[Machine], code: int) -> None:
@@ -79,15 +73,11 @@ def all_end(machines: list[Machine], code: int) -> None:
     assert codes == [code] * len(machines), "\n".join(machine.said for machine in machines)
 
 
-def appears(file: Path) -> None:
-    wait_until(file.exists, lambda: f"{file} never appeared")
-
-
-def working(start: Start, folder: Path, **options: Any) -> list[Machine]:
-    """Starts two machines, and returns them when their workers take steps."""
+def working(start: Start, folder: Path, sign: str = "step", **options: Any) -> list[Machine]:
+    """Starts two machines, and returns them when their workers take steps, or with the sign "pid" have begun."""
     both = [start(index, **options) for index in (0, 1)]
     for rank in (0, 1):
-        appears(folder / "out" / f"step_{rank}")
+        wait_until((folder / "out" / f"{sign}_{rank}").exists, lambda: "\n".join(machine.said for machine in both))
     return both
 
 
@@ -95,14 +85,14 @@ def main(options: dict[str, Any]) -> None:
     """Runs a launcher."""
     node = Node(options["index"], options["count"])
     processes = options.get("processes", 1)
-    declared = {key: options[key] for key in ("versions", "config", "problem", "job") if key in options}
     rendezvous = Rendezvous(
         node=node,
         init_method=options["init_method"],
         settings=RendezvousConfig(**{**SETTINGS, **options.get("settings", {})}),
         declaration=Declaration(
             node=node.index, host=options.get("host", f"host{node.index}"), pid=os.getpid(),
-            processes=processes, device="cpu", **declared,
+            processes=processes, device="cpu",
+            **{key: options[key] for key in ("versions", "config", "problem", "job") if key in options},
         ),
         force=options.get("force", False),
     )  # fmt: skip
@@ -158,21 +148,24 @@ def work(options: dict[str, Any]) -> None:
 
 
 def fail(task: str, options: dict[str, Any]) -> None:
-    if task == "unmount":
-        folder = Path(options["folder"])
-        if "output" in options:
-            (folder / options["output"]).mkdir()
-            FolderIdentity.marked(folder / options["output"])
-        folder.rename(f"{folder}.gone")
-        folder.mkdir()
-    if task in ("kill", "unmount"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    if task == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if task == "hang":  # on its way out, after it has reported why
-        report_failure(DataError(()), "file.json:3: expected a number, got text")
-    if task in ("hang", "sleep"):
-        time.sleep(100)
+    match task:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "unmount":
+            folder = Path(options["folder"])
+            if "output" in options:
+                (folder / options["output"]).mkdir()
+                FolderIdentity.marked(folder / options["output"])
+            folder.rename(f"{folder}.gone")
+            folder.mkdir()
+            fail("kill", options)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "hang":  # on its way out, after it has reported why
+            report_failure(DataError(()), "file.json:3: expected a number, got text")
+            fail("sleep", options)
+        case "sleep":
+            time.sleep(100)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 from oracles.batches import random_batch
 from torch import Tensor, nn
 
-from reagent_lite.distributed.divided import DividedOverGpus, divided, summed
+from reagent_lite.distributed.divided import DividedOverGpus, divided
 from reagent_lite.types import TransitionBatch
 
 CPU = torch.device("cpu")
@@ -37,11 +37,6 @@ def test_rows_are_divided_in_order() -> None:
         {"tagger": 3, "runner": 2}, {"tagger": 4, "runner": 3},
     ]  # fmt: skip
     assert [len(part) for (part,) in divided((random_batch(2, 3, 2, seed=0),), [CPU] * 4)] == [1, 1]
-
-
-def test_sums_of_losses_and_metrics() -> None:
-    losses = [(torch.tensor(1.5), {"a": torch.tensor(1.0)}), (torch.tensor(2.0), {"a": torch.tensor(4.0)})]
-    assert summed(losses, CPU) == (3.5, {"a": 5.0})
 
 
 def test_parts_of_a_batch_learn_what_the_whole_does(monkeypatch: pytest.MonkeyPatch) -> None:

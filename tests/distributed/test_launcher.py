@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from machines import ONE, Start, all_end, appears, working
+from machines import ONE, Start, all_end, working
 from oracles.interpreters import Interpreter
 from oracles.waiting import runs
 
@@ -48,22 +48,22 @@ def test_gpus_are_those_that_torch_counts(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("keys", "gpus", "expected"),
     [
-        ({"use_all_avail_gpus": True}, 4, (4, "cuda")),
-        ({}, 4, (1, "cuda")),
-        ({"use_all_avail_gpus": True, "num_processes_per_node": 2}, 4, (2, "cuda")),
-        ({"use_all_avail_gpus": True, "use_gpu": False}, 4, (1, "cpu")),
-        ({"use_all_avail_gpus": True}, 0, (1, "cpu")),
-        ({"use_all_avail_gpus": True, "num_processes_per_node": 3}, 0, (3, "cpu")),
-        ({"use_gpu": False, "num_processes_per_node": 2}, 0, (2, "cpu")),
+        # their number, their device, and whether a note says why it is no GPU
+        ({"use_all_avail_gpus": True}, 4, (4, "cuda", False)),
+        ({}, 4, (1, "cuda", False)),
+        ({"use_all_avail_gpus": True, "num_processes_per_node": 2}, 4, (2, "cuda", False)),
+        ({"use_all_avail_gpus": True, "use_gpu": False}, 4, (1, "cpu", False)),
+        ({"use_all_avail_gpus": True}, 0, (1, "cpu", True)),
+        ({"use_all_avail_gpus": True, "num_processes_per_node": 3}, 0, (3, "cpu", True)),
+        ({"use_gpu": False, "num_processes_per_node": 2}, 0, (2, "cpu", False)),
     ],
 )
 def test_choose_processes(
-    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], gpus: int, expected: tuple[int, str]
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], gpus: int, expected: tuple[int, str, bool]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     chosen = choose_processes(DqnConfig.model_construct(**keys))
-    noted = keys.get("use_gpu", True) and gpus == 0
-    assert (chosen.count, chosen.device_type, bool(chosen.note)) == (*expected, noted)
+    assert (chosen.count, chosen.device_type, bool(chosen.note)) == expected
 
 
 def test_more_gpu_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +81,7 @@ def test_a_worker_that_the_system_ended_for_lack_of_memory_is_named_so(
     alone = Rendezvous(Node(), None, RendezvousConfig(), ONE).join()
     failure = launcher.Attempt(command, 1, alone, 9.0, launcher.StopRequest()).run(None)
     alone.finish()
-    words = r"^rank 0 of 1: .*signal 9 \(SIGKILL\) by the system, because the memory limit"
-    assert re.match(words, getattr(failure, "reason", ""))
+    assert re.match(r"rank 0 of 1: .*signal 9 \(SIGKILL\) by the system, because the memory limit", failure.reason)
 
 
 @pytest.mark.parametrize(("parent", "code", "output"), [("os.getppid()", 0, "goes on\n"), (1, -signal.SIGKILL, "")])
@@ -205,9 +204,8 @@ def test_nothing_begins_again_once_the_model_is_saved(
 @pytest.mark.parametrize("listening", [False, True])
 def test_a_signal_to_one_launcher_ends_the_run_with_75(start: Start, tmp_path: Path, listening: bool) -> None:
     """A worker killed by the signal does not restart the run: the other machine would wait in vain."""
-    both = [start(index, work="sum" if listening else "late start", steps=2000, restarts=3) for index in (0, 1)]
-    for rank in (0, 1):
-        appears(tmp_path / "out" / f"{'step' if listening else 'pid'}_{rank}")
+    sign, work = ("step", "sum") if listening else ("pid", "late start")
+    both = working(start, tmp_path, sign, work=work, steps=2000, restarts=3)
     both[1].send_signal(signal.SIGTERM)
     all_end(both, 75)
     assert listening or "ended by signal 15 (SIGTERM)\nstopped by a signal" in both[0].said

@@ -1,7 +1,6 @@
 """Requests of a machine to node 0's store, however many machines there are."""
 
 import json
-from typing import Any
 from unittest.mock import Mock
 
 from machines import ONE
@@ -16,23 +15,19 @@ from reagent_lite.distributed.store import Link
 MACHINES = 300
 
 
-def member(node: int, store: Any) -> Membership:
-    declarations = tuple(ONE.model_copy(update={"node": number}) for number in range(MACHINES))
-    return Membership(Link(lambda: store), Record.model_validate(RECORD), node, declarations, RendezvousConfig())
-
-
 def test_values_of_all_machines_are_gathered_by_node_0_and_fetched_at_once() -> None:
     """Node 0 reads 300 keys; each other machine writes its own and reads one: 598 requests of them, not 90 000."""
     texts = {f"exchange/place/{node}": json.dumps(10 * node) for node in range(1, MACHINES)}
+    declarations = tuple(ONE.model_copy(update={"node": number}) for number in range(MACHINES))
     store = Mock(**{"get.side_effect": texts.get, "set.side_effect": texts.__setitem__})
     for node, requests in ((0, 1 + MACHINES + 1), (7, 2)):
         store.reset_mock()
-        assert member(node, store).exchange("place", 10 * node, 5.0) == [10 * other for other in range(MACHINES)]
+        member = Membership(Link(lambda: store), Record.model_validate(RECORD), node, declarations, RendezvousConfig())
+        assert member.exchange("place", 10 * node, 5.0) == [10 * other for other in range(MACHINES)]
         assert len(store.mock_calls) == requests
 
 
 def test_what_all_machines_are_sent_before_they_begin_has_no_copy_of_the_config_for_each() -> None:
-    declared = [ONE.model_copy(update={"node": number, "config": {"seed": 1}}) for number in range(3)]
-    compatibility = check_compatibility(declared)
+    compatibility = check_compatibility([ONE.model_copy(update={"node": n, "config": {"seed": 1}}) for n in range(3)])
     assert [declaration.node for declaration in compatibility.declarations] == [0, 1, 2]
     assert "seed" not in compatibility.model_dump_json()

@@ -10,7 +10,6 @@ from reagent_lite.errors import ConfigError
 SLURM = {"SLURM_NODEID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
             "GROUP_WORLD_SIZE": "2"}  # fmt: skip
-ACCELERATE = {key: value for key, value in TORCHRUN.items() if not key.startswith("GROUP")}
 ACCELERATE_ON_CPU = {"ACCELERATE_USE_CPU": "True"}
 
 
@@ -34,7 +33,8 @@ ACCELERATE_ON_CPU = {"ACCELERATE_USE_CPU": "True"}
         (None, 1, {**SLURM, "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"}, Node(1, 2)),
         (None, 1, TORCHRUN, Node(1, 2)),
         (1, 2, TORCHRUN, Node(1, 2)),
-        (None, 1, ACCELERATE, Node(1, 2)),
+        # Accelerate
+        (None, 1, {key: value for key, value in TORCHRUN.items() if not key.startswith("GROUP")}, Node(1, 2)),
         (None, 1, ACCELERATE_ON_CPU, Node(0, 1)),
         (1, 2, {**ACCELERATE_ON_CPU, "MASTER_ADDR": "10.0.0.1"}, Node(1, 2)),
     ],

@@ -8,16 +8,14 @@ import stat
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-import torch.distributed as dist
 from machines import ONE, Start, all_end, working
-from oracles.doctors import RECORD
+from oracles.doctors import RECORD, store
 from oracles.ranks import free_port
 from oracles.waiting import wait_until
 
@@ -41,8 +39,8 @@ def declared(folder: Path, node: int) -> None:
     file = MeetingFile(folder / "run.rdzv")
     wait_until(lambda: isinstance(file.read(), Record), lambda: "no record")
     record: Any = file.read()
-    store = connect(record.address, record.port, record.token, 15.0)
-    wait_until(lambda: store.get(f"node/{node}") is not None, lambda: f"node {node} never declared itself")
+    link = connect(record.address, record.port, record.token, 15.0)
+    wait_until(lambda: link.get(f"node/{node}") is not None, lambda: f"node {node} never declared itself")
 
 
 def rendezvous_of(index: int, init_method: str | None, **settings: Any) -> Rendezvous:
@@ -69,12 +67,11 @@ def test_machines_meet_whatever_the_file_was(tmp_path: Path, start: Start, befor
 def test_what_listens_where_the_old_store_was_is_not_joined(monkeypatch: pytest.MonkeyPatch, silent: bool) -> None:
     """A server that accepts and stays silent; and another run's store."""
     monkeypatch.setattr("reagent_lite.distributed.store._OPEN_SECONDS", 1.0)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
-    store.set("nonce", "another run's")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1] if silent else store.port
+    with store() as other, socket.create_server(("127.0.0.1", 0)) as server:
+        other.set("nonce", "another run's")
+        port = server.getsockname()[1] if silent else other.port
         assert reach(Record.model_validate(RECORD | {"port": port})) is None
-    assert store.list_keys() == ["nonce"]
+        assert other.list_keys() == ["nonce"]
 
 
 def test_a_silent_service_at_the_address_of_node_0_takes_no_longer_than_an_answer(
@@ -222,8 +219,10 @@ def test_places_where_machines_cannot_meet(
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    refused = pytest.raises(RendezvousError, match="Choose another rendezvous")
-    with socket.create_server(("127.0.0.1", 0)) as holder, refused:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as holder,
+        pytest.raises(RendezvousError, match="Choose another rendezvous"),
+    ):
         rendezvous_of(0, f"file://{tmp_path}/run.rdzv", port=holder.getsockname()[1]).join()
 
 
@@ -332,12 +331,12 @@ def test_silence_is_noticed_however_seldom_one_polls(every: float, monkeypatch: 
 
 def test_what_a_stranger_writes_counts_as_absent() -> None:
     """Everyone who reaches the port can list, read, copy and write, but does not know the token."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
-    ours, stranger = (connect("127.0.0.1", store.port, token, 15.0) for token in (TOKEN, ""))
-    ours.set("beat/1", "join.run1.1")
-    assert TOKEN.encode() not in store.get("0/beat/1")
-    store.set("0/go", store.get("0/beat/1"))
-    store.set("0/abort", '{"reason": "r", "exit_code": 0, "restart": false}')
-    stranger.set("node/1", "stranger")
-    assert [ours.get(key) for key in ("beat/1", "go", "abort", "node/1")] == ["join.run1.1", None, None, None]
-    assert [ours.set_once("abort", text) for text in ("first", "second")] == ["first", "first"]
+    with store() as shared:
+        ours, stranger = (connect("127.0.0.1", shared.port, token, 15.0) for token in (TOKEN, ""))
+        ours.set("beat/1", "join.run1.1")
+        assert TOKEN.encode() not in shared.get("0/beat/1")
+        shared.set("0/go", shared.get("0/beat/1"))
+        shared.set("0/abort", '{"reason": "r", "exit_code": 0, "restart": false}')
+        stranger.set("node/1", "stranger")
+        assert [ours.get(key) for key in ("beat/1", "go", "abort", "node/1")] == ["join.run1.1", None, None, None]
+        assert [ours.set_once("abort", text) for text in ("first", "second")] == ["first", "first"]

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+from unittest.mock import Mock
 
 import pytest
 from oracles.doctors import RECORD
@@ -52,12 +53,8 @@ def test_a_call_that_never_came_back_does_not_abort_the_process_on_its_way_out()
 
 def test_a_store_that_never_opened_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second Ctrl-C comes at once, while torch would try to connect for two more seconds."""
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(store, "_OPEN_SECONDS", 1.0)
-    monkeypatch.setattr(Link, "call", interrupted)
+    monkeypatch.setattr(Link, "call", Mock(side_effect=KeyboardInterrupt))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         before = {*threading.enumerate()}
         with pytest.raises(KeyboardInterrupt):

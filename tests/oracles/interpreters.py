@@ -28,6 +28,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
+
 FAULTS = Path(__file__).with_name("faults")
 """Folder of the module that makes runs fail where REAGENT_LITE_FAULT says so."""
 FORKED_WORKERS = "FORKED_WORKERS"
@@ -111,6 +113,21 @@ class Interpreter:
         """Ends it at once, if it has not ended."""
         self.send_signal(signal.SIGKILL)
         self.wait()
+
+    def children(self) -> list[psutil.Process]:
+        """Returns its descendants, parents first; none where it has ended."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.pid).children(recursive=True) if self.poll() is None else []
+        return []
+
+    def close(self) -> None:
+        """Ends it at once with its descendants, if it has not ended."""
+        children = self.children()
+        self.kill()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(children, timeout=30)
 
 
 @functools.cache

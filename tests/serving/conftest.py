@@ -64,15 +64,16 @@ class Worker:
 
 
 Open = Callable[..., Worker]
-Drawn = list[tuple[int, float]]
 
 
-def drawn(answer: dict[str, Any]) -> Drawn:
+def drawn(answer: dict[str, Any]) -> list[tuple[int, float]]:
     """Index and propensity of each decision."""
     return [(decision["index"], decision["propensity"]) for decision in answer["decisions"]]
 
 
-def acted(bundle: Bundle, rows: list[dict[str, Any]], rng: np.random.Generator, **choices: Any) -> Drawn:
+def acted(
+    bundle: Bundle, rows: list[dict[str, Any]], rng: np.random.Generator, **choices: Any
+) -> list[tuple[int, float]]:
     """What a bundle draws itself."""
     index, propensity = bundle.act(bundle.states([row["state_features"] for row in rows]), rng=rng, **choices)
     return list(zip(index.tolist(), propensity.tolist(), strict=True))

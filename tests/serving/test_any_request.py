@@ -27,8 +27,8 @@ def row(rng: random.Random, kind: str) -> dict[str, Any]:
         "named": rng.sample((*NAMES, *NAMES, "fax"), rng.randrange(4)),
     }
     optional = {"mdp_id": rng.choice(TEXTS), "sequence_number": rng.choice(ORDERS), "possible_actions": choices[kind]}
-    needed = {"possible_actions"} if kind == "candidates" else set()
-    kept = {key: value for key, value in optional.items() if key in needed or rng.random() < 0.5}
+    needed = ("candidates", "possible_actions")
+    kept = {key: value for key, value in optional.items() if (kind, key) == needed or rng.random() < 0.5}
     return {"state_features": features(rng, ("3", "age")), **kept}
 
 
@@ -52,11 +52,9 @@ def test_what_is_answered_can_be_trained_on(
             assert rewarded.status_code in (204, 422), rewarded.text
     worker.log.rotate()
     assert worker.log.written == answered > 100
-    table = {}
-    if kind == "items":
-        frame = pd.DataFrame(ITEMS.values, columns=[*map(str, ITEMS.feature_ids)]).assign(item_id=ITEMS.ids)
-        frame.to_parquet(tmp_path / "table.parquet")
-        table = {"items": str(tmp_path / "table.parquet")}
+    frame = pd.DataFrame(ITEMS.values, columns=[*map(str, ITEMS.feature_ids)]).assign(item_id=ITEMS.ids)
+    frame.to_parquet(tmp_path / "table.parquet")
+    table = {"items": str(tmp_path / "table.parquet")} if kind == "items" else {}
     made = make(tmp_path, worker.folder, table, actionDiscrete=kind == "named")
     copy = prepare_training_copy(made.train, actions=NAMES if kind == "named" else None)
     assert (made.refused_rows, made.train_rows) == (0, len(copy))

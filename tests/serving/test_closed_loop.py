@@ -1,6 +1,7 @@
 """Serve, log, train, three times over, on the recommendation environment: each model earns more than the one before."""
 
 import shutil
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from oracles import recommend
 from oracles.bundles import bilinear_bundle
 from oracles.runs import trained
-from serving.test_server import Server, serving
+from serving.test_server import Server
 
 from reagent_lite.files import appearing_folder
 
@@ -53,7 +54,7 @@ def test_three_rounds_of_serving_and_training_earn_more_each_time(tmp_path: Path
     bilinear_bundle(model, np.zeros((len(ITEM), len(STATE))), STATE, ITEM)  # chooses by chance
     earned = []
     for number, sessions in enumerate(SESSIONS):
-        with serving(model, log, "max_body_kb=10000.0", f"seed={number}") as server:
+        with closing(Server(model, log, "max_body_kb=10000.0", f"seed={number}")) as server:
             earned.append(clicks(server, sessions, rng, f"round{number}"))
             server.stop()
         if number == len(SESSIONS) - 1:

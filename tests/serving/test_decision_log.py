@@ -37,10 +37,6 @@ def decided(worker: Worker, **keys: Any) -> str:
     return str(worker.post("/decide", rows=[ROW | keys])["decisions"][0]["decision_id"])
 
 
-def health(worker: Worker) -> int:
-    return int(worker.client.get("/healthz").status_code)
-
-
 def rotated(worker: Worker) -> list[dict[str, Any]]:
     """Writes what is complete and returns all rows of the log."""
     worker.log.rotate()
@@ -146,20 +142,19 @@ def test_a_full_disk_is_answered_with_503_until_the_next_poll_and_nothing_is_hal
     disk: Path, worker: Worker
 ) -> None:
     ids = [decided(worker, mdp_id=f"{n}") for n in range(20)]
-    with (disk / "filler").open("wb", buffering=0) as stream, suppress(OSError):
-        while stream.write(b"x" * 512):
-            pass
+    with suppress(OSError):
+        (disk / "filler").write_bytes(b"x" * 2**20)
     rewards = [{"decision_id": decision, "reward": 1.0} for decision in ids]
     first = [worker.client.post("/reward", json=reward).status_code for reward in rewards]
     status, problem = worker.refusal("/decide", rows=[ROW | {"mdp_id": "n" * 200}] * 50)
     assert (status, problem["got"]) == (503, "No space left on device")
     worker.log.rotate()
-    assert (health(worker), [*disk.glob("*.parquet"), *disk.glob("*.tmp")]) == (503, [])
+    assert (worker.client.get("/healthz").status_code, [*disk.glob("*.parquet"), *disk.glob("*.tmp")]) == (503, [])
     (disk / "filler").unlink()
     again = [worker.client.post("/reward", json=reward).status_code for reward in rewards]
     assert set(zip(first, again, strict=True)) <= {(204, 409), (503, 204)}
     worker.log.rotate()
-    assert (health(worker), [row["decision_id"] for row in rows_of(disk)]) == (200, ids)
+    assert (worker.client.get("/healthz").status_code, [row["decision_id"] for row in rows_of(disk)]) == (200, ids)
 
 
 def test_a_file_that_cannot_be_written_is_tried_again(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +162,7 @@ def test_a_file_that_cannot_be_written_is_tried_again(worker: Worker, monkeypatc
     worker.post("/reward", decision_id=decision, reward=1.0)
     with monkeypatch.context() as patch:
         patch.setattr(decision_log, "write_decisions", Mock(side_effect=OSError(errno.ENOSPC, "full")))
-        assert (rotated(worker), health(worker)) == ([], 503)
+        assert (rotated(worker), worker.client.get("/healthz").status_code) == ([], 503)
     worker.log.poll()
     assert ([row["decision_id"] for row in rows_of(worker.folder)], worker.log.waiting) == ([decision], 0)
 
@@ -326,8 +321,10 @@ def test_one_log_has_one_kind_of_actions_also_after_a_restart(candidates: Path, 
         log.rotate()
     for _ in range(2):  # with the database, and with Parquet files alone
         for other in {"named actions", "items", "candidates"} - {kind}:
-            refused = pytest.raises(ConfigError, match=f"among {other}, got one for {kind}")
-            with refused, open_log(config, choices=other):
+            with (
+                pytest.raises(ConfigError, match=f"among {other}, got one for {kind}"),
+                open_log(config, choices=other),
+            ):
                 pass
         with open_log(config, choices=kind):
             shutil.rmtree(tmp_path / "log" / ".decisions")

@@ -6,9 +6,8 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.error import HTTPError
@@ -31,8 +30,8 @@ class Server:
     """A running `workflows.serve`, from when it answers or has ended."""
 
     def __init__(self, model: Path, log: Path, *settings: str) -> None:
-        command = ["-m", "workflows.serve", "--model", str(model), "--log", str(log), "--port", "0"]
-        command += [f"--set={setting}" for setting in ("poll_seconds=0.2", *settings)]
+        command = ["-m", "workflows.serve", "--model", str(model), "--log", str(log), "--port", "0",
+                   *(f"--set={setting}" for setting in ("poll_seconds=0.2", *settings))]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.process = Interpreter(command, cwd=ROOT, env=environment)
         wait_until(lambda: " at http://" in self.process.said or self.process.poll() is not None, seconds=300)
@@ -56,23 +55,9 @@ class Server:
     def decide(self) -> str:
         return str(self.post("/decide", {"rows": [ROW]}).json()["decisions"][0]["decision_id"])
 
-    def kill(self) -> None:
+    def close(self) -> None:
         """kill -9 of all processes."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        for process in (self.process, *children):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(children, timeout=30)
-
-
-@contextmanager
-def serving(model: Path, log: Path, *settings: str) -> Iterator[Server]:
-    server = Server(model, log, *settings)
-    try:
-        yield server
-    finally:
-        if server.process.poll() is None:
-            server.kill()
+        self.process.close()
 
 
 def ids_of(log: Path) -> list[str]:
@@ -81,15 +66,15 @@ def ids_of(log: Path) -> list[str]:
 
 def test_what_was_answered_is_in_the_log_after_a_kill(named: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with serving(named, log, "workers=2") as server:
+    with closing(Server(named, log, "workers=2")) as server:
         ids = [server.decide() for _ in range(20)]
         with pytest.raises(HTTPError, match="413"):  # and no broken pipe
             urlopen(f"{server.url}/decide", b" " * 20_000_000)
         # by connections of their own, which the other worker takes as well
         assert [server.reward(decision) for decision in ids[:10]] == [204] * 10
         assert "reagent_decisions_total" in httpx.get(server.url + "/metrics").text
-        server.kill()
-    with serving(named, log, "workers=1", "rotate_seconds=0.3") as server:
+        server.close()
+    with closing(Server(named, log, "workers=1", "rotate_seconds=0.3")) as server:
         assert [server.reward(decision) for decision in ids[10:]] == [204] * 10
         assert server.stop() == 0
     assert sorted(ids_of(log)) == sorted(ids)
@@ -97,7 +82,7 @@ def test_what_was_answered_is_in_the_log_after_a_kill(named: Path, tmp_path: Pat
 
 def test_a_connection_stays_open_between_requests(named: Path, tmp_path: Path) -> None:
     with (
-        serving(named, tmp_path / "log") as server,
+        closing(Server(named, tmp_path / "log")) as server,
         closing(HTTPConnection(server.url.removeprefix("http://"), timeout=30)) as connection,
     ):
         for seconds in (0, 6):
@@ -107,10 +92,9 @@ def test_a_connection_stays_open_between_requests(named: Path, tmp_path: Path) -
 
 
 def test_a_worker_that_is_killed_is_started_again_with_its_journal(named: Path, tmp_path: Path) -> None:
-    with serving(named, tmp_path / "log") as server:
+    with closing(Server(named, tmp_path / "log")) as server:
         decision = server.decide()
-        children = psutil.Process(server.process.pid).children()
-        (worker,) = (child for child in children if "spawn_main" in "".join(child.cmdline()))
+        (worker,) = (child for child in server.process.children() if "spawn_main" in "".join(child.cmdline()))
         worker.kill()
         assert (server.reward(decision), server.stop()) == (204, 1)
     assert ids_of(tmp_path / "log") == [decision]
@@ -118,19 +102,19 @@ def test_a_worker_that_is_killed_is_started_again_with_its_journal(named: Path, 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0])
 def test_a_server_that_is_stopped_while_its_workers_start_ends(named: Path, tmp_path: Path, seconds: float) -> None:
-    with serving(named, tmp_path / "log", "workers=2") as server:
+    with closing(Server(named, tmp_path / "log", "workers=2")) as server:
         time.sleep(seconds)
         assert server.stop() == 0
 
 
 def test_a_second_server_is_refused_and_workers_end_with_their_server(named: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with serving(named, log) as server:
-        with serving(named, log) as second:
+    with closing(Server(named, log)) as server:
+        with closing(Server(named, log)) as second:
             assert second.process.wait(60) == 5
             assert f"pid {server.process.pid}, since" in second.process.said
         server.decide()
-        workers = psutil.Process(server.process.pid).children()
+        workers = server.process.children()
         server.process.kill()
         assert psutil.wait_procs(workers, timeout=60)[1] == []  # they end with their server
 
@@ -145,8 +129,11 @@ def test_new_models_take_over_without_a_dropped_request(named: Path, tmp_path: P
                 answer = connection.post("/decide", json={"rows": [ROW]})
                 answers.append((answer.status_code, answer.json().get("model", "")))
 
-    settings = ("workers=2", "reward_seconds=0.001")  # so that all are written at the end
-    with serving(named, tmp_path / "log", *settings) as server, ThreadPoolExecutor(4) as pool, ExitStack() as ending:
+    with (  # reward_seconds: so that all are written at the end
+        closing(Server(named, tmp_path / "log", "workers=2", "reward_seconds=0.001")) as server,
+        ThreadPoolExecutor(4) as pool,
+        ExitStack() as ending,
+    ):
         ending.callback(ended.set)
         clients = [pool.submit(client) for _ in range(4)]
         wait_until(lambda: len(set(answers)) == 1)

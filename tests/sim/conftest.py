@@ -53,15 +53,14 @@ def compile_unit(tmp_path_factory: pytest.TempPathFactory) -> CompileUnit:
     """Compiles a unit that includes kernel files, and opens it."""
 
     def compile_it(source: str, *flags: str) -> ctypes.CDLL:
-        folder = tmp_path_factory.mktemp("unit")
-        (folder / "unit.cpp").write_text(source)
+        file = written(tmp_path_factory.mktemp("unit"), source, "unit.cpp")
         exact = ("-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fopenmp-simd", "-shared", "-fPIC", "-w")
         subprocess.run(
             (*find_compiler().command, *exact, f"-I{KERNELS}", *flags, "unit.cpp", "-o", "unit.so"),
             check=True,
-            cwd=folder,
+            cwd=file.parent,
         )
-        return ctypes.CDLL(str(folder / "unit.so"))
+        return ctypes.CDLL(str(file.with_suffix(".so")))
 
     return compile_it
 
@@ -116,21 +115,29 @@ def play_divided(make: Callable[..., VectorEnv], num: int, steps: int) -> Vector
 MakeEnv = Callable[..., VectorEnv]
 
 
+def written(folder: Path, text: str, name: str = "mine.cuh") -> Path:
+    """Writes a file with the folders that it needs."""
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="latin-1")
+    return file
+
+
 @pytest.fixture
 def counter(tmp_path: Path) -> MakeEnv:
     """Makes reset environments of the counter above, or of another text."""
-
-    def make(source: str = COUNTER, **settings: Any) -> VectorEnv:
-        file = tmp_path / "counter.cuh"
-        file.write_text(source)
-        return environments(file, **settings)
-
-    return make
+    return lambda source=COUNTER, **settings: environments(written(tmp_path, source, "counter.cuh"), **settings)
 
 
 @pytest.fixture
 def team(tmp_path: Path) -> Path:
     """File of an environment of several agents."""
-    file = tmp_path / "team.cuh"
-    file.write_text(TEAM)
-    return file
+    return written(tmp_path, TEAM, "team.cuh")
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of compiled environments of the test's own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("REAGENT_LITE_CACHE", str(folder))
+    return folder

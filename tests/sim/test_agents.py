@@ -9,7 +9,7 @@ import pytest
 from oracles.pretended_gpu import pretended_gpu
 from oracles.same_bits import backends, play, require_same
 from oracles.team import TEAM
-from sim.conftest import environments, play_divided, require_buffers
+from sim.conftest import environments, play_divided, require_buffers, written
 
 from reagent_lite.errors import KernelBuildError, SimulationError
 from reagent_lite.sim.cpu import CpuBackend
@@ -37,8 +37,7 @@ def test_actions_of_agents_are_drawn_apart_and_do_not_depend_on_the_division(tea
 
 
 def test_an_environment_of_one_agent_draws_as_one_without_the_word(team: Path, tmp_path: Path) -> None:
-    plain = tmp_path / "plain.cuh"
-    plain.write_text(
+    text = (
         TEAM.replace("#define AGENTS int(size)\n#define AGENT_TYPES", "#define MEMBERS 1 //")
         .replace("AGENTS", "MEMBERS")
         .replace("FOR_MEMBERS(a)", "for (int a = 0; a < 1; ++a)")
@@ -49,7 +48,7 @@ def test_an_environment_of_one_agent_draws_as_one_without_the_word(team: Path, t
                  "float step(State &s, int a, Random &random, bool &terminated) { int action[]{a}; float reward[1];")
         .replace("terminated = s.left == MEMBERS;", "terminated = s.left == MEMBERS; return reward[0];")
     )  # fmt: skip
-    play([make(file, 1, 200, seed=3) for file in (team, plain)], 60)
+    play([make(file, 1, 200, seed=3) for file in (team, written(tmp_path, text, "plain.cuh"))], 60)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from sim.conftest import COUNTER, MakeEnv, environments, take
+from sim.conftest import COUNTER, MakeEnv, environments, take, written
 
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import KernelBuildError, SimulationError
@@ -36,20 +36,6 @@ def build(target: Path) -> None:
     target.write_bytes(b"whole")
 
 
-@pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("REAGENT_LITE_CACHE", str(folder))
-    return folder
-
-
-def written(tmp_path: Path, text: str, name: str = "mine.cuh") -> Path:
-    file = tmp_path / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="latin-1")
-    return file
-
-
 # -- Names ------------------------------------------------------------------------------------------------------------
 
 
@@ -57,14 +43,14 @@ KNOWN = (
     "acrobot, cartpole_v0, cartpole_v1, gridworld, mountain_car, mountain_car_continuous, pendulum, recommend, "
     "tag_continuous, tag_gridworld"
 )
-NEAREST = {"CartPole-v1": "cartpole_v1", "cartpol_v0": "cartpole_v0", "MountainCar-v0": "mountain_car"}
 
 
 @pytest.mark.parametrize(
     ("env", "parameters", "words"),
     [
         *((name, {}, f"expected one of {KNOWN}, got '{name}'.*Did you mean '{near}'")
-          for name, near in NEAREST.items()),
+          for name, near in (("CartPole-v1", "cartpole_v1"), ("cartpol_v0", "cartpole_v0"),
+                             ("MountainCar-v0", "mountain_car"))),
         ("/missing.cuh", {}, r"a \.cuh file, got .*missing\.cuh"),
         ("\xff\xfe\n", {}, "readable source text"),
         ("cartpole_v1", {"gravty": 9.0, "lenght": 1.0}, "(?s)Did you mean 'gravity'.*half_length.*'lenght'"),
@@ -187,8 +173,7 @@ def test_parameters_and_names_are_optional(tmp_path: Path) -> None:
     text = COUNTER.replace("int(goal)", "4").replace("worth *", "").replace(" P(goal, 4.0f) P(worth, 1.0f)", "")
     assert opened(written(tmp_path, text.replace("#define PARAMETERS(P)", ""))).spec.parameters == {}
     names = ("one", 'in "quotes"\n', "long" * 3000)
-    listed = ", ".join(map(json.dumps, names))
-    named = written(tmp_path, f"{text}#define ACTION_NAMES {{{listed}}}\n", "named.cuh")
+    named = written(tmp_path, f"{text}#define ACTION_NAMES {{{', '.join(map(json.dumps, names))}}}\n", "named.cuh")
     assert opened(named).spec.action_names == names
 
 
@@ -236,9 +221,7 @@ def test_a_library_needs_no_other_and_a_second_opening_compiles_nothing(
 def test_a_damaged_file_is_built_anew_for_its_user_alone(empty_cache: Path, damaged: bytes) -> None:
     file = cached("key", ".so", build)
     file.write_bytes(damaged)
-    assert cached("key", ".so", build) == file
-    assert file.read_bytes() == b"whole"
-    assert list(empty_cache.iterdir()) == [file]
+    assert (cached("key", ".so", build), file.read_bytes(), [*empty_cache.iterdir()]) == (file, b"whole", [file])
     assert [stat.S_IMODE(path.stat().st_mode) for path in (empty_cache, file)] == [0o700, 0o600]
 
 
@@ -301,8 +284,7 @@ def test_code_that_others_may_have_written_is_compiled_anew(
     os.chown(changed, owner or os.geteuid(), -1)
     if what == "link":
         planted.symlink_to(planted.rename(empty_cache / "elsewhere"))
-    for _ in range(2):
-        assert cached("key", ".so", build).read_bytes() == b"whole"
+    assert [cached("key", ".so", build).read_bytes() for _ in range(2)] == [b"whole"] * 2
     assert re.fullmatch(says.format(empty_cache, owner or os.geteuid()), "\n".join(caplog.messages))
     assert (list(empty_cache.iterdir()) == [planted]) == (what == "folder")  # left as it is, and not used
 

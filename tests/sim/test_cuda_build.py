@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from sim.conftest import COUNTER
+from sim.conftest import COUNTER, written
 
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import KernelBuildError
@@ -24,18 +24,12 @@ NVCC = find_nvcc()
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc on this machine")
 
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
+
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    file = tmp_path / "counter.cuh"
-    file.write_text(COUNTER)
-    return file
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("REAGENT_LITE_CACHE", str(folder))
-    return folder
+    return written(tmp_path, COUNTER, "counter.cuh")
 
 
 # -- What nvcc makes of the sources -----------------------------------------------------------------------------------
@@ -93,12 +87,12 @@ def test_constants_are_folded_in_float32(own: Path, tmp_path: Path) -> None:
         ("return worth", "worth", "missing return statement"),
     ],
 )
-def test_a_compile_error_gives_file_and_line(own: Path, cache: Path, old: str, new: str, message: str) -> None:
+def test_a_compile_error_gives_file_and_line(own: Path, empty_cache: Path, old: str, new: str, message: str) -> None:
     own.write_text(COUNTER.replace(old, new))
     with pytest.raises(KernelBuildError, match=message) as caught:
         build_cubin(own, {}, "exact", "sm_90")
     assert str(caught.value).startswith(f"{own}: expected an environment that compiles, got from nvcc for sm_90:\n")
-    assert not list(cache.iterdir())  # nothing half built stays
+    assert not list(empty_cache.iterdir())  # nothing half built stays
 
 
 @needs_nvcc
@@ -164,22 +158,20 @@ def test_what_decides_the_code_decides_the_file(own: Path, monkeypatch: pytest.M
 
 
 @needs_nvcc
-def test_without_nvcc_a_cubin_of_any_nvcc_serves(own: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvcc_a_cubin_of_any_nvcc_serves(own: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled = build_cubin(own, {}, "exact", "sm_90")
     older = filled.rename(filled.with_name(re.sub(r"nvcc-[\d.]+\.cubin$", "nvcc-12.4.131.cubin", filled.name)))
     with monkeypatch.context() as gone:
         gone.setattr(cuda_build, "find_nvcc", lambda: None)
         assert build_cubin(own, {}, "exact", "sm_90") == older
-        with pytest.raises(KernelBuildError, match=f"nvcc, or .* in {cache}, got neither"):
+        with pytest.raises(KernelBuildError, match=f"nvcc, or .* in {empty_cache}, got neither"):
             build_cubin(own, {}, "exact", "sm_80")
     assert build_cubin(own, {}, "exact", "sm_90") == filled  # where there is one, its own
 
 
 @needs_nvcc
 def test_an_nvcc_in_cuda_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = tmp_path / "toolkit" / "bin" / "nvcc"
-    fake.parent.mkdir(parents=True)
-    fake.write_text("#!/bin/sh\necho no version here\n")
+    fake = written(tmp_path, "#!/bin/sh\necho no version here\n", "toolkit/bin/nvcc")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
     assert find_nvcc() == NVCC  # it cannot be run
     fake.chmod(0o755)

@@ -13,6 +13,7 @@ from typing import Literal
 import pytest
 import torch
 from oracles.same_bits import CORNERS, bits, play
+from sim.conftest import written
 from torch import Tensor
 
 from reagent_lite.config.environment import EnvironmentConfig
@@ -36,8 +37,7 @@ def cuda() -> Open:
 
     def opened(name: str | Path) -> CudaBackend:
         path = name if isinstance(name, Path) else find_environment(name)
-        problem = cuda_problem(DEVICE, path)
-        if problem is not None:
+        if problem := cuda_problem(DEVICE, path):
             pytest.skip(problem)
         return CudaBackend(path, {}, "exact", DEVICE)
 
@@ -65,9 +65,7 @@ def test_a_gpu_computes_the_bits_of_a_cpu(cuda: Open, tmp_path: Path, name: str)
 
     Corners: NaN, both zeros, numbers too small to be normal, integers that wrap around.
     """
-    file = tmp_path / "corners.cuh"
-    file.write_text(CORNERS)
-    path = file if name == "corners" else find_environment(name)
+    path = written(tmp_path, CORNERS, "corners.cuh") if name == "corners" else find_environment(name)
     on_gpu, on_cpu = cuda(path), CpuBackend(path, {}, "exact")
     assert on_gpu.spec == on_cpu.spec
     settings = {"num_envs": 1000, "first_env": 12345, "seed": 7, "stream": 3, "time_limit": 150, "parametric": True}

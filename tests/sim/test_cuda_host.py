@@ -13,6 +13,7 @@ import pytest
 import torch
 from oracles.pretended_gpu import GPU, pretended_gpu
 from oracles.same_bits import backends
+from sim.conftest import written
 from sim.replay.rings import ring_of
 from torch.testing import assert_close
 
@@ -131,9 +132,8 @@ def test_a_pycuda_that_cannot_be_imported_leaves_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one that was built with a newer toolkit than the driver's."""
-    (tmp_path / "pycuda").mkdir()
-    (tmp_path / "pycuda/__init__.py").touch()
-    (tmp_path / "pycuda/driver.py").write_text("raise ImportError('undefined symbol: cuDevSmResourceSplit')")
+    written(tmp_path, "", "pycuda/__init__.py")
+    written(tmp_path, "raise ImportError('undefined symbol: cuDevSmResourceSplit')", "pycuda/driver.py")
     with pretended_gpu():
         monkeypatch.delitem(sys.modules, "pycuda")
         monkeypatch.delitem(sys.modules, "pycuda.driver")
@@ -144,14 +144,13 @@ def test_a_pycuda_that_cannot_be_imported_leaves_the_cpu(
     assert "expected a PyCUDA that loads, got undefined symbol: cuDevSmResourceSplit" in message
 
 
+@pytest.mark.usefixtures("empty_cache")
 def test_an_nvcc_without_a_host_compiler_leaves_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nvcc looks for gcc; the CPU's library comes from clang++ here."""
-    clang = tmp_path / "clang++"
-    clang.write_text(f'#!/bin/sh\nPATH="{os.environ["PATH"]}" exec {find_compiler().command[0]} "$@"\n')
-    clang.chmod(0o755)
-    monkeypatch.setenv("REAGENT_LITE_CACHE", str(tmp_path / "cache"))
+    program = f'#!/bin/sh\nPATH="{os.environ["PATH"]}" exec {find_compiler().command[0]} "$@"\n'
+    written(tmp_path, program, "clang++").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pretended_gpu():
         assert isinstance(auto(), CpuBackend)

@@ -104,9 +104,10 @@ def test_continuous_takes_the_steps_of_the_oracle(parameters: dict[str, float], 
         after, rewards = env.next_observation.numpy().reshape((num, N, -1)), env.reward.numpy().reshape(num, N)
         left = env.row_terminated.numpy().reshape(num, N)
         for n in range(num):
-            for own, values in before.items():
-                setattr(game, own, values[:, n].astype(bool if own == "playing" else np.float32))
-            game.steps, game.near_threshold = steps[n], False
+            start = {
+                own: values[:, n].astype(bool if own == "playing" else np.float32) for own, values in before.items()
+            }
+            vars(game).update(start, steps=steps[n], near_threshold=False)
             moved = None if env.ended[n] else {own: values[:, n] for own, values in present.items()}
             seen, rewarded, over = game.step(actions[n].tolist(), moved)
             if game.near_threshold:

@@ -47,8 +47,7 @@ def test_shapes_and_random_episodes(name: str) -> None:
     assert spec.candidates or len(set(spec.action_features)) == spec.num_actions
     changing = [env.features, env.next_features] if env.spec.candidates else []
     for _ in range(300):
-        for tensor in (env.observation, env.next_observation, env.reward, *changing):
-            assert torch.isfinite(tensor).all()
+        assert all(torch.isfinite(x).all() for x in (env.observation, env.next_observation, env.reward, *changing))
         env.act(None, epsilon=torch.ones(1))
         assert env.mask is None or env.mask[torch.arange(num), env.action.long()].all()
         env.step()

@@ -24,18 +24,23 @@ from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.rollout import ONLY, Actor, Rollout
 
-CPU = torch.device("cpu")
-SEED, STREAM = 5, 3
+KEY = {"seed": 5, "stream": 3}
 
 
 class Odd(gymnasium.Env[dict[str, Any], int]):
-    """Counts 10 steps; action 5 + k is allowed unless k is the count modulo 3; ends and is cut off in the same step."""
+    """Counts 10 steps; action 5 + k is allowed unless k is the count modulo 3; ends and is cut off in the same step.
+
+    Whatever is given replaces an attribute.
+    """
 
     action_space = Discrete(3, start=5)
     observation_space: ClassVar = Dict({"lot": Box(-np.inf, np.inf, (2, 2), np.float64), "count": Discrete(11)})
+    fails_at = forgets_at = None  # count at which a step raises, or shows no mask
+    mask_size = 3
+    drops = 0  # numbers of an observation that are left out
 
-    def __init__(self, **faults: int) -> None:
-        self.faults = faults
+    def __init__(self, **changes: Any) -> None:
+        vars(self).update(changes)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         super().reset(seed=seed)
@@ -43,7 +48,7 @@ class Odd(gymnasium.Env[dict[str, Any], int]):
         return self.shown()
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, Any]:
-        if self.count == self.faults.get("fails_at"):
+        if self.count == self.fails_at:
             raise ValueError(f"broken at {self.count}")
         assert action != 5 + self.count % 3
         self.count += 1
@@ -52,30 +57,21 @@ class Odd(gymnasium.Env[dict[str, Any], int]):
 
     def shown(self) -> tuple[Any, Any]:
         info = {"shape": np.zeros(self.np_random.integers(1, 9))}  # another one in each environment
-        if self.count != self.faults.get("forgets_at"):
-            info["action_mask"] = np.arange(self.faults.get("mask_size", 3)) != self.count % 3
+        if self.count != self.forgets_at:
+            info["action_mask"] = np.arange(self.mask_size) != self.count % 3
         lot = self.np_random.normal(size=(2, 2))
-        drops = self.faults.get("drops", 0)
-        return {"count": self.count, "lot": lot.flatten()[drops:] if drops else lot}, info
-
-
-class Other(Odd):
-    """An environment of other spaces."""
-
-    def __init__(self, **spaces: gymnasium.Space[Any]) -> None:
-        super().__init__()
-        vars(self).update(spaces)
+        return {"count": self.count, "lot": lot.flatten()[self.drops :] if self.drops else lot}, info
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _registered() -> None:
     gymnasium.register("Odd-v0", Odd, max_episode_steps=1000)
-    gymnasium.register("Other-v0", Other)
+    gymnasium.register("Other-v0", Odd)
 
 
 def environments(name: str, num: int, first: int = 0, limit: int | None = None, **parameters: Any) -> VectorEnv:
-    backend = open_backend(EnvironmentConfig(env=f"gymnasium:{name}", env_parameters=parameters), CPU)
-    env = open_envs(backend, num_envs=num, first_env=first, seed=SEED, stream=STREAM, time_limit=limit)
+    backend = open_backend(EnvironmentConfig(env=f"gymnasium:{name}", env_parameters=parameters), torch.device("cpu"))
+    env = open_envs(backend, num_envs=num, first_env=first, **KEY, time_limit=limit)
     env.reset()
     return env
 
@@ -88,7 +84,7 @@ class Loop:
             gymnasium.make(name, **parameters | ({"max_episode_steps": limit} if limit else {}))
         )
         self.now = self.env.reset(
-            seed=int(np.random.SeedSequence((SEED, STREAM, number, episode)).generate_state(1)[0])
+            seed=int(np.random.SeedSequence((*KEY.values(), number, episode)).generate_state(1)[0])
         )
         self.episode, self.rewards = episode, list[float]()
 
@@ -153,7 +149,7 @@ def test_transitions_are_those_of_a_loop(
 
 def test_actions_are_drawn_as_in_a_kernel() -> None:
     ours = environments("CartPole-v1", 8)
-    kernel = kernels("cartpole_v1", 8, seed=SEED, stream=STREAM)
+    kernel = kernels("cartpole_v1", 8, **KEY)
     q = torch.randn(8, 2, generator=torch.Generator().manual_seed(1))
     for settings in ({"epsilon": torch.full((1,), 0.3)}, {"epsilon": torch.zeros(1), "temperature": 0.7}):
         for env in (ours, kernel):
@@ -165,7 +161,7 @@ def test_a_saved_rollout_goes_on_with_new_episodes_that_no_window_joins_to_the_o
     def rollout() -> Rollout:
         ring = ring_of(num_envs=2, observation_size=4, num_actions=2, slots=16, gamma=1.0, n_step=3)
         actor = Actor(policy=None, epsilon=torch.ones(1), ring=ring)
-        return Rollout(environments("CartPole-v1", 2), {ONLY: actor}, device=CPU)
+        return Rollout(environments("CartPole-v1", 2), {ONLY: actor}, device=torch.device("cpu"))
 
     before, after = rollout(), rollout()
     before.run(5)
@@ -212,9 +208,7 @@ def test_what_is_no_environment_of_ours_or_goes_wrong_later(name: str, parameter
 
 
 def test_environments_that_were_made_are_closed_where_a_later_one_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [Odd() for _ in range(4)]  # the first is made for its spaces
-    for env in made:
-        env.close = Mock()
+    made = [Odd(close=Mock()) for _ in range(4)]  # the first is made for its spaces
     monkeypatch.setattr(
         gymnasium.registry["Odd-v0"], "entry_point", create_autospec(Odd, side_effect=[*made, ValueError("no display")])
     )

@@ -47,11 +47,6 @@ def f(x: float) -> int:
     return int(np.float32(x).view(np.uint32))
 
 
-def m(x: int, width: int = 32) -> int:
-    """A negative number's bits."""
-    return x % 2**width
-
-
 # An instruction reads what `inputs` put into registers 1, 2, 3, 4 of every kind, and writes register 5 of some kind.
 CASES: list[tuple[str, tuple[int, ...], int]] = [
     # Shifts clamp at the width; signs fill.
@@ -72,12 +67,12 @@ CASES: list[tuple[str, tuple[int, ...], int]] = [
     ("mul.hi.u32 %r5, %r1, %r2", (ALL, ALL), ALL - 1),  # (2^32 - 1)^2 = 2^64 - 2^33 + 1
     ("mul.hi.s32 %r5, %r1, %r2", (ALL, ALL), 0),
     ("mul.wide.u32 %rd5, %r1, -766435501", (1,), 0xD2511F53),  # as nvcc writes Philox's factor
-    ("mul.wide.s32 %rd5, %r1, 2", (ALL,), m(-2, 64)),
+    ("mul.wide.s32 %rd5, %r1, 2", (ALL,), -2 % 2**64),
     ("mul.wide.u16 %r5, %rs1, %rs2", (0xFFFF, 0xFFFF), 0xFFFE0001),
     ("mad.lo.s32 %r5, %r1, %r2, %r3", (3, 5, ALL), 14),
     ("max.u32 %r5, %r1, %r2", (1, ALL), ALL),
     ("min.s32 %r5, %r1, %r2", (1, ALL), ALL),
-    ("neg.s32 %r5, %r1", (5,), m(-5)),
+    ("neg.s32 %r5, %r1", (5,), -5 % 2**32),
     # Bits.
     ("and.b32 %r5, %r1, %r2", (0b1100, 0b1010), 0b1000),
     ("xor.b32 %r5, %r1, -1", (5,), ALL - 5),
@@ -115,7 +110,7 @@ CASES: list[tuple[str, tuple[int, ...], int]] = [
     ("setp.lt.u16 %p5, %rs1, 1", (0xFFFF,), 0),
     ("setp.eq.s16 %p5, %rs1, -1", (0xFFFF,), 1),
     # Conversions: saturation, NaN, rounding, and which bits are read.
-    ("cvt.rzi.s32.f32 %r5, %f1", (f(-2.9),), m(-2)),
+    ("cvt.rzi.s32.f32 %r5, %f1", (f(-2.9),), -2 % 2**32),
     ("cvt.rzi.s32.f32 %r5, %f1", (f(3e9),), MOST),
     ("cvt.rzi.s32.f32 %r5, %f1", (f(-3e9),), 2**31),
     ("cvt.rzi.s32.f32 %r5, %f1", (NAN,), 0),

@@ -21,7 +21,6 @@ from reagent_lite.sim.rollout import ONLY, Actor, Exploration, Rollout, RolloutS
 
 CPU = torch.device("cpu")
 NUM = 16
-SCHEDULE = UpdateSchedule(num_envs=NUM, warmup=10, steps=2, updates=4, num_updates=80, beta=0.4)
 
 
 def cartpoles(limit: int = 30, first: int = 0, stop: int = NUM) -> VectorEnv:
@@ -32,17 +31,16 @@ def ring(num: int = NUM, **settings: Any) -> ReplayRing:
     return ring_of(**{"num_envs": num, "observation_size": 4, "num_actions": 2, "slots": 64, "gamma": 0.9} | settings)
 
 
-def lean(observation: Tensor, mask: Tensor | None, features: Tensor | None) -> Tensor:
-    """Pushes towards where the pole leans."""
-    return torch.stack((-observation[:, 2], observation[:, 2]), 1)
-
-
 def rollout_of(env: VectorEnv, kept: ReplayRing) -> Rollout:
-    return Rollout(env, {ONLY: Actor(policy=lean, epsilon=torch.ones(1), ring=kept)}, device=CPU)
+    """Cartpoles are pushed towards where they lean."""
+    actor = Actor(policy=lambda seen, *_: seen[:, 2:3] * torch.tensor([-1, 1]), epsilon=torch.ones(1), ring=kept)
+    return Rollout(env, {ONLY: actor}, device=CPU)
 
 
 def source_of(rollout: Rollout, rows: int = 32) -> RolloutSource:
-    return RolloutSource(rollout, Exploration(start=1.0, end=0.2, decay_steps=320), SCHEDULE, rows=rows, scale=0.5,
+    return RolloutSource(rollout, Exploration(start=1.0, end=0.2, decay_steps=320),
+                         UpdateSchedule(num_envs=NUM, warmup=10, steps=2, updates=4, num_updates=80, beta=0.4),
+                         rows=rows, scale=0.5,
                          transform=lambda batch, scale: replace(batch, weight=batch.weight * scale))  # fmt: skip
 
 

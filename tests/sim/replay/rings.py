@@ -7,6 +7,8 @@ import torch
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.types import EnvStep
 
+GOES_ON, TERMINATED, TRUNCATED = range(3)  # how a step ends; both ends in one row are 3
+
 
 def ring_of(device: str = "cpu", **given: Any) -> ReplayRing:
     """A ring for one environment with 8 slots, unless something else is given."""
@@ -15,9 +17,9 @@ def ring_of(device: str = "cpu", **given: Any) -> ReplayRing:
 
 
 def plain_columns(envs: int) -> dict[str, torch.Tensor]:
-    zeros, no = torch.zeros(envs), torch.zeros(envs, dtype=torch.bool)
+    zeros = torch.zeros(envs)
     return {"observation": zeros[:, None], "next_observation": zeros[:, None], "action": zeros, "reward": zeros,
-            "terminated": no, "truncated": no, "propensity": torch.ones(envs)}  # fmt: skip
+            "terminated": zeros.bool(), "truncated": zeros.bool(), "propensity": torch.ones(envs)}  # fmt: skip
 
 
 def plain_step(envs: int = 1, **columns: Any) -> EnvStep:

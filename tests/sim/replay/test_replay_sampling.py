@@ -11,8 +11,6 @@ from sim.replay.rings import plain_step, ring_of
 from reagent_lite.sim.replay.ring import ReplayRing
 from reagent_lite.sim.replay.sampling import Priorities, importance_weights
 
-CPU = torch.device("cpu")
-
 
 def filled_ring(slots: int, envs: int, writes: int, **given: Any) -> ReplayRing:
     ring = ring_of(num_envs=envs, slots=slots, prioritized=True, alpha=0.5, **given)
@@ -22,7 +20,7 @@ def filled_ring(slots: int, envs: int, writes: int, **given: Any) -> ReplayRing:
 
 
 def filled(value: Any) -> Priorities:
-    priorities = Priorities(len(value), CPU)
+    priorities = Priorities(len(value), torch.device("cpu"))
     priorities.value.copy_(torch.as_tensor(value))
     priorities.refresh()
     return priorities
