@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from oracles.event_files import write_events
 from oracles.events import event, make, read, report
-from oracles.logs import episode_code, write_lines
+from oracles.logs import Row, episode_code, write_lines
 from oracles.shards import rows_of
 
 from reagent_lite.config.loader import check
@@ -23,7 +23,6 @@ from reagent_lite.data.shards.partition import make_shards
 from reagent_lite.data.stage import data_files, left_out
 from reagent_lite.errors import DataError
 
-Row = dict[str, Any]
 ACTIONS = ("l", "r")
 
 
@@ -273,9 +272,7 @@ def test_a_file_is_of_one_log_and_logs_are_there(tmp_path: Path) -> None:
 def test_the_copy_is_that_of_the_list_and_its_order(tmp_path: Path) -> None:
     first, second = logs(tmp_path, episode("0", 1), episode("0", 2))
     folders = [prepare_training_copy((first, second), actions=ACTIONS).folder for _ in range(2)]
-    standing = standing_copy((first, second), ACTIONS, None)
-    assert standing is not None
-    assert folders == [standing[0]] * 2
+    assert folders == [standing_copy((first, second), ACTIONS, None)[0]] * 2
     assert standing_copy((second, first), ACTIONS, None) is None
     assert prepare_training_copy((second, first), actions=ACTIONS).state.tolist() == [[2], [1]]
     write_lines(Path(second), episode("0", 3, 4))

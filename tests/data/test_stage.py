@@ -48,7 +48,6 @@ def test_a_folder_says_what_it_was_made_of(tmp_path: Path, made: StageManifest) 
     os.utime(tmp_path / "in.jsonl", (1, 1))
     assert stands(tmp_path / "out")
     touched = StageManifest.read(folder)
-    assert touched is not None
     assert (touched.inputs[0].modified_ns, touched.digest) == (10**9, made.digest)
     (tmp_path / "out/part.jsonl").write_text('{"x": 9}\n')
     with pytest.raises(DataError, match=r"part.jsonl: expected bytes with sha256"):

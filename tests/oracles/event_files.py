@@ -14,6 +14,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from oracles.logs import Row
 
 from reagent_lite.data.formats import text_files
 from reagent_lite.data.formats.blocks import Block
@@ -21,7 +22,6 @@ from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.reading import ALL_COLUMNS, READERS, read_blocks
 from reagent_lite.errors import DataError, Problem
 
-Row = dict[str, Any]
 PACKINGS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
     "bz2": bz2.compress,
@@ -163,6 +163,6 @@ def _has_map(cells: list[Any]) -> bool:
 def _entries(cell: Row | None, form: str) -> Any:
     if cell is None:
         return None
-    pair = ("key", "value") if form == "pairs.parquet" else None
-    entries = [(int(key), value) for key, value in cell.items()]
-    return [dict(zip(pair, entry, strict=True)) for entry in entries] if pair else entries
+    if form == "pairs.parquet":
+        return [{"key": int(key), "value": value} for key, value in cell.items()]
+    return [(int(key), value) for key, value in cell.items()]

@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from oracles.logs import write_lines
+from oracles.logs import Row, write_lines
 
 from reagent_lite.config.loader import check
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.timeline.stage import TimelineOutcome, run_timeline
-
-Row = dict[str, Any]
 
 
 def event(mdp_id: str, number: int, state: float, reward: float = 0.0, /, **changes: Any) -> dict[str, Any]:
@@ -115,8 +113,11 @@ def make(folder: Path, rows: Sequence[Row] | Path, top: Row | None = None,
 
 def read(folder: Path) -> list[Row]:
     """The transitions of a folder in the order of mdp_id and sequence_number; maps as dicts."""
-    tables = (pq.read_table(file, partitioning=None) for file in folder.glob("*.parquet"))
-    rows = [row for table in tables for row in table.to_pylist(maps_as_pydicts="strict")]
+    rows = [
+        row
+        for file in folder.glob("*.parquet")
+        for row in pq.read_table(file, partitioning=None).to_pylist(maps_as_pydicts="strict")
+    ]
     return sorted(rows, key=lambda row: (row["mdp_id"], row["sequence_number"]))
 
 

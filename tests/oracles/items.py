@@ -1,13 +1,10 @@
 """Logs of decisions among items: by id beside a table of items, and with the features repeated in every row."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from oracles.event_files import data_of
-from oracles.logs import write_lines
+from oracles.logs import Row, write_lines
 
-Row = dict[str, Any]
 ITEMS: tuple[Row, ...] = (
     {"item_id": "tea", "price": 2.0, "7": 0.25},
     {"item_id": "milk", "price": 1.0, "7": 0.1},
@@ -63,10 +60,3 @@ def transitions(rows: list[Row]) -> list[Row]:
         made.append({**row, "next_state_features": after.get("state_features", {}), "next_action": after.get("action"),
                      "possible_next_actions": after.get("possible_actions", [])})  # fmt: skip
     return made
-
-
-def as_csv(folder: Path, rows: list[Row], name: str = "log.csv") -> Path:
-    """Writes rows as pandas does: nested cells as JSON."""
-    file = folder / name
-    file.write_bytes(data_of(rows, "csv"))
-    return file

@@ -10,6 +10,8 @@ import numpy as np
 
 from . import gridworld
 
+Row = dict[str, Any]
+
 
 def write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -64,8 +66,7 @@ def candidate_rows(count: int, seed: int = 0, most: int = 7) -> list[dict[str, A
     rng = np.random.default_rng(seed)
 
     def candidates() -> list[dict[str, float]]:
-        number = int(rng.integers(1, most + 1))
-        return [{"0": round(float(rng.normal()), 4), "5": float(k)} for k in range(number)]
+        return [{"0": round(float(rng.normal()), 4), "5": float(k)} for k in range(rng.integers(1, most + 1))]
 
     rows = random_rows(count, seed)
     now = candidates()

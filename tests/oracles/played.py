@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from oracles import gridworld
 from oracles.bundles import linear_bundle
 
@@ -13,19 +12,17 @@ from reagent_lite.config import check
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.tasks.evaluate import Evaluated, evaluate
 
-Array = NDArray[np.float64]
-
 
 def played(folder: Path, model: Path, env: str, episodes: int = 1000, **keys: Any) -> tuple[Evaluated, dict[str, Any]]:
     """What workflows.evaluate says of a model that plays an environment: the last line, and the report file."""
-    simulation = {"env": env, "evaluation_episodes": episodes, **keys.pop("simulation", {})}
     tree = {"model": str(model), "output_path": str(folder / "report" / "e.json"), "gamma": 0.9,
-            "simulation": simulation, **keys}  # fmt: skip
+            "simulation": {"env": env, "evaluation_episodes": episodes, **keys.pop("simulation", {})},
+            **keys}  # fmt: skip
     outcome = evaluate(check(EvaluateConfig, tree))
     return outcome, json.loads(Path(outcome.report).read_text())
 
 
-def logits(policy: Array) -> Array:
+def logits(policy: gridworld.Array) -> gridworld.Array:
     """Weights [4, 25] of a model whose softmax at temperature 1 is a policy [25, 4]."""
     return np.asarray(np.log(np.maximum(policy, 1e-30)).T)
 

@@ -11,7 +11,7 @@ import torch
 from oracles import cartpole
 from oracles.interpreters import Interpreter, python_path
 from oracles.logs import candidate_rows, random_rows, write_lines
-from oracles.runs import ROOT, checked, merged
+from oracles.runs import ROOT, Tree, checked, merged
 from oracles.runs import end as end
 from oracles.team import TEAM
 from safetensors.torch import load_file
@@ -24,8 +24,6 @@ from reagent_lite.training.checkpoint import CheckpointFolder
 from reagent_lite.training.metrics import JsonLines, MetricsWriter
 from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
-
-Tree = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -56,10 +54,9 @@ class Laboratory:
         folder.mkdir(parents=True, exist_ok=True)
         self._source = self._source or open_source(config, group, self._simulation)
         history = History.find(config, group, folder / "checkpoints")
-        setup = set_up(self._source, history)
         with StopSignal() as signal, MetricsWriter(lines=history.lines, figures=history.figures) as writer:
             writer.add([JsonLines(folder, lines=history.lines)] if group.is_first else [])
-            learned = learn(setup, writer, signal)
+            learned = learn(set_up(self._source, history), writer, signal)
         steps = learned.position.step
         return End(steps, *read(folder), learned.scores) if group.is_first else End(steps, {}, [], {})
 

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from oracles.interpreters import Interpreter, python_path
-from oracles.runs import ROOT, Run, end, merged
+from oracles.runs import ROOT, Run, Tree, end, merged
 
 from reagent_lite.data.dataset import EpisodeFolder
-
-Tree = dict[str, Any]
 
 
 def role(folder: Path, mode: str, **simulation: Any) -> Tree:

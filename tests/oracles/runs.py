@@ -17,22 +17,23 @@ from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.run.publish import Outcome
 from reagent_lite.run.train import train
 
+Tree = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 ALONE = Group(ProcessRanks(), torch.device("cpu"))
 
 
-def checked(tree: dict[str, Any], workflow: str | None = None) -> WorkflowConfig:
+def checked(tree: Tree, workflow: str | None = None) -> WorkflowConfig:
     """Returns the config of a workflow; by default, that for candidates if the tree has a log and no actions."""
     named = "actions" in tree or "training_data_path" not in tree if workflow is None else workflow == "dqn"
     return check(DqnConfig if named else ParametricDqnConfig, tree)
 
 
-def trained(tree: dict[str, Any], workflow: str | None = None) -> Outcome:
+def trained(tree: Tree, workflow: str | None = None) -> Outcome:
     """Trains in this process, without a command line."""
     return train(checked(tree, workflow), ALONE)
 
 
-def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def merged(tree: Tree, other: Tree) -> Tree:
     """Returns a config whose sections have the other's keys."""
     return {**tree, **{k: {**tree.get(k, {}), **v} if isinstance(v, dict) else v for k, v in other.items()}}
 
@@ -73,7 +74,7 @@ Runner = Callable[..., Run]
 def run(tmp_path: Path) -> Runner:
     """run(workflow, config tree, *arguments): a process of its own, as on the command line."""
 
-    def start(workflow: str, tree: dict[str, Any], *arguments: str, timeout: float = 240) -> Run:
+    def start(workflow: str, tree: Tree, *arguments: str, timeout: float = 240) -> Run:
         config = tmp_path / "config.json"
         config.write_text(json.dumps(tree))
         command = ["-m", f"workflows.{workflow}", "--config", str(config), *arguments]
@@ -84,7 +85,7 @@ def run(tmp_path: Path) -> Runner:
     return start
 
 
-def quick(data: Path, out: Path, **sections: Any) -> dict[str, Any]:
+def quick(data: Path, out: Path, **sections: Any) -> Tree:
     """A config over a log of actions a and b that trains in a moment, with other sections."""
     return merged({
         "training_data_path": str(data), "model_output_path": str(out), "use_gpu": False, "actions": ["a", "b"],
@@ -94,7 +95,7 @@ def quick(data: Path, out: Path, **sections: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> dict[str, Any]:
+def small(tmp_path: Path) -> Tree:
     """A config over 200 random rows."""
     return quick(
         write_lines(tmp_path / "data" / "log.jsonl", random_rows(200)),

@@ -69,9 +69,7 @@ def backends(path: Path, parameters: dict[str, float] | None = None) -> tuple[Cu
 def known_nan(tensor: Tensor) -> bytes:
     """A tensor's bits; a NaN's payload may differ from machine to machine (kernels/port.cuh)."""
     whole = tensor.cpu()
-    if whole.dtype == torch.float32:
-        whole = torch.where(whole.isnan(), torch.nan, whole)
-    return whole.numpy().tobytes()
+    return (whole.where(~whole.isnan(), torch.nan) if whole.is_floating_point() else whole).numpy().tobytes()
 
 
 def bits(env: VectorEnv) -> dict[str, bytes]:

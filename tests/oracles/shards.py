@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,9 @@ def stage(folder: Path) -> StageManifest:
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     """Rows of a folder's data files, in the order of their names."""
-    try:
-        files = data_files(str(folder))
-    except NoRowsError:
-        return []
-    return [row for file in files for row in pq.ParquetFile(file.path).read().to_pylist()]
+    with suppress(NoRowsError):
+        return [row for file in data_files(str(folder)) for row in pq.ParquetFile(file.path).read().to_pylist()]
+    return []
 
 
 def multiset(rows: Sequence[dict[str, Any]]) -> list[str]:

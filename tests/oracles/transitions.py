@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from oracles.logs import Row
 
 from reagent_lite.data.copy.training_copy import TrainingCopy
 
-Row = dict[str, Any]
 Actions = tuple[str, ...]
 Features = dict[str, np.float32]
 

@@ -115,10 +115,12 @@ def test_the_same_rows_in_another_order_have_the_same_content(tmp_path: Path) ->
 
 
 def test_a_copy_of_nothing_has_what_a_copy_has(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "log.jsonl", random_rows(10))
     shapes, shapes_of_nothing = (
         {name: (value.dtype, value.ndim) for name, value in vars(copy).items() if isinstance(value, np.ndarray)}
-        for copy in (prepare_training_copy(str(file), actions=ACTIONS), empty_training_copy(ACTIONS))
+        for copy in (
+            prepare_training_copy(write_lines(tmp_path / "log.jsonl", random_rows(10)), actions=ACTIONS),
+            empty_training_copy(ACTIONS),
+        )
     )
     assert shapes_of_nothing == shapes
     assert (len(empty_training_copy(ACTIONS)), empty_training_copy(ACTIONS).list_offsets.tolist()) == (0, [0])

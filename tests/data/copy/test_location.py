@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -68,15 +67,13 @@ def test_a_copy_is_built_once_and_again_when_the_data_changes(tmp_path: Path, mo
     os.utime(path, (1, 1))  # touched, not changed
     assert len(prepare_training_copy(path, actions=ACTIONS)) == 2
     assert built.call_count == 1
-    manifest = json.loads((first.folder / "manifest.json").read_text())
-    assert [entry["modified_ns"] for entry in manifest["inputs"]] == [10**9]
+    assert [entry["modified_ns"] for entry in read_document(first.folder, TRAINING_COPY)["inputs"]] == [10**9]
     written(tmp_path, row(reward=2.0), row())  # same size
     assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [2, 1]
     prepare_training_copy(path, actions=("right", "left"))
     assert built.call_count == 3
     # The copy that was replaced is gone, and the arrays opened before still read.
-    assert (first.folder.exists(), len(list(first.folder.parent.iterdir()))) == (False, 2)
-    assert first.reward.tolist() == [1, 1]
+    assert (first.folder.exists(), len([*first.folder.parent.iterdir()]), first.reward.tolist()) == (False, 2, [1, 1])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from oracles.event_files import small_blocks
 from oracles.logs import write_lines
+from oracles.summaries import spec_of
 from oracles.transitions import code_of_text
 
 from reagent_lite.config.norm_params import NormParams
@@ -26,7 +27,7 @@ from reagent_lite.data.rows import levels
 from reagent_lite.data.stage import data_files
 from reagent_lite.data.tables import read_log
 from reagent_lite.errors import DataError
-from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
+from reagent_lite.types import FeatureSpec, FeatureType
 
 COLUMNS: Any = {"action": "shown", "reward": "clicked", "state_features": ["age", "country"]}
 COUNTRIES = ["DE", "FR", None, "DE", "US", "DE"]
@@ -126,17 +127,12 @@ def summary_of(file: Path, folder: Path, settings: NormParams | None = None) -> 
 
 
 def fitted(summary: ColumnSummary, most: int = 100) -> Fitted:
-    columns = {"state_features": summary}
-    return fit_columns(columns, NormParams(max_unique_enum_values=most), where="data")["state_features"]
+    return fit_columns({"x": summary}, NormParams(max_unique_enum_values=most), where="data")["x"]
 
 
 def category(fit: Fitted) -> FeatureSpec:
     (feature,) = (feature for feature in fit.spec.features if feature.levels)
     return feature
-
-
-def spec_of(*features: FeatureSpec) -> NormalizationSpec:
-    return NormalizationSpec.ordered({feature.feature_id: feature for feature in features})
 
 
 @pytest.mark.parametrize(
@@ -227,5 +223,4 @@ def test_of_many_levels_the_most_frequent_are_kept(tmp_path: Path, monkeypatch: 
     fit = fitted(summarize_copy(copy, "state_features", NormParams(), 0), most=10)
     feature, statistics = category(fit), fit.statistics["features"]["country"]
     assert 30 <= len(copy.levels["state"][feature.feature_id]) <= 60
-    assert len(feature.levels) == 10
-    assert (statistics["levels"]["often"], statistics["other"]) == (250, 750 - 9)
+    assert (len(feature.levels), statistics["levels"]["often"], statistics["other"]) == (10, 250, 750 - 9)

@@ -1,9 +1,9 @@
 """Normalization files: round trips and every bad input."""
 
 import json
-import math
 import os
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.summaries import spec_of
 from oracles.transitions import code_of_text
 
 from reagent_lite.data.features.normalization import (
@@ -25,7 +26,6 @@ from reagent_lite.errors import DataError
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
-NAN = math.nan
 REAL_FILE = Path(__file__).parents[3] / "../shared/data/reagent2019/cartpole_norm.json"
 
 
@@ -33,10 +33,6 @@ def read(folder: Path, document: object) -> NormalizationSpec:
     """Writes norm.json, of a text or as JSON, and reads it."""
     (folder / "norm.json").write_text(document if isinstance(document, str) else json.dumps(document))
     return read_normalization(str(folder / "norm.json"))
-
-
-def spec_of(*features: FeatureSpec) -> NormalizationSpec:
-    return NormalizationSpec.ordered({feature.feature_id: feature for feature in features})
 
 
 @pytest.mark.parametrize("encode", [json.dumps, lambda parameters: parameters], ids=["string", "object"])
@@ -53,7 +49,7 @@ def test_contract_file_in_both_encodings(tmp_path: Path, encode: Callable[[objec
     assert spec.feature_ids == (2, 1, 3)
     assert [feature.possible_values for feature in spec.features[1:]] == [(12.0, 4.0, 2.0), (15.0, 3.0)]
     # columns in the order of the file's values; what is absent is zero
-    assert Preprocessor(spec).dense(torch.tensor([[1.0, 12.0, 15.0], [3.0, 2.0, NAN]])).tolist() == [
+    assert Preprocessor(spec).dense(torch.tensor([[1.0, 12.0, 15.0], [3.0, 2.0, nan]])).tolist() == [
         [1, 1, 0, 0, 1, 0],
         [3, 0, 0, 1, 0, 0],
     ]
@@ -93,7 +89,7 @@ BAD_PARAMETERS: list[tuple[object, str]] = [
     (CONTINUOUS | {"std_dev": 5}, "std_dev: expected a known key, got unknown key 'std_dev'. Did you mean 'stddev'?"),
     (CONTINUOUS | {"mean": "0"}, 'feature 7: mean: expected a valid number, got "0"'),
     (CONTINUOUS | {"mean": True}, "mean: expected a valid number, got true"),
-    (CONTINUOUS | {"mean": NAN}, "mean: expected a finite number, got NaN"),
+    (CONTINUOUS | {"mean": nan}, "mean: expected a finite number, got NaN"),
     (CONTINUOUS | {"mean": 10**400}, "mean: expected an integer of 64 bits, got one of 1330 bits"),
     (CONTINUOUS | {"mean": None}, "mean: expected a value, which CONTINUOUS needs, got nothing"),
     (CONTINUOUS | {"stddev": 0}, "stddev: expected a positive number of float32, got 0.0. A constant"),
@@ -193,8 +189,7 @@ FEATURES = st.floats(-1e300, 1e300).flatmap(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(FEATURES, min_size=1, max_size=4))
 def test_round_trip_is_exact(many: list[FeatureSpec]) -> None:
-    text = json.dumps(normalization_json(spec_of(*many))).encode()
-    fsspec.filesystem("memory").pipe("/norms/hypothesis.json", text)
+    fsspec.filesystem("memory").pipe("/norms/hypothesis.json", json.dumps(normalization_json(spec_of(*many))).encode())
     assert read_normalization("memory://norms/hypothesis.json") == spec_of(*many)
 
 

@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 import socket
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -76,19 +76,16 @@ def test_what_is_no_data_is_refused(tmp_path: Path, path: str, words: str) -> No
 
 @pytest.mark.parametrize("mode", [0, 0o555])
 def test_data_that_this_user_may_not_read_is_refused(mode: int) -> None:
-    root = os.geteuid() == 0
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, ExitStack() as stack:
         Path(folder).chmod(0o755)  # tmp_path lies below a folder of one user
         data = Path(folder, "data")
         data.mkdir()
         (data / "log.jsonl").touch(0)
         data.chmod(mode)
-        os.seteuid(65534 if root else os.geteuid())
-        try:
-            with pytest.raises(DataError, match=r"readable file.*Permission denied"):
-                list_input(str(data), EXTENSIONS)[0].open()
-        finally:
-            os.seteuid(0 if root else os.geteuid())
+        stack.callback(os.seteuid, os.geteuid())
+        os.seteuid(os.geteuid() or 65534)
+        with pytest.raises(DataError, match=r"readable file.*Permission denied"):
+            list_input(str(data), EXTENSIONS)[0].open()
 
 
 def test_what_lies_beside_data_unread_is_named(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from oracles.event_files import FORMATS, Row, data_of, small_blocks
-from oracles.logs import candidate_rows, random_rows
+from oracles.event_files import FORMATS, data_of, small_blocks
+from oracles.logs import Row, candidate_rows, random_rows
 from oracles.transitions import check_copy, check_same
 
 from reagent_lite.data.copy.first_look import first_rows

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from oracles.event_files import write_events, write_frame
-from oracles.items import ITEMS, NAMES, as_csv, events, repeated, transitions
-from oracles.logs import write_lines
+from oracles.items import ITEMS, NAMES, events, repeated, transitions
+from oracles.logs import Row, write_lines
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.agreement import content_of
@@ -25,7 +25,6 @@ from reagent_lite.errors import DataError
 from reagent_lite.feature_ids import FeatureId
 from reagent_lite.item_table import ItemTable
 
-Row = dict[str, Any]
 PRICE = FeatureId("price")
 
 
@@ -146,8 +145,8 @@ def test_integers_in_csv_columns_with_gaps_are_ids(tmp_path: Path) -> None:
          **{name: [number_of[item] for item in row[name]] for name in ("possible_actions", "possible_next_actions")}}
         for row in transitions(events())
     ]  # fmt: skip
-    log = as_csv(tmp_path, rows)
-    assert ",3.0," in log.read_text()
+    log = write_events(rows, tmp_path / "log", "csv")
+    assert ",3.0," in (log / "events-0.csv").read_text()
     features = write_lines(tmp_path / "features.jsonl", transitions(repeated(events())))
     assert content_of(copied(tmp_path, log, items)) == content_of(copied(tmp_path, features, None))
 

@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from oracles.logs import Row
 from oracles.transitions import check_copy
 from pyarrow.feather import write_feather
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.errors import DataError
 
-Row = dict[str, Any]
 Pairs = list[tuple[str, Any]]
 ACTIONS = ("left", "right")
 GOOD: list[Row] = [
@@ -200,9 +200,8 @@ def flag(cell: str) -> bool | float | None:
 
 
 def place(cell: str) -> Any:
-    if cell.removeprefix("-").isdigit():
-        return int(cell)
-    return pd.Timestamp(cell) if "-" in cell[1:] else int(float(cell))
+    is_time = "-" in cell[1:]
+    return pd.Timestamp(cell) if is_time else int(cell if cell.removeprefix("-").isdigit() else float(cell))
 
 
 def number_of(cell: str) -> float:

@@ -13,14 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from oracles.event_files import data_of, small_blocks, write_events
 from oracles.events import make
-from oracles.logs import write_lines
+from oracles.logs import Row, write_lines
 from pyarrow.feather import write_feather
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.tables import read_log
 from reagent_lite.errors import DataError, Problem
 
-Row = dict[str, Any]
 Actions = tuple[str, ...] | None
 ACTIONS: Actions = ("left", "right")
 GOOD: Row = {

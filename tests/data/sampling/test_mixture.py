@@ -44,7 +44,6 @@ def test_lists_of_candidates_are_padded_to_the_longest() -> None:
         MixedSource(((source(batch(1, 2, features=3)), 0.5), (source(batch(2, 4, features=3, expanded=True)), 0.5)))
     )
     for choices in (mixed.actions, mixed.next_actions):
-        assert choices.features is not None
         assert choices.mask.tolist() == [[True, True, False, False], [True] * 4, [True] * 4]
         assert choices.features.tolist() == [[[2] * 3, [2] * 3, [0] * 3, [0] * 3], *[[[2] * 3] * 4] * 2]
     assert mixed.action.tolist() == [1, 3, 3]

@@ -121,8 +121,7 @@ def test_order_changes_by_epoch_seed_and_shard_only() -> None:
 def test_permutations_are_four_bytes_a_row_and_numpys_own(rows: int) -> None:
     """The order of a run on one machine has been default_rng([seed, epoch]) from the start, and stays it."""
     order = ReadPlan(shards=(rows,), minibatch=1, epochs=1, seed=3).permutation(2)
-    assert order.dtype == np.int32
-    assert np.array_equal(order, np.random.default_rng([3, 2]).permutation(rows))
+    assert (order.dtype, order.tolist()) == (np.int32, np.random.default_rng([3, 2]).permutation(rows).tolist())
 
 
 def test_a_plan_is_told_from_another_by_its_json() -> None:

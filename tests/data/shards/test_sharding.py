@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -27,16 +27,14 @@ from reagent_lite.data.stage import StageManifest, data_files
 from reagent_lite.errors import DataError, NoRowsError
 
 LENGTHS = [3, 1, 9, 4, 4, 17, 2, 6, 1, 1, 8, 5]
-Kind = Literal["shards", "replicas"]
 
 
 def made(
-    path: Path, folder: Path, num_nodes: int, *, seed: int = 0, layout: Kind = "shards"
+    path: Path, folder: Path, num_nodes: int, **keys: Any
 ) -> tuple[list[list[dict[str, Any]]], tuple[StageManifest, ...]]:
     """Returns the rows of each shard, and the manifests."""
     folder.mkdir(parents=True)
-    config = ShardConfig(training_data_path=str(path), layout=layout, num_nodes=num_nodes, seed=seed)
-    manifests = make_shards(config, folder)
+    manifests = make_shards(ShardConfig(training_data_path=str(path), num_nodes=num_nodes, **keys), folder)
     return [rows_of(folder / f"shard-{number:05d}") for number in range(num_nodes)], manifests
 
 
@@ -233,7 +231,7 @@ def test_an_input_that_is_not_as_its_manifest_says_is_refused(
 
 
 @pytest.mark.parametrize("layout", ["shards", "replicas"])
-def test_an_input_without_rows_is_refused(tmp_path: Path, layout: Kind) -> None:
+def test_an_input_without_rows_is_refused(tmp_path: Path, layout: str) -> None:
     write(tmp_path / "in" / "log.parquet", table([]))
     with pytest.raises(NoRowsError, match="expected rows of data, got none"):
         made(tmp_path / "in", tmp_path / "out", 2, layout=layout)

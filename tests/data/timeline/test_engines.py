@@ -19,6 +19,7 @@ from oracles import events as events_oracle
 from oracles.event_files import write_events
 from oracles.events import NAMES, random_events
 from oracles.interpreters import Interpreter
+from oracles.logs import Row
 from oracles.ranks import free_port
 from oracles.runs import ROOT
 from oracles.waiting import wait_until
@@ -28,8 +29,6 @@ from reagent_lite.data.stage import data_files
 from reagent_lite.data.timeline import stage
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.errors import ConfigError, DataError
-
-Row = dict[str, Any]
 
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java, and there is no command java")
 

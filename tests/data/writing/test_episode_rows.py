@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,9 @@ from reagent_lite.data.writing.files import FORMATS, table_writer
 from reagent_lite.errors import DataError
 
 NAMES = ("left", "right")
-Floats = NDArray[np.float32]
 
 
-def floats(values: Any) -> Floats:
+def floats(values: Any) -> NDArray[np.float32]:
     return np.array(values, np.float32)
 
 
@@ -77,7 +77,6 @@ def test_events_by_hand(tmp_path: Path) -> None:
 
 
 LEFT, RIGHT = {"0": -1, "1": 0}, {"0": 1, "1": 0.5}
-NAN = np.nan  # of choices that are not there: never read
 BY_HAND: dict[str, tuple[EpisodeBlock, LogSchema, dict[str, list[Any]]]] = {
     # last rows of episodes that were cut alone say what could be done next; a came to its end
     "events of names": (
@@ -119,9 +118,10 @@ BY_HAND: dict[str, tuple[EpisodeBlock, LogSchema, dict[str, list[Any]]]] = {
             TWO,
             action=np.array([2, 0, 1]),
             mask=np.array([[1, 0, 1], [1, 0, 0], [0, 1, 0]], bool),
-            features=floats([[[1], [NAN], [2]], [[3], [NAN], [NAN]], [[NAN], [4], [NAN]]]),
+            # nan of choices that are not there: never read
+            features=floats([[[1], [nan], [2]], [[3], [nan], [nan]], [[nan], [4], [nan]]]),
             last_mask=np.array([[1, 1, 1], [0, 1, 1]], bool),
-            last_features=floats([[[NAN], [NAN], [NAN]], [[NAN], [5], [6]]]),
+            last_features=floats([[[nan], [nan], [nan]], [[nan], [5], [6]]]),
         ),
         LogSchema(transitions=True),
         {
@@ -217,9 +217,8 @@ def test_a_log_appears_whole_or_not_at_all(tmp_path: Path, suffix: str) -> None:
      "possible_next_actions of episode b, 0, 0: expected finite"),
 ])  # fmt: skip
 def test_what_is_no_number_is_refused(block: EpisodeBlock, words: str) -> None:
-    schema = LogSchema(transitions=True, action_names=NAMES if block.features is None else ())
     with pytest.raises(DataError, match=words):
-        episode_rows(block, schema)
+        episode_rows(block, LogSchema(transitions=True, action_names=NAMES if block.features is None else ()))
 
 
 @pytest.mark.parametrize(
