@@ -70,8 +70,9 @@ def test_rows_and_origin_are_read_back_and_other_names_are_no_files(folder: Epis
         writer.write(stamped(table(4), ORIGIN))
     for other in (".lock", ".x.parquet.7-1.tmp", "notes.txt", "1-2-3.parquet", f"{name}.tmp"):
         (folder.fifo / other).write_bytes(b"?")
-    assert (names(folder), folder.origin(f"fifo/{name}")) == (["expert.parquet", name], (ORIGIN, 3))
-    assert folder.origin("protected/expert.parquet") == (ORIGIN, 4)
+    assert (names(folder), folder.origin(f"fifo/{name}"), folder.origin("protected/expert.parquet")) == (
+        ["expert.parquet", name], (ORIGIN, 3), (ORIGIN, 4),
+    )  # fmt: skip
     (rows,) = folder.rows(f"fifo/{name}", ("left", "right"))
     assert (rows.state.values.tolist(), rows.next_state.values.tolist()) == ([[0], [1], [2]], [[1], [2], [3]])
     assert (rows.action.tolist(), rows.bootstrap.tolist()) == ([0, 1, 0], [1, 1, 0])

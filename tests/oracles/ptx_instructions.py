@@ -21,8 +21,7 @@ MOVED = (*BITS, *INTEGERS, "f32")
 ORDERED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 NAN = "({1} != {1} || {2} != {2})"
 
-Row = tuple[str, str, str, tuple[str, ...]]
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     # Integers; the low bits of sum and product know no sign.
     ("add.T", "T T T", "(u64){1} + (u64){2}", INTEGERS),
     ("sub.T", "T T T", "(u64){1} - (u64){2}", INTEGERS),

@@ -91,8 +91,7 @@ CONTRACT = Contract(actions=(), events=True, extra=("x",))
 )
 def test_what_a_column_takes(name: str, array: pa.Array, values: list[Any]) -> None:
     table, faults, kinds = event_table(block(**{"x": pa.nulls(2), name: array}), CONTRACT)
-    assert (table.column(name).to_pylist(), faults.count) == (values, 0)
-    assert kinds == ({"x": "text"} if name == "x" else {})
+    assert (table.column(name).to_pylist(), faults.count, kinds) == (values, 0, {"x": "text"} if name == "x" else {})
 
 
 @pytest.mark.parametrize(("name", "array", "words"), [

@@ -172,8 +172,7 @@ def test_statistics_of_candidates_are_those_of_repeated_features(tmp_path: Path)
             ("b.jsonl", repeated(events()), None),
         )
     )
-    assert by_id.parametric
-    assert str(by_id.columns) == str(by_features.columns)
+    assert (by_id.parametric, str(by_id.columns)) == (True, str(by_features.columns))
 
 
 @pytest.mark.parametrize("extension", ["parquet", "feather"])

@@ -90,9 +90,13 @@ def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete: LoggedRows) ->
 
 def test_rows_continue_if_one_that_may_be_learned_from_has_a_next_state(discrete: LoggedRows) -> None:
     ends, others = (np.flatnonzero(discrete.scalars[:, 2] == bootstrap) for bootstrap in (0, 1))
-    assert (discrete.only(ends).continues, discrete.only(np.append(ends, others[0])).continues) == (False, True)
-    assert replace(discrete, usable=None).continues
-    assert not replace(discrete, usable=None, scalars=discrete.scalars[ends]).continues
+    parts = (
+        discrete.only(ends),
+        discrete.only(np.append(ends, others[0])),
+        replace(discrete, usable=None),
+        replace(discrete, usable=None, scalars=discrete.scalars[ends]),
+    )
+    assert [rows.continues for rows in parts] == [False, True, True, False]
 
 
 @pytest.mark.parametrize(("world", "per_step"), [(1, 1), (2, 1), (3, 3)])
@@ -184,5 +188,6 @@ def test_features_and_metrics_that_a_shard_lacks_are_absent_and_zero(tmp_path: P
         ("clicks", "views"),
     )
     batch = next(LoggedSource(rows, ReadPlan(shards=(4, 0), minibatch=4, epochs=1, reads=(0, 1)), 0, CPU))
-    assert (batch.state[:, 3].tolist(), batch.metrics.tolist()) == ([0] * 4, [[0, 2]] * 4)
-    assert batch.weight.tolist() == [0.5] * 4  # two ranks, four rows
+    assert (batch.state[:, 3].tolist(), batch.metrics.tolist(), batch.weight.tolist()) == (
+        [0] * 4, [[0, 2]] * 4, [0.5] * 4,  # two ranks, four rows
+    )  # fmt: skip

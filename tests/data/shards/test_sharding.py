@@ -183,9 +183,10 @@ def test_shards_of_a_stage_know_their_parent_and_hold_its_files(
     _, manifests = made(tmp_path / "in", tmp_path / "out", 2)
     sums = {name: entry["sha256"] for name, entry in staged.files.items()}
     for manifest in manifests:
-        assert (manifest.parent, manifest.state_ids, manifest.metric_names) == (staged.digest, (0, 1), ("m",))
+        assert (manifest.parent, manifest.state_ids, manifest.metric_names, manifest.report["whole_files"]) == (
+            staged.digest, (0, 1), ("m",), 6,  # 21 + 8 + 2 and 13 + 13 + 4 rows
+        )  # fmt: skip
         assert {file.name: file.sha256 for file in manifest.inputs} == sums
-        assert manifest.report["whole_files"] == 6  # 21 + 8 + 2 and 13 + 13 + 4 rows
     # files that stay whole are links: no byte of them is written
     inodes = {file.stat().st_ino for file in (tmp_path / "in").iterdir()}
     assert sum(file.stat().st_ino in inodes for file in (tmp_path / "out").rglob("*.parquet")) == 6
