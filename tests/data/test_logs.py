@@ -63,7 +63,6 @@ def rows_in(copy: TrainingCopy) -> list[tuple[int, float, str, int]]:
 A = episode("a", 1, 2)
 B = episode("b", 2)
 ALIKE = episode("b", 1, 3)
-CHANGES: Row = {"reward": 7, "action": "r", "action_probability": 0.25, "state_features": {"1": 2.0}}
 TWO = [episode("0", 1, 2) + episode("1", 4), episode("0", 6, 7) + B]
 CHANGED = {**A[0], "reward": 9.0}
 REPEATED = "2/log.jsonl: repeats 2 rows of 1/log.jsonl, the first at 2/log.jsonl:1"
@@ -104,7 +103,9 @@ LOGS: dict[str, tuple[list[list[Row]], list[tuple[str, float, str, int]], list[s
          ("b", 1, "1/log.jsonl:3", 1), ("b", 3, "1/log.jsonl:4", 0)],
         ["2/log.jsonl: has 2 mdp_ids of 1/log.jsonl for other episodes, 3 of 4 rows with the same sequence_number "
          "being the same; its mdp_ids begin with '2/' from here on"],
-    ) for name, value in CHANGES.items()},
+    ) for name, value in (
+        ("reward", 7), ("action", "r"), ("action_probability", 0.25), ("state_features", {"1": 2.0}),
+    )},
     # it is not known where the row of state 1 led
     "an episode that goes on in another log is another episode": (
         [[*A[:1], *episode("z", 5)], episode("a", 2, 3, start=1)],

@@ -25,7 +25,7 @@ def made(tmp_path: Path) -> StageManifest:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/part.jsonl").write_text('{"x": 2}\n')
     files = data_files(str(tmp_path / "in.jsonl"))
-    manifest = StageManifest(
+    return StageManifest(
         kind="timeline",
         rows=1,
         columns={"x": "int64"},
@@ -33,8 +33,7 @@ def made(tmp_path: Path) -> StageManifest:
         inputs=states_of(files, [sha256_of(file) for file in files]),
         report={"left_out": ["1 row"]},
         files={"part.jsonl": {"rows": 1}},
-    )
-    return manifest.write(tmp_path / "out")
+    ).write(tmp_path / "out")
 
 
 def stands(folder: Path, kind: str = "timeline", settings: dict[str, Any] = SETTINGS) -> bool:

@@ -13,10 +13,15 @@ from . import gridworld
 Row = dict[str, Any]
 
 
-def write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def written(file: Path, content: str | bytes) -> Path:
+    """Writes a file, and returns it."""
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
     return file
+
+
+def write_lines(file: Path, rows: Iterable[Row]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return written(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def episode_code(mdp_id: str) -> int:
@@ -122,5 +127,4 @@ def gridworld_rows(*, sarsa: bool, parametric: bool) -> list[dict[str, Any]]:
 
 def enum_normalization(file: Path, feature: str, values: Iterable[int]) -> Path:
     spec = {"feature_type": "ENUM", "possible_values": list(values), "mean": 0, "stddev": 1}
-    file.write_text(json.dumps({feature: json.dumps(spec)}))
-    return file
+    return written(file, json.dumps({feature: json.dumps(spec)}))

@@ -88,10 +88,9 @@ def read(text: str) -> Module:
 
 
 def _groups(pattern: str | re.Pattern[str], text: str) -> tuple[str, ...]:
-    match = re.fullmatch(pattern, text)
-    if match is None:
-        raise PtxError(f"{text!r} is not known")
-    return match.groups("")
+    if match := re.fullmatch(pattern, text):
+        return match.groups("")
+    raise PtxError(f"{text!r} is not known")
 
 
 def _content(size: int, count: int, values: str | None) -> bytes:

@@ -97,10 +97,9 @@ def find(opcode: str) -> Meaning:
     Raises:
         PtxError: it is not known.
     """
-    meaning = _all().get(opcode) or _memory(opcode) or _atomic(opcode)
-    if meaning is None:
-        raise PtxError(opcode)
-    return meaning
+    if meaning := _all().get(opcode) or _memory(opcode) or _atomic(opcode):
+        return meaning
+    raise PtxError(opcode)
 
 
 @functools.cache

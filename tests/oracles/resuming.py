@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from oracles import cartpole
 from oracles.interpreters import Interpreter, python_path
-from oracles.logs import candidate_rows, random_rows, write_lines
+from oracles.logs import candidate_rows, random_rows, write_lines, written
 from oracles.runs import ROOT, Tree, checked, merged
 from oracles.runs import end as end
 from oracles.team import TEAM
@@ -142,9 +142,8 @@ def simulated(folder: Path, **sections: Tree) -> Tree:
 
 def agents(folder: Path, **sections: Tree) -> Tree:
     """Two types of agents that learn, some of which leave before the others."""
-    (folder / "team.cuh").write_text(TEAM)
-    env = {"env": str(folder / "team.cuh"), "env_parameters": {"size": 3}, "replay": {"prioritized": True,
-           "capacity": 400}}  # fmt: skip
+    env = {"env": str(written(folder / "team.cuh", TEAM)), "env_parameters": {"size": 3},
+           "replay": {"prioritized": True, "capacity": 400}}  # fmt: skip
     return merged(simulated(folder, rl={"multi_steps": 2}, training={"clip_grad_norm": 1.0}, simulation=env), sections)
 
 
@@ -169,9 +168,9 @@ def candidates(folder: Path, **sections: Tree) -> Tree:
 
 def start(folder: Path, tree: Tree, *settings: str, **environment: str) -> Interpreter:
     """Starts `python -m workflows.dqn` with a checkpoint every three steps."""
-    config = folder / "config.json"
-    saving = {"every_steps": 3, **tree.get("checkpoint", {})}
-    config.write_text(json.dumps({"model_output_path": str(folder / "out"), **tree, "checkpoint": saving}))
+    whole = {"model_output_path": str(folder / "out"), **tree,
+             "checkpoint": {"every_steps": 3, **tree.get("checkpoint", {})}}  # fmt: skip
+    config = written(folder / "config.json", json.dumps(whole))
     sets = [part for setting in settings for part in ("--set", setting)]
     variables = {"PYTHONPATH": python_path(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
     return Interpreter(["-m", "workflows.dqn", "--config", str(config), *sets], env={**os.environ, **variables})

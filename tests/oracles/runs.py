@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from oracles.interpreters import FORKED_WORKERS, Interpreter, python_path
-from oracles.logs import random_rows, write_lines
+from oracles.logs import random_rows, write_lines, written
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.distributed.group import Group, ProcessRanks
@@ -75,8 +75,7 @@ def run(tmp_path: Path) -> Runner:
     """run(workflow, config tree, *arguments): a process of its own, as on the command line."""
 
     def start(workflow: str, tree: Tree, *arguments: str, timeout: float = 240) -> Run:
-        config = tmp_path / "config.json"
-        config.write_text(json.dumps(tree))
+        config = written(tmp_path / "config.json", json.dumps(tree))
         command = ["-m", f"workflows.{workflow}", "--config", str(config), *arguments]
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": python_path(ROOT),
                        FORKED_WORKERS: "1"}  # fmt: skip

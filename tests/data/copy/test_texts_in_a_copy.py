@@ -44,12 +44,12 @@ def copy_of(log: Any, folder: Path, columns: Any = COLUMNS) -> TrainingCopy:
 
 
 ROWS = [{"state_features": state, "action": "ab"[at % 2], "reward": 1.0} for at, state in enumerate(STATES)]
-PAIRS = [
-    [(name, {"text" if isinstance(value, str) else "number": value}) for name, value in state.items()]
-    for state in STATES
-]
 MAPS = pa.table({
-    "state_features": pa.array(PAIRS, pa.map_(pa.string(), pa.struct({"number": pa.float32(), "text": pa.string()}))),
+    "state_features": pa.array(
+        [[(name, {"text" if isinstance(value, str) else "number": value}) for name, value in state.items()]
+         for state in STATES],
+        pa.map_(pa.string(), pa.struct({"number": pa.float32(), "text": pa.string()})),
+    ),
     "action": list("ababab"), "reward": [1.0] * 6,
 })  # fmt: skip
 FORMS: dict[str, tuple[Callable[[Path], object], Any]] = {

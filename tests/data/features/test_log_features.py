@@ -9,9 +9,9 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from oracles.logs import candidate_rows, episode_code, split_mix, write_lines
+from oracles.shards import write as write_table
 from scipy import stats
 
 from reagent_lite.config.norm_params import NormParams
@@ -48,9 +48,7 @@ def fitted(path: Path, num_samples: int = 2000, **settings: Any) -> Fitted:
 
 @pytest.fixture(scope="module")
 def parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("log") / "log.parquet"
-    pq.write_table(TABLE, file, row_group_size=7000)
-    return file
+    return write_table(tmp_path_factory.mktemp("log") / "log.parquet", TABLE, group=7000)
 
 
 def test_all_rows_against_duckdb(parquet: Path) -> None:
@@ -73,7 +71,7 @@ def test_the_same_numbers_whatever_the_order(parquet: Path, tmp_path: Path, star
     """The sample has the same rows in the same order, so all that is of the sample is the same to the last bit."""
     shuffled = TABLE.take(np.random.default_rng(0).permutation(NUM))
     for part, (start, stop) in enumerate(itertools.pairwise(starts)):
-        pq.write_table(shuffled.slice(start, stop - start), tmp_path / f"{9 - part}.parquet")
+        write_table(tmp_path / f"{9 - part}.parquet", shuffled.slice(start, stop - start), group=NUM)
     first, other = fitted(parquet, skip_quantiles=False), fitted(tmp_path, skip_quantiles=False)
     assert [str(feature.feature_type) for feature in first.spec.features] == [
         "BINARY", "PROBABILITY", "CONTINUOUS", "BOXCOX", "ENUM", "QUANTILE"

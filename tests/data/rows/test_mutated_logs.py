@@ -279,17 +279,13 @@ LOGS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-WRITTEN_AND_READ: dict[str, tuple[Callable[..., None], Callable[[Path], pd.DataFrame]]] = {
-    "log.parquet": (pq.write_table, pd.read_parquet),
-    "log.arrow": (write_feather, pd.read_feather),
-}
-
-
 def read_mutant(name: str, log: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / name
         if isinstance(log, pa.Table):
-            write, read = WRITTEN_AND_READ[name]
+            write, read = (
+                (pq.write_table, pd.read_parquet) if name == "log.parquet" else (write_feather, pd.read_feather)
+            )
             try:
                 write(log, file)
             except pa.ArrowException:

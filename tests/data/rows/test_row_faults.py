@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from oracles.event_files import data_of, small_blocks, write_events
 from oracles.events import make
-from oracles.logs import Row, write_lines
+from oracles.logs import Row, write_lines, written
 from pyarrow.feather import write_feather
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
@@ -54,9 +54,8 @@ OWN = pa.table({
 
 def write_table(file: Path, *columns: tuple[str, pa.Array]) -> Path:
     """Writes two good rows, with other columns in the place of theirs or beside them."""
-    table = OWN.select([name for name in OWN.column_names if name not in dict(columns)])
-    for column in columns:
-        table = table.append_column(*column)
+    kept = [(name, OWN[name]) for name in OWN.column_names if name not in dict(columns)]
+    table = pa.table([array for _, array in (*kept, *columns)], [name for name, _ in (*kept, *columns)])
     (pq.write_table if file.suffix == ".parquet" else write_feather)(table, file)
     return file
 
@@ -127,8 +126,8 @@ def test_a_faulty_row_is_named(tmp_path: Path, name: str, column: str, text: byt
 
 @pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b"\x00", b"[]\x00"], ids=repr)
 def test_a_line_that_does_not_begin_with_its_object_is_named(tmp_path: Path, start: bytes) -> None:
-    file, good = tmp_path / "log.json", json.dumps(GOOD).encode() + b"\n"
-    file.write_bytes(good * BEFORE + start + good * AFTER)
+    good = json.dumps(GOOD).encode() + b"\n"
+    file = written(tmp_path / "log.json", good * BEFORE + start + good * AFTER)
     assert problems_of(file)[0].where == f"{file}:{BEFORE + 1}"
 
 
@@ -281,8 +280,9 @@ def test_one_line_for_each_kind_of_fault(tmp_path: Path, monkeypatch: pytest.Mon
     ("name", "text"), [("log.csv", "reward,action\n" + "1\n" * 30), ("log.json", "[1]\n" * 30)], ids=["csv", "json"]
 )
 def test_rows_that_cannot_be_read_end_the_reading(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text)
-    assert ["; at least 19 more rows like it: " in problem.got for problem in problems_of(tmp_path / name)] == [True]
+    assert [
+        "; at least 19 more rows like it: " in problem.got for problem in problems_of(written(tmp_path / name, text))
+    ] == [True]
 
 
 def pairs(kind: pa.DataType, *keys: Any) -> pa.Array:
