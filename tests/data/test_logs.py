@@ -13,6 +13,7 @@ from oracles.event_files import write_events
 from oracles.events import event, make, read, report
 from oracles.logs import Row, episode_code, write_lines
 from oracles.shards import rows_of
+from oracles.transitions import check_arrays
 
 from reagent_lite.config.loader import check
 from reagent_lite.config.shard import ShardConfig
@@ -226,8 +227,7 @@ def test_columns_that_only_one_log_has_are_as_in_files_of_one_folder(tmp_path: P
     copy, _ = copied(
         tmp_path, first, episode("b", 2, action_probability=None, possible_actions=None, state_features={"7": 2.0})
     )
-    expected = {"state": [[1, np.nan], [np.nan, 2]], "metrics": [[2], [0]], "mask": [[1, 1], [1, 1]]}
-    np.testing.assert_equal({name: getattr(copy, name).tolist() for name in expected}, expected)
+    check_arrays(copy, state=[[1, np.nan], [np.nan, 2]], metrics=[[2], [0]], mask=[[1, 1], [1, 1]])
     assert (copy.state_ids, copy.counts["propensity_absent_rows"]) == ((0, 7), 1)
 
 

@@ -10,7 +10,6 @@ Registers hold bits. `as_<type>` reads them as a type, `bits` turns a float back
 
 from __future__ import annotations
 
-import functools
 import re
 
 WIDTHS = {f"{kind}{width}": width for kind in "bus" for width in (8, 16, 32, 64)} | {"f32": 32, "pred": 1}
@@ -97,14 +96,9 @@ def find(opcode: str) -> Meaning:
     Raises:
         PtxError: it is not known.
     """
-    if meaning := _all().get(opcode) or _memory(opcode) or _atomic(opcode):
+    if meaning := KNOWN.get(opcode) or _memory(opcode) or _atomic(opcode):
         return meaning
     raise PtxError(opcode)
-
-
-@functools.cache
-def _all() -> dict[str, Meaning]:
-    return OTHERS | dict(_meaning(*row, kind) for *row, kinds in ROWS for kind in kinds)
 
 
 def _meaning(opcode: str, operands: str, expression: str, kind: str) -> tuple[str, Meaning]:
@@ -119,6 +113,9 @@ def _meaning(opcode: str, operands: str, expression: str, kind: str) -> tuple[st
         return opcode, ((result, *sources), f"{{0}} = {expression};")
     value = f"canonical({expression})" if result == "f32" else f"(u{max(8, WIDTHS[result])})({expression})"
     return opcode, ((f"={result}", *sources), f"{{0}} = {value};")
+
+
+KNOWN = OTHERS | dict(_meaning(*row, kind) for *row, kinds in ROWS for kind in kinds)
 
 
 def _memory(opcode: str) -> Meaning | None:

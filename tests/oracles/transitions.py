@@ -153,6 +153,11 @@ def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None, *, 
         assert copy.follows[at] == (same and copy.sequence[at + 1] > expected["sequence"])
 
 
+def check_arrays(copy: TrainingCopy, rows: Any = slice(None), **expected: list[Any]) -> None:
+    """Holds arrays of a copy, or some of their rows, to lists."""
+    np.testing.assert_equal({name: getattr(copy, name)[rows].tolist() for name in expected}, expected)
+
+
 def check_same(copy: TrainingCopy, other: TrainingCopy) -> None:
     """Two copies of the same rows, whatever files they were read from."""
     for name, value in vars(copy).items():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from oracles.events import NAMES, event, random_events, timeline_config
 from oracles.logs import write_lines
+from oracles.transitions import check_arrays
 
 from reagent_lite.config.timeline import TimelineConfig, TimelineSection
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
@@ -73,9 +74,9 @@ def copied(folder: Path, rows: list[dict[str, Any]], **section: Any) -> Training
 def test_next_states_of_several_rows_are_stored_once(tmp_path: Path) -> None:
     """Of spans of two rows the next state is the row after the next: no state but those of the rows is needed."""
     copy = copied(tmp_path, [event("a", n, float(n), 1.0, terminal=n == 5) for n in range(6)], steps=2, gamma=0.5)
-    assert copy.state.tolist() == [[0.0], [1.0], [2.0], [3.0], [4.0], [5.0]]
-    assert (copy.next_index.tolist(), copy.reward.tolist(), copy.bootstrap.tolist()) == (
-        [2, 3, 4, 5, 4, 5], [1.5, 1.5, 1.5, 1.5, 1.5, 1.0], [1, 1, 1, 1, 0, 0],
+    check_arrays(
+        copy, state=[[0], [1], [2], [3], [4], [5]], next_index=[2, 3, 4, 5, 4, 5],
+        reward=[1.5, 1.5, 1.5, 1.5, 1.5, 1.0], bootstrap=[1, 1, 1, 1, 0, 0],
     )  # fmt: skip
 
 

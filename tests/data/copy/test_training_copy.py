@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.logs import write_lines
+from oracles.transitions import check_arrays
 
 from reagent_lite.data.copy.order import find_order
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
@@ -53,31 +54,31 @@ def test_the_2019_file_has_its_published_figures(tmp_path: Path) -> None:
 
 def test_one_small_log_by_hand(tmp_path: Path) -> None:
     # Episode b: steps 3, 5 (missing 4), out of order; episode a: one terminal step. "b" sorts after "a".
-    rows = [
+    copy = copied(
+        tmp_path,
         row(mdp_id="b", sequence_number=5, state_features={"0": 2.0, "7": 3.0}, next_action=None, propensity=0.25),
         row(mdp_id="b", sequence_number=3, action="right", next_state_features={"7": 3.0, "0": 2.0}, time_diff=2),
         row(mdp_id="a", sequence_number=9, state_features={"3": 4.0}, terminal=True, metrics={"x": 7}),
         row(mdp_id="b", sequence_number=1, next_state_features={"0": 9.0}, reward=-1, shoe_size="42"),
-    ]
-    copy = copied(tmp_path, *rows)
-    by_hand = {
+    )
+    check_arrays(
+        copy,
         # a9, b1, b3, b5, then b1's next state, which is no row's state.
-        "state": [[nan, 4, nan], [1, nan, nan], [1, nan, nan], [2, nan, 3], [9, nan, nan]],
-        "origin_line": [3, 4, 2, 1],
-        "episode": [0, 1, 1, 1],
-        "sequence": [9, 1, 3, 5],
-        "next_index": [0, 4, 3, 3],
-        "follows": [False, False, True, False],
-        "bootstrap": [0, 1, 1, 0],
-        "action": [0, 0, 1, 0],
-        "next_action": [-1, 1, 1, -1],
-        "next_mask": [[0, 0], [1, 1], [1, 1], [0, 0]],
-        "reward": [1, -1, 1, 1],
-        "time_diff": [1, 1, 2, 1],
-        "propensity": [1, 1, 1, 0.25],
-        "metrics": [[7], [0], [0], [0]],
-    }
-    np.testing.assert_equal({name: getattr(copy, name).tolist() for name in by_hand}, by_hand)
+        state=[[nan, 4, nan], [1, nan, nan], [1, nan, nan], [2, nan, 3], [9, nan, nan]],
+        origin_line=[3, 4, 2, 1],
+        episode=[0, 1, 1, 1],
+        sequence=[9, 1, 3, 5],
+        next_index=[0, 4, 3, 3],
+        follows=[False, False, True, False],
+        bootstrap=[0, 1, 1, 0],
+        action=[0, 0, 1, 0],
+        next_action=[-1, 1, 1, -1],
+        next_mask=[[0, 0], [1, 1], [1, 1], [0, 0]],
+        reward=[1, -1, 1, 1],
+        time_diff=[1, 1, 2, 1],
+        propensity=[1, 1, 1, 0.25],
+        metrics=[[7], [0], [0], [0]],
+    )
     assert (copy.state_ids, copy.metric_names, copy.source_line(0), copy.counts["propensity_absent_rows"]) == (
         (0, 3, 7), ("x",), f"{tmp_path}/log.json:3", 3,
     )  # fmt: skip
@@ -186,7 +187,7 @@ def test_rows_of_candidates_by_hand(
     tmp_path: Path, rows: list[dict[str, Any]], arrays: dict[str, Any], counts: dict[str, int], notes: set[str]
 ) -> None:
     copy = copied(tmp_path, *rows, actions=None)
-    np.testing.assert_equal({name: getattr(copy, name).tolist() for name in arrays}, arrays)
+    check_arrays(copy, **arrays)
     assert (counts.items() <= copy.counts.items(), notes <= {*copy.notes}) == (True, True)
 
 

@@ -151,11 +151,8 @@ def spread(row: Pairs) -> Pairs:
 def csv_records(rows: list[Pairs]) -> bytes:
     """Next states as JSON; the first row says what the header is."""
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([name for name, _ in spread(rows[0])])
-    writer.writerows(
-        [json.dumps(cell) if isinstance(cell, dict | list) else cell for _, cell in spread(row)] for row in rows
-    )
+    cells = ([json.dumps(cell) if isinstance(cell, dict | list) else cell for _, cell in spread(row)] for row in rows)
+    csv.writer(file, lineterminator="\n").writerows([[name for name, _ in spread(rows[0])], *cells])
     return file.getvalue().encode()
 
 

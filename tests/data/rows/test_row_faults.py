@@ -153,64 +153,62 @@ GOOD_PARAMETRIC: Row = {
 LARGEST = 10**309 - 1
 """With as many digits as JSON may have, and beyond float64."""
 LISTED = "0 or 1 for each of 2 actions, or names of actions, in possible_actions"
-DISCRETE_FAULTS: list[tuple[Row, str, str]] = [
-    ({"action": -1}, "an index below 2", "-1"),
-    ({"action": "up"}, "one of the actions left, right", '"up"'),
-    ({"action": 0.5}, "one of the actions", "0.5"),
-    ({"next_action": "up"}, "an index below 2 in next_action", '"up"'),
-    ({"possible_actions": [0, 1]}, "an action among possible_actions", '"left"'),
-    ({"possible_actions": []}, "an action among possible_actions", '"left"'),
-    ({"possible_actions": [1, 2]}, LISTED, "[1, 2]"),
-    ({"possible_actions": {"0": 1}}, "in possible_actions", '{"0": 1}'),
-    ({"reward": None}, "a finite number in reward", "null"),
-    ({"reward": "1"}, "a number in reward", '"1"'),
-    ({"reward": 1e39}, "a finite number in reward", "1e+39"),
-    ({"time_diff": 1e39}, "a finite number in time_diff", "1e+39"),
-    ({"propensity": 0}, "a propensity above 0 and at most 1", "0.0"),
-    ({"propensity": 1.5}, "a propensity above 0 and at most 1", "1.5"),
-    ({"propensity": 1e39}, "a propensity above 0 and at most 1", "1e+39"),
-    ({"propensity": 0.5, "action_probability": 0.25}, "propensity and action_probability alike", "0.5 and 0.25"),
-    ({"state_features": None}, "state_features", "null"),
-    ({"state_features": {"0": "1"}}, "a number for '0' in state_features, as in other rows", '"1"'),
-    ({"state_features": {"0": [1]}}, "an object {id: number} in state_features", '{"0": [1]}'),
-    ({"state_features": {"1 speed": 1.0}}, "an integer of at most 18 digits or a name", "'1 speed'"),
-    ({"next_state_features": None}, "next_state_features in a row that is not terminal", "none"),
-    ({"terminal": False, "possible_next_actions": []}, "a possible next action in a row that is not terminal", "none"),
-    ({"truncated": True, "possible_next_actions": [0, 0]}, "a possible next action in a row that is not", "none"),
-    ({"terminal": 2}, "true or false in terminal", "2"),
-    ({"truncated": "yes"}, "true or false in truncated", '"yes"'),
-    ({"metrics": {"y": "1"}}, "a number for 'y' in metrics", '"1"'),
-    ({"state_features": [{"age": 3, "height": 1.5}]}, "an object {id: number} in state_features", '"age": 3'),
-    ({"metrics": [{"age": 3, "height": 1.5}]}, "an object {id: number} in metrics", '[{"age": 3, "height": 1.5}]'),
-    ({"reward": LARGEST}, "a finite number in reward", "inf"),
-    ({"sequence_number": LARGEST}, "an integer within ±2^62 in sequence_number", "999"),
-    ({"state_features": {"0": LARGEST}}, "finite numbers in state_features", "inf for '0'"),
-    ({"metrics": {"x": LARGEST}}, "finite numbers in metrics", "inf for 'x'"),
-    ({"terminal": LARGEST}, "true or false in terminal", "999"),
-    ({"possible_actions": [1, LARGEST]}, LISTED, "[1, 999"),
-    ({"metrics": {"x": 1e39}}, "finite numbers in metrics", "inf for 'x'"),
-    ({"mdp_id": 1.5}, "an integer in mdp_id", "1.5"),
-]
 
 
-PARAMETRIC_FAULTS: list[tuple[Row, str, str]] = [
-    ({"action": {"1": 2.0}}, "an action among possible_actions", '{"1": 2.0}'),
-    ({"action": {"1": 1.0, "2": 0.0}}, "an action among possible_actions", '"2": 0.0'),
-    ({"next_action": {"1": 1.0}}, "a next_action among possible_next_actions", '{"1": 1.0}'),
-    ({"action": {"?": 1.0}}, "an integer of at most 18 digits or a name", "'?'"),
-    ({"possible_actions": [{"1": 1.0}, None]}, "an object for every candidate in possible_actions", "null"),
-    ({"possible_actions": [{"1": 1.0}, {"1": "x"}]}, "a number for '1' in possible_actions, as in other rows", '"x"'),
-    ({"possible_actions": [{"1": 1.0}, {"1": 1e39}]}, "finite numbers in possible_actions", "inf for '1'"),
-    ({"possible_actions": {"1": 1.0}}, "a list of objects {id: number} in possible_actions", '{"1": 1.0}'),
-    ({"terminal": False, "possible_next_actions": []}, "a possible next action in a row that is not terminal", "none"),
-]
-
-
-@pytest.mark.parametrize(
-    ("parametric", "changes", "expected", "got"),
-    [*((False, *fault) for fault in DISCRETE_FAULTS), *((True, *fault) for fault in PARAMETRIC_FAULTS)],
-    ids=lambda value: json.dumps(value)[:40],
-)
+@pytest.mark.parametrize(("parametric", "changes", "expected", "got"), [
+    *((False, *fault) for fault in [
+        ({"action": -1}, "an index below 2", "-1"),
+        ({"action": "up"}, "one of the actions left, right", '"up"'),
+        ({"action": 0.5}, "one of the actions", "0.5"),
+        ({"next_action": "up"}, "an index below 2 in next_action", '"up"'),
+        ({"possible_actions": [0, 1]}, "an action among possible_actions", '"left"'),
+        ({"possible_actions": []}, "an action among possible_actions", '"left"'),
+        ({"possible_actions": [1, 2]}, LISTED, "[1, 2]"),
+        ({"possible_actions": {"0": 1}}, "in possible_actions", '{"0": 1}'),
+        ({"reward": None}, "a finite number in reward", "null"),
+        ({"reward": "1"}, "a number in reward", '"1"'),
+        ({"reward": 1e39}, "a finite number in reward", "1e+39"),
+        ({"time_diff": 1e39}, "a finite number in time_diff", "1e+39"),
+        ({"propensity": 0}, "a propensity above 0 and at most 1", "0.0"),
+        ({"propensity": 1.5}, "a propensity above 0 and at most 1", "1.5"),
+        ({"propensity": 1e39}, "a propensity above 0 and at most 1", "1e+39"),
+        ({"propensity": 0.5, "action_probability": 0.25}, "propensity and action_probability alike", "0.5 and 0.25"),
+        ({"state_features": None}, "state_features", "null"),
+        ({"state_features": {"0": "1"}}, "a number for '0' in state_features, as in other rows", '"1"'),
+        ({"state_features": {"0": [1]}}, "an object {id: number} in state_features", '{"0": [1]}'),
+        ({"state_features": {"1 speed": 1.0}}, "an integer of at most 18 digits or a name", "'1 speed'"),
+        ({"next_state_features": None}, "next_state_features in a row that is not terminal", "none"),
+        ({"terminal": False, "possible_next_actions": []},
+         "a possible next action in a row that is not terminal", "none"),
+        ({"truncated": True, "possible_next_actions": [0, 0]}, "a possible next action in a row that is not", "none"),
+        ({"terminal": 2}, "true or false in terminal", "2"),
+        ({"truncated": "yes"}, "true or false in truncated", '"yes"'),
+        ({"metrics": {"y": "1"}}, "a number for 'y' in metrics", '"1"'),
+        ({"state_features": [{"age": 3, "height": 1.5}]}, "an object {id: number} in state_features", '"age": 3'),
+        ({"metrics": [{"age": 3, "height": 1.5}]}, "an object {id: number} in metrics", '[{"age": 3, "height": 1.5}]'),
+        ({"reward": LARGEST}, "a finite number in reward", "inf"),
+        ({"sequence_number": LARGEST}, "an integer within ±2^62 in sequence_number", "999"),
+        ({"state_features": {"0": LARGEST}}, "finite numbers in state_features", "inf for '0'"),
+        ({"metrics": {"x": LARGEST}}, "finite numbers in metrics", "inf for 'x'"),
+        ({"terminal": LARGEST}, "true or false in terminal", "999"),
+        ({"possible_actions": [1, LARGEST]}, LISTED, "[1, 999"),
+        ({"metrics": {"x": 1e39}}, "finite numbers in metrics", "inf for 'x'"),
+        ({"mdp_id": 1.5}, "an integer in mdp_id", "1.5"),
+    ]),
+    *((True, *fault) for fault in [
+        ({"action": {"1": 2.0}}, "an action among possible_actions", '{"1": 2.0}'),
+        ({"action": {"1": 1.0, "2": 0.0}}, "an action among possible_actions", '"2": 0.0'),
+        ({"next_action": {"1": 1.0}}, "a next_action among possible_next_actions", '{"1": 1.0}'),
+        ({"action": {"?": 1.0}}, "an integer of at most 18 digits or a name", "'?'"),
+        ({"possible_actions": [{"1": 1.0}, None]}, "an object for every candidate in possible_actions", "null"),
+        ({"possible_actions": [{"1": 1.0}, {"1": "x"}]},
+         "a number for '1' in possible_actions, as in other rows", '"x"'),
+        ({"possible_actions": [{"1": 1.0}, {"1": 1e39}]}, "finite numbers in possible_actions", "inf for '1'"),
+        ({"possible_actions": {"1": 1.0}}, "a list of objects {id: number} in possible_actions", '{"1": 1.0}'),
+        ({"terminal": False, "possible_next_actions": []},
+         "a possible next action in a row that is not terminal", "none"),
+    ]),
+], ids=lambda value: json.dumps(value)[:40])  # fmt: skip
 @pytest.mark.parametrize("by_line", [False, True])
 def test_faults_of_transitions(
     tmp_path: Path,
@@ -386,39 +384,37 @@ def test_text_in_tables_is_utf_8(tmp_path: Path, file: str, column: tuple[str, p
 
 DECISION: Row = {"mdp_id": "a", "state_features": {"0": 1.0}, "action": "left", "reward": 1.0, "terminal": True}
 FORMS = ("jsonl", "map.parquet", "csv")
-LOGGED: list[tuple[list[Any], tuple[str, ...], list[int] | str, tuple[str, ...]]] = [
-    ([1, 0, 1], ("a", "b"), [1, 0, 1], FORMS),
-    ([1, 0, 1.0, "1", "b"], ("a", "b"), [1, 0, 1, 1, 1], ("jsonl",)),
-    ([10, 20, 0], ("10", "20"), [0, 1, 0], FORMS),
-    (["1", "2", "3"], ("1", "2", "3"), [0, 1, 2], FORMS),
-    (["1", "0"], ("1", "2", "3"), "0", FORMS),
-    (["02", "1"], ("01", "02", "10"), "1", FORMS),
-    (["2.0", "1"], ("1.0", "2.0", "3.0"), "1", FORMS),
-    ([2.0, 1.0], ("1.0", "2.0", "3.0"), "2.0", ("jsonl", "map.parquet")),
-    (["a", "1", "0"], ("a", "b"), [0, 1, 0], FORMS),
-    ([3, 0], ("2", "3"), [1, 0], FORMS),
-    ([1, None, 0], ("a", "b"), [1, -1, 0], FORMS),
-    ([0, -1, 1, None], ("0", "-1"), [0, 1, 1, -1], FORMS),
-    ([10, None, 20], ("10", "20"), [0, -1, 1], FORMS),
-    ([1, None, 2], ("1", "2"), [0, -1, 1], ("csv",)),
-    ([3, 1], ("1", "2", "3"), "3", ("jsonl", "map.parquet")),
-    (["0", 1], ("1", "0"), "1", ("jsonl",)),
-    (["a", "01"], ("a", "b"), "01", FORMS),
-    (["9" * 5000], ("a", "b"), "999", FORMS),
-    ([True], ("a", "b"), "true", ("jsonl", "map.parquet")),
-    ([2], ("a", "b"), "2", FORMS),
-]
-"""Values of `action`, the names, and the indices or what the first faulty row is told; CSV has texts alone."""
 
 
-@pytest.mark.parametrize(
-    ("logged", "names", "expected", "form"),
-    [(logged, names, expected, form) for logged, names, expected, forms in LOGGED for form in forms],
-    ids=lambda value: repr(value)[:30],
-)
+# CSV has texts alone
+@pytest.mark.parametrize(("logged", "names", "expected", "form"), [
+    (logged, names, expected, form) for logged, names, expected, forms in [
+        ([1, 0, 1], ("a", "b"), [1, 0, 1], FORMS),
+        ([1, 0, 1.0, "1", "b"], ("a", "b"), [1, 0, 1, 1, 1], ("jsonl",)),
+        ([10, 20, 0], ("10", "20"), [0, 1, 0], FORMS),
+        (["1", "2", "3"], ("1", "2", "3"), [0, 1, 2], FORMS),
+        (["1", "0"], ("1", "2", "3"), "0", FORMS),
+        (["02", "1"], ("01", "02", "10"), "1", FORMS),
+        (["2.0", "1"], ("1.0", "2.0", "3.0"), "1", FORMS),
+        ([2.0, 1.0], ("1.0", "2.0", "3.0"), "2.0", ("jsonl", "map.parquet")),
+        (["a", "1", "0"], ("a", "b"), [0, 1, 0], FORMS),
+        ([3, 0], ("2", "3"), [1, 0], FORMS),
+        ([1, None, 0], ("a", "b"), [1, -1, 0], FORMS),
+        ([0, -1, 1, None], ("0", "-1"), [0, 1, 1, -1], FORMS),
+        ([10, None, 20], ("10", "20"), [0, -1, 1], FORMS),
+        ([1, None, 2], ("1", "2"), [0, -1, 1], ("csv",)),
+        ([3, 1], ("1", "2", "3"), "3", ("jsonl", "map.parquet")),
+        (["0", 1], ("1", "0"), "1", ("jsonl",)),
+        (["a", "01"], ("a", "b"), "01", FORMS),
+        (["9" * 5000], ("a", "b"), "999", FORMS),
+        ([True], ("a", "b"), "true", ("jsonl", "map.parquet")),
+        ([2], ("a", "b"), "2", FORMS),
+    ] for form in forms
+], ids=lambda value: repr(value)[:30])  # fmt: skip
 def test_actions_mean_the_same_in_rows_and_events(
     tmp_path: Path, logged: list[Any], names: tuple[str, ...], expected: list[int] | str, form: str
 ) -> None:
+    """Expected are the indices, or what the first faulty row is told."""
     events = [{**DECISION, "sequence_number": number, "action": action} for number, action in enumerate(logged)]
     results = []
     for folder in (

@@ -57,11 +57,10 @@ def test_shards_go_to_a_place_and_come_back_and_take_the_place_of_older_ones(tmp
     assert store.pointer() is None
     first = publish_shards(store, tmp_path)
     assert (Store(store.where).pointer(), store.is_whole(first)) == (first, True)
-    rows = []
-    for number, shard in enumerate(first.shards):
-        assert sorted(fetch_shard(store, shard, tmp_path / "disk" / str(number))) == sorted(shard.files)
-        rows += rows_of(tmp_path / "disk" / str(number))
-    assert multiset(rows) == multiset(ROWS.to_pylist())
+    folders = [tmp_path / "disk" / str(number) for number in range(2)]
+    fetched = [sorted(fetch_shard(store, shard, folder)) for shard, folder in zip(first.shards, folders, strict=True)]
+    assert fetched == [sorted(shard.files) for shard in first.shards]
+    assert multiset([row for folder in folders for row in rows_of(folder)]) == multiset(ROWS.to_pylist())
     assert all(file.name.endswith(".lock") for file in (tmp_path / "disk").rglob(".*"))
     second = publish_shards(store, tmp_path, 3)
     assert publish_shards(store, tmp_path, 3) == store.pointer() == second

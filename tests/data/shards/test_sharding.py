@@ -152,15 +152,16 @@ def test_json_lines_with_columns_of_mixed_types(
     assert len(by_key) == 400
     for row in rows:
         kept = by_key[row["mdp_id"], row["sequence_number"]]
-        assert (json.loads(kept["action"]), kept["reward"]) == (row["action"], row["reward"])
-        assert (kept["metrics"] or None, kept["next"], kept["empty"]) == (row.get("metrics"), [], "[{}]")
+        assert (json.loads(kept["action"]), kept["reward"], kept["metrics"] or None, kept["next"], kept["empty"]) == (
+            row["action"], row["reward"], row.get("metrics"), [], "[{}]",
+        )  # fmt: skip
 
 
 def test_replicas_are_whole_and_in_orders_of_their_own(tmp_path: Path, scattered: Path) -> None:
     copies, _ = made(scattered, tmp_path / "out", 3, layout="replicas")
     for copy in copies:
-        assert multiset(copy) == multiset(rows_of(scattered))
-        assert len(names(copy)) == len(LENGTHS)  # each episode in one piece
+        # each episode in one piece
+        assert (multiset(copy), len(names(copy))) == (multiset(rows_of(scattered)), len(LENGTHS))
     assert len({tuple(names(copy)) for copy in copies}) == 3
     assert made(scattered, tmp_path / "again", 3, layout="replicas")[0] == copies
 

@@ -37,8 +37,12 @@ pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark need
 
 
 def config_of(engine: str, query: Row | None, output: str = "transitions") -> Row:
-    master = {"master": "local[2]"} if engine == "spark" else {}
-    return {"engine": engine, "output": output, "query": query or {}} | master
+    return {
+        "engine": engine,
+        "output": output,
+        "query": query or {},
+        **({"master": "local[2]"} if engine == "spark" else {}),
+    }
 
 
 def make(
