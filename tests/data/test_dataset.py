@@ -74,8 +74,9 @@ def test_rows_and_origin_are_read_back_and_other_names_are_no_files(folder: Epis
         ["expert.parquet", name], (ORIGIN, 3), (ORIGIN, 4),
     )  # fmt: skip
     (rows,) = folder.rows(f"fifo/{name}", ("left", "right"))
-    assert (rows.state.values.tolist(), rows.next_state.values.tolist()) == ([[0], [1], [2]], [[1], [2], [3]])
-    assert (rows.action.tolist(), rows.bootstrap.tolist()) == ([0, 1, 0], [1, 1, 0])
+    assert [each.tolist() for each in (rows.state.values, rows.next_state.values, rows.action, rows.bootstrap)] == [
+        [[0], [1], [2]], [[1], [2], [3]], [0, 1, 0], [1, 1, 0],
+    ]  # fmt: skip
 
 
 def test_files_that_are_damaged_foreign_or_gone_are_refused(folder: EpisodeFolder) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracles.cases import cases
 from oracles.event_files import write_events
 from oracles.events import event, make, read, report
 from oracles.logs import Row, episode_code, write_lines
@@ -71,7 +72,9 @@ ROWS_OF_TWO = [("0", 1, "1/log.jsonl:1", 1), ("0", 2, "1/log.jsonl:2", 0), ("1",
                ("2/0", 6, "2/log.jsonl:1", 1), ("2/0", 7, "2/log.jsonl:2", 0),
                ("2/b", 2, "2/log.jsonl:3", 0)]  # fmt: skip
 RENAMED = "2/log.jsonl: has 1 mdp_id of 1/log.jsonl for other episodes; its mdp_ids begin with '2/' from here on"
-LOGS: dict[str, tuple[list[list[Row]], list[tuple[str, float, str, int]], list[str]]] = {
+
+
+@cases("rows, expected, words", {
     # of the second log all episodes have a name that no other log has
     "an mdp_id of two logs is two episodes": (TWO, ROWS_OF_TWO, [RENAMED]),
     "of transitions as well": ([transitions(rows) for rows in TWO], ROWS_OF_TWO, [RENAMED]),
@@ -120,10 +123,7 @@ LOGS: dict[str, tuple[list[list[Row]], list[tuple[str, float, str, int]], list[s
          "its mdp_ids begin with '4/' from here on",
          "5/log.jsonl: repeats 2 rows of 2/log.jsonl, 3/log.jsonl, the first at 5/log.jsonl:1"],
     ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("rows", "expected", "words"), LOGS.values(), ids=LOGS)
+})  # fmt: skip
 def test_episodes_of_several_logs(
     tmp_path: Path, rows: list[list[Row]], expected: list[tuple[str, float, str, int]], words: list[str]
 ) -> None:

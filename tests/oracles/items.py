@@ -53,10 +53,10 @@ def repeated(rows: list[Row]) -> list[Row]:
 
 def transitions(rows: list[Row]) -> list[Row]:
     """The same rows with what followed each; the last of an episode is terminal."""
-    made = []
-    for row, after in zip(rows, [*rows[1:], {}], strict=True):
-        assert row["terminal"] == (after.get("mdp_id") != row["mdp_id"])
-        after = {} if row["terminal"] else after
-        made.append({**row, "next_state_features": after.get("state_features", {}), "next_action": after.get("action"),
-                     "possible_next_actions": after.get("possible_actions", [])})  # fmt: skip
-    return made
+    pairs = list(zip(rows, [*rows[1:], {}], strict=True))
+    assert all(row["terminal"] == (after.get("mdp_id") != row["mdp_id"]) for row, after in pairs)
+    return [
+        {**row, "next_state_features": after.get("state_features", {}), "next_action": after.get("action"),
+         "possible_next_actions": after.get("possible_actions", [])}
+        for row, after in ((row, {} if row["terminal"] else after) for row, after in pairs)
+    ]  # fmt: skip

@@ -93,7 +93,7 @@ def gridworld_rows(*, sarsa: bool, parametric: bool) -> list[dict[str, Any]]:
     For SARSA every next action of the random policy is enumerated too. States are one ENUM feature; a parametric
     candidate is one ENUM feature that numbers the pair (state, action).
     """
-    chances, allowed = gridworld.transition_matrix(), gridworld.allowed()
+    allowed = gridworld.allowed()
 
     def choice(state: int, action: int) -> Any:
         return {"0": int(4 * state + action)} if parametric else int(action)
@@ -106,7 +106,7 @@ def gridworld_rows(*, sarsa: bool, parametric: bool) -> list[dict[str, Any]]:
         )
 
     rows = []
-    for state, action, after in np.argwhere(chances):
+    for state, action, after in np.argwhere(gridworld.transition_matrix()):
         over = not allowed[after].any()
         nexts = (
             [None] if over or not sarsa else [choice(after, following) for following in np.flatnonzero(allowed[after])]
@@ -120,7 +120,7 @@ def gridworld_rows(*, sarsa: bool, parametric: bool) -> list[dict[str, Any]]:
             "possible_next_actions": choices(after),
             "terminal": bool(over),
         }
-        times = round(100 * float(chances[state, action, after])) * (12 // len(nexts) if sarsa else 1)
+        times = round(100 * gridworld.transition_matrix()[state, action, after]) * (12 // len(nexts) if sarsa else 1)
         rows += [each for following in nexts for each in [{**row, "next_action": following}] * times]
     return rows
 

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import fsspec
 import pytest
+from oracles.cases import cases
 from oracles.disks import small_disk
 from oracles.event_files import data_of, small_blocks
 from oracles.logs import write_lines
@@ -111,26 +112,26 @@ def planted(**changes: Any) -> Callable[[Path], object]:
     )
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "truncated": lambda folder: os.truncate(folder / "reward.npy", 130),
-    "removed": lambda folder: (folder / "reward.npy").unlink(),
-    "a link": lambda folder: (folder / "reward.npy").symlink_to(
-        (folder / "reward.npy").rename(folder.parent.parent / "elsewhere.npy")
-    ),
-    "cut manifest": lambda folder: os.truncate(folder / "manifest.json", 90),
-    "version": planted(schema_version=2),
-    "files": planted(files={"unknown.npy": {"size": 1, "sha256": ""}}),
-    "counts": planted(counts={"rows": "1"}),
-    "names": planted(action_names=["left", 1]),
-    "build": planted(build="build-0"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_copy_is_refused_and_built_again(tmp_path: Path, damage: str) -> None:
+@cases(
+    "damage",
+    {
+        "truncated": lambda folder: os.truncate(folder / "reward.npy", 130),
+        "removed": lambda folder: (folder / "reward.npy").unlink(),
+        "a link": lambda folder: (folder / "reward.npy").symlink_to(
+            (folder / "reward.npy").rename(folder.parent.parent / "elsewhere.npy")
+        ),
+        "cut manifest": lambda folder: os.truncate(folder / "manifest.json", 90),
+        "version": planted(schema_version=2),
+        "files": planted(files={"unknown.npy": {"size": 1, "sha256": ""}}),
+        "counts": planted(counts={"rows": "1"}),
+        "names": planted(action_names=["left", 1]),
+        "build": planted(build="build-0"),
+    },
+)
+def test_a_damaged_copy_is_refused_and_built_again(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     path = written(tmp_path, row(), row())
     folder = prepare_training_copy(path, actions=ACTIONS).folder
-    DAMAGES[damage](folder)
+    damage(folder)
     with pytest.raises(DataError, match=str(folder)):
         open_training_copy(folder)
     assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [1, 1]

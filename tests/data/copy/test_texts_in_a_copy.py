@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.event_files import small_blocks
+from oracles.event_files import small_blocks, write_frame
 from oracles.logs import write_lines
 from oracles.summaries import spec_of
 from oracles.transitions import code_of_text
@@ -52,26 +52,29 @@ MAPS = pa.table({
     ),
     "action": list("ababab"), "reward": [1.0] * 6,
 })  # fmt: skip
-FORMS: dict[str, tuple[Callable[[Path], object], Any]] = {
-    "columns.csv": (lambda file: FRAME.to_csv(file, index=False), COLUMNS),
-    "columns.parquet": (lambda file: FRAME.astype({"country": "category"}).to_parquet(file), COLUMNS),
-    "columns.feather": (lambda file: FRAME.astype({"country": "category"}).to_feather(file), COLUMNS),
-    "rows.jsonl": (lambda file: write_lines(file, ROWS), None),
-    "cells.csv": (
-        lambda file: pd.DataFrame(
-            [{**row, "state_features": json.dumps(row["state_features"])} for row in ROWS]
-        ).to_csv(file),
-        None,
-    ),
-    "structs.parquet": (lambda file: pq.write_table(pa.Table.from_pylist(ROWS), file), None),
-    "maps.parquet": (lambda file: pq.write_table(MAPS, file), None),
-}
-"""What writes the rows of FRAME to a file, and the names of its columns."""
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_every_format_has_the_same_codes_and_texts(name: str, tmp_path: Path) -> None:
-    write, columns = FORMS[name]
+@pytest.mark.parametrize(
+    ("name", "write", "columns"),
+    [
+        ("columns.csv", lambda file: FRAME.to_csv(file, index=False), COLUMNS),
+        ("columns.parquet", lambda file: FRAME.astype({"country": "category"}).to_parquet(file), COLUMNS),
+        ("columns.feather", lambda file: FRAME.astype({"country": "category"}).to_feather(file), COLUMNS),
+        ("rows.jsonl", lambda file: write_lines(file, ROWS), None),
+        (
+            "cells.csv",
+            lambda file: pd.DataFrame(
+                [{**row, "state_features": json.dumps(row["state_features"])} for row in ROWS]
+            ).to_csv(file),
+            None,
+        ),
+        ("structs.parquet", lambda file: pq.write_table(pa.Table.from_pylist(ROWS), file), None),
+        ("maps.parquet", lambda file: pq.write_table(MAPS, file), None),
+    ],
+)
+def test_every_format_has_the_same_codes_and_texts(
+    name: str, write: Callable[[Path], object], columns: Any, tmp_path: Path
+) -> None:
     write(tmp_path / name)
     copy = copy_of(tmp_path / name, tmp_path, columns)
     by_name = {str(feature): copy.state[:, index].tolist() for index, feature in enumerate(copy.state_ids)}
@@ -86,8 +89,7 @@ def test_every_format_has_the_same_codes_and_texts(name: str, tmp_path: Path) ->
 
 def write_cells(file: Path, cells: list[str]) -> Path:
     file.parent.mkdir(exist_ok=True)
-    pd.DataFrame({"age": 1.5, "country": cells, "shown": "a", "clicked": 1}).to_csv(file, index=False)
-    return file
+    return write_frame(pd.DataFrame({"age": 1.5, "country": cells, "shown": "a", "clicked": 1}), file)
 
 
 @pytest.mark.parametrize(
@@ -171,8 +173,7 @@ def test_other_values_of_candidates_count_in_each_row_that_lists_them(tmp_path: 
         str(write_lines(tmp_path / "log.jsonl", rows)), actions=None, directory=str(tmp_path / "copies")
     )
     feature = category(fitted(summarize_copy(copy, "action", NormParams(), 0), most=2))
-    assert feature.levels == ("x", "z")
-    assert list(count_others(copy, "action", spec_of(feature)).values()) == [7]
+    assert (feature.levels, [*count_others(copy, "action", spec_of(feature)).values()]) == (("x", "z"), [7])
 
 
 @pytest.mark.parametrize("most", [2, 3, 100])

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.cases import cases
 from oracles.logs import write_lines
 from oracles.transitions import check_arrays
 
@@ -156,7 +157,9 @@ def test_the_order_is_that_of_sorting_by_both(large: int, rows: list[tuple[int, 
 LOW, HIGH = {"1": 1.0, "4": 0.0}, {"1": 2.0}
 AFTER = row(mdp_id="a", next_action=LOW, possible_next_actions=[HIGH, LOW, HIGH], sequence_number=1)
 ALONE = row(mdp_id="a", next_action=LOW, possible_next_actions=[LOW, HIGH], action=LOW, propensity=0.25)
-BY_HAND: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, int], set[str]]] = {
+
+
+@cases("rows, arrays, counts, notes", {
     # the next row's state is right, but it is not later
     "duplicates are kept and counted": (
         [row(mdp_id="a", sequence_number=1, reward=n, state_features={"0": 2.0}, action=LOW, next_action=LOW)
@@ -179,10 +182,7 @@ BY_HAND: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, int], s
         {"2 of 4 rows have an empty possible_actions; the action taken is the only candidate there",
          "1 of 4 rows has no action and no part in training"},
     ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("rows", "arrays", "counts", "notes"), BY_HAND.values(), ids=BY_HAND)
+})  # fmt: skip
 def test_rows_of_candidates_by_hand(
     tmp_path: Path, rows: list[dict[str, Any]], arrays: dict[str, Any], counts: dict[str, int], notes: set[str]
 ) -> None:

@@ -38,11 +38,11 @@ def logs(draw: st.DrawFn) -> list[Row]:
     for number, row in enumerate(rows):
         listed, last = draw(candidate_lists), draw(some_features)
         after = [*draw(candidate_lists), last]
-        row |= {"sequence_number": 2 * number, "action": draw(st.sampled_from(listed)),
-                "possible_actions": draw(st.sampled_from([listed, None]))}  # fmt: skip
         ends = (draw(st.sampled_from([None, {}])), draw(st.sampled_from([[], None])))
         goes_on = (draw(st.sampled_from([*filter(features_of, after)])), draw(st.sampled_from([after, None])))
-        row |= dict(zip(NEXT, draw(st.sampled_from([ends, goes_on, goes_on])), strict=True))
+        row |= {"sequence_number": 2 * number, "action": draw(st.sampled_from(listed)),
+                "possible_actions": draw(st.sampled_from([listed, None])),
+                **dict(zip(NEXT, draw(st.sampled_from([ends, goes_on, goes_on])), strict=True))}  # fmt: skip
     left_out = draw(LEFT_OUT)
     return draw(st.permutations([{name: row[name] for name in row if name not in left_out} for row in rows]))
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import summaries
+from oracles.cases import cases
 from oracles.transitions import code_of_text
 from scipy import stats
 
@@ -84,9 +85,17 @@ def test_chance_stays_below_what_is_said() -> None:
 
 def test_verdicts_and_their_order() -> None:
     base = stats.norm.ppf((np.arange(NUM) + 0.5) / NUM)
-    absent, more = np.where(np.arange(NUM) % 10 == 0, np.nan, base), np.arange(NUM) % 10 < 3
+    tenth = np.arange(NUM) % 10
     drift = drift_between(
-        column(f0=base, f1=base + 0.35, f2=base + 1, f3=base + 0.01, f4=absent, f5=more, f8=base),
+        column(
+            f0=base,
+            f1=base + 0.35,
+            f2=base + 1,
+            f3=base + 0.01,
+            f4=np.where(tenth == 0, np.nan, base),
+            f5=tenth < 3,
+            f8=base,
+        ),
         column(f0=base, f1=base, f2=base, f3=base, f4=base, f5=np.zeros(NUM), f9=base),
         DriftConfig(),
         where="data",
@@ -114,7 +123,7 @@ def levels(rows: int, **counts: int) -> ColumnSummary:
     )
 
 
-DRIFTS: dict[str, tuple[ColumnSummary, ColumnSummary, dict[str, Any]]] = {
+@cases("training, reference, expected", {
     # twenty values in every second of ten bins, 0.2 or half a value of 20 against 0.1: large, and yet chance
     "small samples are stable by chance": (
         column(f1=np.repeat([0, 1, 4, 5, 8, 9, 12, 13, 16, 17], 2)), column(f1=np.arange(20)),
@@ -135,10 +144,7 @@ DRIFTS: dict[str, tuple[ColumnSummary, ColumnSummary, dict[str, Any]]] = {
         column(f1=[0, 1, 2, 7] * 10), column(f1=[0, 1, 2, 3] * 10), {"other": 0.25, "reference_other": 0.0},
     ),
     "other numbers are not": (column(f1=[0.5, 1] * 10), column(f1=[0.5, 1] * 10), {"other": None}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("training", "reference", "expected"), DRIFTS.values(), ids=DRIFTS)
+})  # fmt: skip
 def test_drift_of_a_feature(training: ColumnSummary, reference: ColumnSummary, expected: dict[str, Any]) -> None:
     (drift,) = drift_between(training, reference, DriftConfig(), where="both").features
     assert {name: getattr(drift, name) for name in expected} == expected

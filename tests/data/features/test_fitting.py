@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from oracles.cases import cases
 from oracles.summaries import column
 
 from reagent_lite.config.norm_params import NormParams
@@ -53,7 +54,9 @@ TYPES = {
     "f1": "CONTINUOUS", "f2": "QUANTILE", "f3": "CONTINUOUS_ACTION", "f4": "BOXCOX", "f5": "DO_NOT_PREPROCESS",
     "f6": "CLIP_LOG", "f7": "PROBABILITY", "f8": "DISCRETE_ACTION", "f10": "BINARY",
 }  # fmt: skip
-FITS: dict[str, tuple[ColumnSummary, dict[str, str], dict[int, dict[str, Any]], list[str]]] = {
+
+
+@cases("summary, types, expected, notes", {
     # twenty values half a unit from their mean: 20 · 0.25 / 19
     "absent values and the sentinel do not count": (
         column([2.5, 3.5] * 10 + [nan, -1337.1337] * 30), {},
@@ -105,10 +108,7 @@ FITS: dict[str, tuple[ColumnSummary, dict[str, str], dict[int, dict[str, Any]], 
         ["feature 7: PROBABILITY takes values above 1 as 1 and below 0 as 0; they are 0 to 3",
          "feature 10: no row has a value"],
     ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("summary", "types", "expected", "notes"), FITS.values(), ids=FITS)
+})  # fmt: skip
 def test_fits(
     summary: ColumnSummary, types: dict[str, str], expected: dict[int, dict[str, Any]], notes: list[str]
 ) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
-import pyarrow.parquet
 import pytest
+from oracles import logs
 from oracles.event_files import blocks_of, lines_of, problems_of, rows_of, values_of
 from oracles.event_files import data_of as data_of_rows
 from oracles.shards import write as write_parquet
@@ -45,10 +45,8 @@ def data_of(table: pa.Table, make: Callable[..., Any] = pa.ipc.new_file, rows: i
 
 def written(folder: Path, content: bytes | pa.Table, name: str = "x.arrow") -> Path:
     if name == "x.parquet" and isinstance(content, pa.Table):
-        pa.parquet.write_table(content, folder / name)
-    else:
-        (folder / name).write_bytes(content if isinstance(content, bytes) else data_of(content))
-    return folder / name
+        return write_parquet(folder / name, content)
+    return logs.written(folder / name, content if isinstance(content, bytes) else data_of(content))
 
 
 @pytest.mark.parametrize("make", MAKERS)

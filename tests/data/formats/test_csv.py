@@ -121,9 +121,8 @@ def test_faults_have_their_line(
         read_log(written(tmp_path / "x.csv", HEADER + GOOD * shift + rows))
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+@pytest.mark.parametrize(("text", "words", "kind"), [
+    *((text, words, DataError) for text, words in [
         (GOOD, "1: expected a header with names of columns like state_features, got 'a'. Write it as the first line"),
         (HEADER.replace(",", ";") + "a;1;{};left;1;0\n", "action;reward;terminal'. Separate cells by commas"),
         ("state_features,state_features.0,reward\n{},1,2\n", "1: expected state_features once, got a column "
@@ -134,17 +133,14 @@ def test_faults_have_their_line(
         ("state_features.,reward\n1,1\n", "1: expected a feature's id or name after 'state_features.', got none"),
         ("reward,mdp_id\n1,é\n".encode("latin-1"), "2: expected text in UTF-8"),
         ("reward,mdp_id\n1,2\n1,2,é\n".encode("latin-1"), "3: expected text in UTF-8"),
-    ],
-)  # fmt: skip
-def test_headers_and_encodings(tmp_path: Path, text: str | bytes, words: str) -> None:
-    with pytest.raises(DataError, match=re.escape(words)):
+    ]),
+    *((text, "expected rows of data, got none", NoRowsError) for text in ("", "\n\n", HEADER, HEADER.strip())),
+])  # fmt: skip
+def test_headers_and_encodings_that_are_refused(
+    tmp_path: Path, text: str | bytes, words: str, kind: type[DataError]
+) -> None:
+    with pytest.raises(kind, match=re.escape(words)):
         read_log(written(tmp_path / "x.csv", text))
-
-
-@pytest.mark.parametrize("text", ["", "\n\n", HEADER, HEADER.strip()])
-def test_no_rows(tmp_path: Path, text: str) -> None:
-    with pytest.raises(NoRowsError):
-        rows_of(written(tmp_path / "x.csv", text))
 
 
 def test_actions_are_maps_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,8 +127,7 @@ def test_names_pass_through_timelines(tmp_path: Path) -> None:
     source = write_frame(frame, tmp_path / "events.parquet")
     run_timeline(timeline_config(tmp_path, source, {"columns": columns | {"terminal": "last"}}))
     copy = copy_of(f"{tmp_path}/train", tmp_path, {})
-    assert {str(feature_id) for feature_id in copy.state_ids} == {"age", "income"}
-    assert sorted(copy.reward.tolist()) == [0, 1, 2]
+    assert ({*map(str, copy.state_ids)}, sorted(copy.reward.tolist())) == ({"age", "income"}, [0, 1, 2])
 
 
 @pytest.mark.parametrize(

@@ -240,10 +240,10 @@ def read_frame(frame: pd.DataFrame) -> list[tuple[int, Row]]:
     """The rows of a table as pandas has them, NaN as absent, maps as dicts."""
 
     def plain(name: str, value: Any) -> Any:
+        if name in MAPS and isinstance(value, list | np.ndarray):
+            return {key.decode() if isinstance(key, bytes) else key: number for key, number in value}
         if isinstance(value, np.ndarray):
-            value = list(value)
-        if name in MAPS and isinstance(value, list):
-            value = {key.decode() if isinstance(key, bytes) else key: number for key, number in value}
+            return list(value)
         return None if value is None or value is pd.NaT or (isinstance(value, float) and math.isnan(value)) else value
 
     return [
@@ -266,14 +266,6 @@ def check(file: Path, read: Callable[[], list[tuple[int, Row]]], touched: set[in
         expected = read()
         assert not lines or sorted(copy.origin_line.tolist()) == [line for line, _ in expected]
         check_copy(copy, [row for _, row in expected], ACTIONS)
-
-
-LOGS: dict[str, st.SearchStrategy[Any]] = {
-    "log.jsonl": mutated_text(json_lines),
-    "log.csv": mutated_text(csv_records),
-    "log.parquet": mutated_table(),
-    "log.arrow": mutated_table(),
-}
 
 
 def read_mutant(name: str, log: Any) -> None:
@@ -301,13 +293,22 @@ def read_mutant(name: str, log: Any) -> None:
 @pytest.mark.parametrize(
     ("number", "examples"), [(0, 75), *(pytest.param(number, 2500, marks=pytest.mark.slow) for number in range(1, 5))]
 )
-@pytest.mark.parametrize("name", LOGS)
-def test_mutants(name: str, number: int, examples: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "logs"),
+    [
+        ("log.jsonl", mutated_text(json_lines)),
+        ("log.csv", mutated_text(csv_records)),
+        ("log.parquet", mutated_table()),
+        ("log.arrow", mutated_table()),
+    ],
+    ids=["jsonl", "csv", "parquet", "arrow"],
+)
+def test_mutants(name: str, logs: st.SearchStrategy[Any], number: int, examples: int) -> None:
     """No row is read wrongly, and what is raised is a DataError."""
 
     @seed(number)
     @settings(max_examples=examples, suppress_health_check=list(HealthCheck), database=None)
-    @given(log=LOGS[name])
+    @given(log=logs)
     def read(log: Any) -> None:
         read_mutant(name, log)
 

@@ -83,41 +83,38 @@ AN_ID = "an integer of at most 18 digits or a name that begins with a letter, go
 NO_MAP = "an object {id: number} in "
 """Cells of CSV that are not JSON stay text."""
 TOO_DEEP = "more than 100 nested objects and lists"
-FAULTS: list[tuple[str, bytes, tuple[str, ...], str]] = [
-    ("state_features", DEEP, JSON, TOO_DEEP),
-    ("state_features", DEEP, CSV, NO_MAP),
-    ("action", b"[" * 101 + b"]" * 101, JSON, TOO_DEEP),
-    ("further", b'{"]}]}]}": "]", "a": ' + b"[" * 3000 + b"]" * 3000 + b"}", JSON, TOO_DEEP),
-    ("reward", b'1.0, "reward": 2.0', JSON, "the key 'reward' twice"),
-    ("state_features", b'{"0": 1.0, "0": 2.0}', JSON, "the key '0' twice in one object"),
-    ("state_features", b'{"0": 1.0, "0": 2.0}', CSV, NO_MAP),
-    ("mdp_id", b'"\xff"', JSON + CSV, "UTF"),
-    ("metrics", b'{"\xff": 1.0}', JSON + CSV, "UTF"),
-    ("mdp_id", b'"\\ud800"', JSON, "\\ud800, which is half of a character"),
-    ("metrics", b'{"\\udfff": 1.0}', JSON, "\\udfff, which is half of a character"),
-    ("metrics", b'{"\\udfff": 1.0}', CSV, NO_MAP),
-    ("state_features", b'{"0": ' + b"1" * 400 + b"}", JSON, "an integer of 400 digits"),
-    ("state_features", b'{"0": ' + b"1" * 400 + b"}", CSV, NO_MAP),
-    ("state_features", b'{"0": 1e39}', JSON + CSV, "numbers in state_features, got inf"),
-    ("next_state_features", b'{"0": -1e400}', JSON, "finite numbers in next_state_features, got -inf for '0'"),
-    ("reward", b"1" * 400, JSON, "an integer of 400 digits"),
-    ("reward", b"1" * 400, CSV, "a finite number in reward"),
-    ("sequence_number", b"1" * 400, JSON + CSV, "integer"),
-    ("state_features", b'{"%d": 1.0}' % 10**18, JSON + CSV, AN_ID),
-    ("sequence_number", b"%d" % -(2**63), JSON + CSV, "an integer within ±2^62"),
-    ("sequence_number", b"%d" % 2**62, JSON + CSV, "an integer within ±2^62"),
-    ("metrics", b'{"x": 1.0 , \t}', JSON, "Expecting property name"),
-    ("metrics", b'{"x": 1.0 , \t}', CSV, NO_MAP),
-    ("further", b"[1,]", JSON, "Expecting value"),
-    ("reward", b"1.0} {", JSON, "Extra data"),
-]
 
 
-@pytest.mark.parametrize(
-    ("name", "column", "text", "words"),
-    [(name, column, text, words) for column, text, names, words in FAULTS for name in names],
-    ids=lambda value: repr(value)[:30],
-)
+@pytest.mark.parametrize(("name", "column", "text", "words"), [
+    (name, column, text, words) for column, text, names, words in [
+        ("state_features", DEEP, JSON, TOO_DEEP),
+        ("state_features", DEEP, CSV, NO_MAP),
+        ("action", b"[" * 101 + b"]" * 101, JSON, TOO_DEEP),
+        ("further", b'{"]}]}]}": "]", "a": ' + b"[" * 3000 + b"]" * 3000 + b"}", JSON, TOO_DEEP),
+        ("reward", b'1.0, "reward": 2.0', JSON, "the key 'reward' twice"),
+        ("state_features", b'{"0": 1.0, "0": 2.0}', JSON, "the key '0' twice in one object"),
+        ("state_features", b'{"0": 1.0, "0": 2.0}', CSV, NO_MAP),
+        ("mdp_id", b'"\xff"', JSON + CSV, "UTF"),
+        ("metrics", b'{"\xff": 1.0}', JSON + CSV, "UTF"),
+        ("mdp_id", b'"\\ud800"', JSON, "\\ud800, which is half of a character"),
+        ("metrics", b'{"\\udfff": 1.0}', JSON, "\\udfff, which is half of a character"),
+        ("metrics", b'{"\\udfff": 1.0}', CSV, NO_MAP),
+        ("state_features", b'{"0": ' + b"1" * 400 + b"}", JSON, "an integer of 400 digits"),
+        ("state_features", b'{"0": ' + b"1" * 400 + b"}", CSV, NO_MAP),
+        ("state_features", b'{"0": 1e39}', JSON + CSV, "numbers in state_features, got inf"),
+        ("next_state_features", b'{"0": -1e400}', JSON, "finite numbers in next_state_features, got -inf for '0'"),
+        ("reward", b"1" * 400, JSON, "an integer of 400 digits"),
+        ("reward", b"1" * 400, CSV, "a finite number in reward"),
+        ("sequence_number", b"1" * 400, JSON + CSV, "integer"),
+        ("state_features", b'{"%d": 1.0}' % 10**18, JSON + CSV, AN_ID),
+        ("sequence_number", b"%d" % -(2**63), JSON + CSV, "an integer within ±2^62"),
+        ("sequence_number", b"%d" % 2**62, JSON + CSV, "an integer within ±2^62"),
+        ("metrics", b'{"x": 1.0 , \t}', JSON, "Expecting property name"),
+        ("metrics", b'{"x": 1.0 , \t}', CSV, NO_MAP),
+        ("further", b"[1,]", JSON, "Expecting value"),
+        ("reward", b"1.0} {", JSON, "Extra data"),
+    ] for name in names
+], ids=lambda value: repr(value)[:30])  # fmt: skip
 def test_a_faulty_row_is_named(tmp_path: Path, name: str, column: str, text: bytes, words: str) -> None:
     line = write_text(tmp_path / name, column, text)
     words = f"{tmp_path / name}:{line}: expected .*{re.escape(words)}"
@@ -134,11 +131,12 @@ def test_a_line_that_does_not_begin_with_its_object_is_named(tmp_path: Path, sta
 @pytest.mark.parametrize("name", ["log.csv", "log.parquet", "log.arrow"])
 @pytest.mark.parametrize("column", ["terminal", "possible_actions", "further"])
 def test_a_column_twice_is_refused(tmp_path: Path, name: str, column: str) -> None:
-    if name == "log.csv":
-        (tmp_path / name).write_text(f"reward,{column},{column}\n1,1,1\n")
-    else:
-        write_table(tmp_path / name, *[(column, pa.array([1.0, 1.0]))] * 2)
-    assert re.match(f"{tmp_path}/{name}.*: expected .*once.*, got .*'{column}'", str(problems_of(tmp_path / name)[0]))
+    log = (
+        written(tmp_path / name, f"reward,{column},{column}\n1,1,1\n")
+        if name == "log.csv"
+        else write_table(tmp_path / name, *[(column, pa.array([1.0, 1.0]))] * 2)
+    )
+    assert re.match(f"{log}.*: expected .*once.*, got .*'{column}'", str(problems_of(log)[0]))
 
 
 GOOD_PARAMETRIC: Row = {

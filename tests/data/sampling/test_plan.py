@@ -23,10 +23,9 @@ def read(plan: ReadPlan, step: int, rank: int) -> list[Rows]:
 
 def test_seven_rows_by_hand() -> None:
     plan = ReadPlan(shards=(7,), minibatch=3, epochs=2)
-    assert (plan.steps_per_epoch, plan.num_steps) == (3, 6)
     assert [plan.rows_of_step(step) for step in range(6)] == [3, 3, 1, 3, 3, 1]
     assert [plan.rows_before(step) for step in range(7)] == [0, 3, 6, 0, 3, 6, 0]
-    assert (plan.parts(1, 0), plan.parts(5, 0)) == ([(3, 6)], [(6, 7)])
+    assert (plan.steps_per_epoch, plan.num_steps, plan.parts(1, 0), plan.parts(5, 0)) == (3, 6, [(3, 6)], [(6, 7)])
 
 
 def test_ranks_of_one_shard_by_hand() -> None:

@@ -74,34 +74,30 @@ def of_both(made: Iterable[Any]) -> Any:
     return ours
 
 
-SCENARIOS: dict[str, tuple[bool, str, int, Row, Row]] = {
-    "discrete, everything on": (False, "jsonl", 2, {
+@pytest.mark.parametrize(("parametric", "form", "files", "timeline", "query"), [
+    pytest.param(False, "jsonl", 2, {
         "numOutputShards": 3, "evalTableName": "eval", "eval_percent": 30, "startDs": "2026-01-02",
         "extraFeatureColumns": ["visits", "city", "new"], "rewardColumns": ["reward", "metrics", "cost"]},
-        {"actions": NAMES, "tableSample": 80}),
-    "discrete, three steps": (False, "map.parquet", 1, {
+        {"actions": NAMES, "tableSample": 80}, id="discrete, everything on"),
+    pytest.param(False, "map.parquet", 1, {
         "steps": 3, "gamma": 0.5, "addTerminalStateRow": True, "outlierEpisodeLengthPercentile": 0.8,
         "percentileFunction": "percentile", "timeWindowLimit": 6, "extraFeatureColumns": ["city", "cost"],
-        "rewardColumns": ["reward", "metrics", "visits"]}, {}),
-    "parametric, two steps": (True, "arrow", 1, {
+        "rewardColumns": ["reward", "metrics", "visits"]}, {}, id="discrete, three steps", marks=pytest.mark.slow),
+    pytest.param(True, "arrow", 1, {
         "steps": 2, "gamma": 0.25, "extraFeatureColumns": ["new"], "numOutputShards": 2, "evalTableName": "eval",
-        "eval_percent": 50}, {}),
-    "events": (False, "jsonl", 2, {
+        "eval_percent": 50}, {}, id="parametric, two steps", marks=pytest.mark.slow),
+    pytest.param(False, "jsonl", 2, {
         "output": "events", "extraFeatureColumns": ["new"], "numOutputShards": 2, "evalTableName": "eval",
-        "eval_percent": 50}, {}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "name", [*list(SCENARIOS)[:1], *(pytest.param(name, marks=pytest.mark.slow) for name in list(SCENARIOS)[1:])]
-)
+        "eval_percent": 50}, {}, id="events", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_spark_makes_the_files_that_this_machine_makes(
-    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    parametric, form, files, timeline, query = SCENARIOS[name]
-    rows = random_events(parametric=parametric)
-    if query.get("actions"):  # some rows have the index in the name's place
-        rows = [{**row, "action": NAMES.index(row["action"])} if at % 7 == 3 else row for at, row in enumerate(rows)]
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], parametric: bool, form: str, files: int,
+    timeline: Row, query: Row,
+) -> None:  # fmt: skip
+    rows = [  # some have the index in the name's place
+        {**row, "action": NAMES.index(row["action"])} if query.get("actions") and at % 7 == 3 else row
+        for at, row in enumerate(random_events(parametric=parametric))
+    ]
     named = {"3": "age"} if form in ("jsonl", "csv") else {}  # the other forms have integers as keys
     for row in rows:
         row["state_features"] = {named.get(key, key): value for key, value in row["state_features"].items()}
@@ -171,11 +167,12 @@ def refusal(engine: str, events: Path, out: Path, query: Row | None = None) -> s
 def test_files_that_cannot_be_read_are_refused_by_name(spark: Any, tmp_path: Path) -> None:
     rows = random_events(parametric=False, episodes=20)
     good = write_events(rows, tmp_path / "good", "map.parquet") / "events-0.map.parquet"
-    line = (json.dumps(rows[0]) + "\n").encode()
     bad = {
         "early.parquet": (good.read_bytes()[:-9], "early.parquet: expected a complete Parquet file"),
-        "ids.jsonl": (line + b"\n" + json.dumps(rows[0] | {"state_features": {"0": 1, "1.0": 2}}).encode(),
-                      "ids.jsonl:3: expected as a feature id an integer"),
+        "ids.jsonl": (
+            (json.dumps(rows[0]) + "\n\n" + json.dumps(rows[0] | {"state_features": {"0": 1, "1.0": 2}})).encode(),
+            "ids.jsonl:3: expected as a feature id an integer",
+        ),
         "none.jsonl": (b"\n", "expected rows of data"),
     }  # fmt: skip
     for name, (data, sentence) in bad.items():
@@ -232,21 +229,20 @@ def connect_server(tmp_path: Path) -> Iterator[str]:
     port = free_port()
     import pyspark
 
-    home = Path(pyspark.__file__).parent
-    command = [str(home / "bin" / "spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
-               "--master", "local[2]", "--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]  # fmt: skip
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
+               "--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", "local[2]",
+               "--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]  # fmt: skip
     options = {
         "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port),
         "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2", "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
     }  # fmt: skip
     command += [word for key, value in options.items() for word in ("--conf", f"{key}={value}")]
-    environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
     with (
         subprocess.Popen(
             [*command, "spark-internal"],
             cwd=tmp_path,
-            env=environment,
+            env=os.environ | {"PYSPARK_PYTHON": sys.executable},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         ) as server,
