@@ -128,5 +128,4 @@ def test_a_plan_is_told_from_another_by_its_json() -> None:
     tree = {
         "shards": [3, 1], "minibatch": 4, "epochs": 2, "seed": 0, "reads": [0, 1], "minibatches_per_step": 1,
     }  # fmt: skip
-    assert plan.as_json() == json.loads(json.dumps(plan.as_json())) == tree
-    assert replace(plan, reads=(0, 0)).as_json() != tree
+    assert plan.as_json() == json.loads(json.dumps(plan.as_json())) == tree != replace(plan, reads=(0, 0)).as_json()
