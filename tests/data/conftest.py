@@ -1,6 +1,5 @@
-"""A real local Spark, started once for all tests that ask for it."""
+"""A real local Spark, which needs Java, started once for all tests that ask for it."""
 
-import shutil
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +10,6 @@ import pytest
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A session that the user has; few rows run faster when no code is compiled for them."""
-    if shutil.which("java") is None:
-        pytest.skip("Spark needs Java, and there is no command java")
     pytest.importorskip("pyspark")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracles.cases import cases
 from oracles.event_files import write_events
 from oracles.events import event, make, read, report
-from oracles.logs import episode_code, write_lines
+from oracles.logs import Row, episode_code, write_lines
 from oracles.shards import rows_of
+from oracles.transitions import check_arrays
 
 from reagent_lite.config.loader import check
 from reagent_lite.config.shard import ShardConfig
@@ -23,7 +25,6 @@ from reagent_lite.data.shards.partition import make_shards
 from reagent_lite.data.stage import data_files, left_out
 from reagent_lite.errors import DataError
 
-Row = dict[str, Any]
 ACTIONS = ("l", "r")
 
 
@@ -64,7 +65,6 @@ def rows_in(copy: TrainingCopy) -> list[tuple[int, float, str, int]]:
 A = episode("a", 1, 2)
 B = episode("b", 2)
 ALIKE = episode("b", 1, 3)
-CHANGES: Row = {"reward": 7, "action": "r", "action_probability": 0.25, "state_features": {"1": 2.0}}
 TWO = [episode("0", 1, 2) + episode("1", 4), episode("0", 6, 7) + B]
 CHANGED = {**A[0], "reward": 9.0}
 REPEATED = "2/log.jsonl: repeats 2 rows of 1/log.jsonl, the first at 2/log.jsonl:1"
@@ -72,7 +72,9 @@ ROWS_OF_TWO = [("0", 1, "1/log.jsonl:1", 1), ("0", 2, "1/log.jsonl:2", 0), ("1",
                ("2/0", 6, "2/log.jsonl:1", 1), ("2/0", 7, "2/log.jsonl:2", 0),
                ("2/b", 2, "2/log.jsonl:3", 0)]  # fmt: skip
 RENAMED = "2/log.jsonl: has 1 mdp_id of 1/log.jsonl for other episodes; its mdp_ids begin with '2/' from here on"
-LOGS: dict[str, tuple[list[list[Row]], list[tuple[str, float, str, int]], list[str]]] = {
+
+
+@cases("rows, expected, words", {
     # of the second log all episodes have a name that no other log has
     "an mdp_id of two logs is two episodes": (TWO, ROWS_OF_TWO, [RENAMED]),
     "of transitions as well": ([transitions(rows) for rows in TWO], ROWS_OF_TWO, [RENAMED]),
@@ -105,7 +107,9 @@ LOGS: dict[str, tuple[list[list[Row]], list[tuple[str, float, str, int]], list[s
          ("b", 1, "1/log.jsonl:3", 1), ("b", 3, "1/log.jsonl:4", 0)],
         ["2/log.jsonl: has 2 mdp_ids of 1/log.jsonl for other episodes, 3 of 4 rows with the same sequence_number "
          "being the same; its mdp_ids begin with '2/' from here on"],
-    ) for name, value in CHANGES.items()},
+    ) for name, value in (
+        ("reward", 7), ("action", "r"), ("action_probability", 0.25), ("state_features", {"1": 2.0}),
+    )},
     # it is not known where the row of state 1 led
     "an episode that goes on in another log is another episode": (
         [[*A[:1], *episode("z", 5)], episode("a", 2, 3, start=1)],
@@ -119,10 +123,7 @@ LOGS: dict[str, tuple[list[list[Row]], list[tuple[str, float, str, int]], list[s
          "its mdp_ids begin with '4/' from here on",
          "5/log.jsonl: repeats 2 rows of 2/log.jsonl, 3/log.jsonl, the first at 5/log.jsonl:1"],
     ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("rows", "expected", "words"), LOGS.values(), ids=LOGS)
+})  # fmt: skip
 def test_episodes_of_several_logs(
     tmp_path: Path, rows: list[list[Row]], expected: list[tuple[str, float, str, int]], words: list[str]
 ) -> None:
@@ -226,8 +227,7 @@ def test_columns_that_only_one_log_has_are_as_in_files_of_one_folder(tmp_path: P
     copy, _ = copied(
         tmp_path, first, episode("b", 2, action_probability=None, possible_actions=None, state_features={"7": 2.0})
     )
-    expected = {"state": [[1, np.nan], [np.nan, 2]], "metrics": [[2], [0]], "mask": [[1, 1], [1, 1]]}
-    np.testing.assert_equal({name: getattr(copy, name).tolist() for name in expected}, expected)
+    check_arrays(copy, state=[[1, np.nan], [np.nan, 2]], metrics=[[2], [0]], mask=[[1, 1], [1, 1]])
     assert (copy.state_ids, copy.counts["propensity_absent_rows"]) == ((0, 7), 1)
 
 
@@ -275,9 +275,7 @@ def test_a_file_is_of_one_log_and_logs_are_there(tmp_path: Path) -> None:
 def test_the_copy_is_that_of_the_list_and_its_order(tmp_path: Path) -> None:
     first, second = logs(tmp_path, episode("0", 1), episode("0", 2))
     folders = [prepare_training_copy((first, second), actions=ACTIONS).folder for _ in range(2)]
-    standing = standing_copy((first, second), ACTIONS, None)
-    assert standing is not None
-    assert folders == [standing[0]] * 2
+    assert folders == [standing_copy((first, second), ACTIONS, None)[0]] * 2
     assert standing_copy((second, first), ACTIONS, None) is None
     assert prepare_training_copy((second, first), actions=ACTIONS).state.tolist() == [[2], [1]]
     write_lines(Path(second), episode("0", 3, 4))

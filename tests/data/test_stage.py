@@ -25,7 +25,7 @@ def made(tmp_path: Path) -> StageManifest:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/part.jsonl").write_text('{"x": 2}\n')
     files = data_files(str(tmp_path / "in.jsonl"))
-    manifest = StageManifest(
+    return StageManifest(
         kind="timeline",
         rows=1,
         columns={"x": "int64"},
@@ -33,8 +33,7 @@ def made(tmp_path: Path) -> StageManifest:
         inputs=states_of(files, [sha256_of(file) for file in files]),
         report={"left_out": ["1 row"]},
         files={"part.jsonl": {"rows": 1}},
-    )
-    return manifest.write(tmp_path / "out")
+    ).write(tmp_path / "out")
 
 
 def stands(folder: Path, kind: str = "timeline", settings: dict[str, Any] = SETTINGS) -> bool:
@@ -48,7 +47,6 @@ def test_a_folder_says_what_it_was_made_of(tmp_path: Path, made: StageManifest) 
     os.utime(tmp_path / "in.jsonl", (1, 1))
     assert stands(tmp_path / "out")
     touched = StageManifest.read(folder)
-    assert touched is not None
     assert (touched.inputs[0].modified_ns, touched.digest) == (10**9, made.digest)
     (tmp_path / "out/part.jsonl").write_text('{"x": 9}\n')
     with pytest.raises(DataError, match=r"part.jsonl: expected bytes with sha256"):

@@ -15,7 +15,7 @@ def make_batch(
     state = torch.as_tensor(state, dtype=torch.float32)
     rows = len(state)
     every = Actions(mask=torch.ones(rows, num_choices, dtype=torch.bool))
-    values: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "state": state,
         "actions": every,
         "action": torch.as_tensor(action),
@@ -29,7 +29,7 @@ def make_batch(
         "metrics": torch.zeros(rows, 0),
         "weight": torch.full((rows,), 1 / rows),
     }
-    return TransitionBatch(**(values | other))
+    return TransitionBatch(**usual | other)
 
 
 def random_batch(rows: int, num_state: int, num_choices: int, seed: int, num_features: int = 0) -> TransitionBatch:
@@ -37,12 +37,11 @@ def random_batch(rows: int, num_state: int, num_choices: int, seed: int, num_fea
     rng = torch.Generator().manual_seed(seed)
 
     def choices() -> Actions:
-        mask = torch.rand(rows, num_choices, generator=rng) < 0.7
-        mask[:, 0] = True
+        mask = (torch.rand(rows, num_choices, generator=rng) < 0.7) | (torch.arange(num_choices) == 0)
         features = torch.randn(rows, num_choices, num_features, generator=rng) * mask.unsqueeze(2)
         return Actions(mask=mask, features=features if num_features else None)
 
-    now, after = choices(), choices()
+    now, after = (choices() for _ in range(2))
     return make_batch(
         torch.randn(rows, num_state, generator=rng),
         torch.randn(rows, num_state, generator=rng),

@@ -130,7 +130,6 @@ COLLIDING = """(() => {
 @contextlib.contextmanager
 def browsing(profile: Path) -> Iterator[Browser]:
     """Starts a browser with a new profile, and ends it."""
-    assert PROGRAM is not None
     (command_read, command_write), (answer_read, answer_write) = os.pipe(), os.pipe()
     # out of the way of 3 and 4, where the protocol expects them and the shell puts them
     theirs = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (command_read, answer_write)]

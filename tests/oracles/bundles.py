@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from onnxruntime import InferenceSession
+from oracles.gridworld import Array
 from oracles.transitions import code_of_text
 from torch import Tensor, nn
 
@@ -23,8 +24,6 @@ from reagent_lite.item_table import ItemTable
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.rl.policies import Softmax, TargetPolicy
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
-
-Array = NDArray[np.float64]
 
 PLAIN = Softmax(1.0)
 
@@ -61,7 +60,6 @@ class Taste(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
-        assert features is not None
         return features[:, :, :1] * self.scale
 
 
@@ -90,7 +88,7 @@ def linear_bundle(
         policy=policy,
         restriction=restriction,
     )
-    return write_bundle(folder, predictor, content=content("dqn", SampleRows(values=sample(len(ids))), state=ids))
+    return write_bundle(folder, predictor, content=content("dqn", SampleRows(values=sample(len(ids))), state=raw(ids)))
 
 
 def bilinear_bundle(
@@ -112,7 +110,7 @@ def bilinear_bundle(
     rows = SampleRows(
         values=sample(len(ids)), candidates=np.ones((4, 2, len(action_ids)), np.float32), mask=np.ones((4, 2), bool)
     )
-    about = content("parametric_dqn", rows, state=ids, action=action_ids)
+    about = content("parametric_dqn", rows, state=raw(ids), action=raw(action_ids))
     config = {"data": {"items": "items.jsonl", "item_id": "item_id"}} if items is not None else {}
     return write_bundle(folder, predictor, content=replace(about, items=items, config=config))
 
@@ -149,15 +147,12 @@ def category_bundle(folder: Path, weight: Array, names: tuple[str, ...]) -> Path
         ),
         axis=1,
     ).astype(np.float32)
-    about = content("dqn", SampleRows(values=values))
-    normalization = {"state": normalization_json(CATEGORIES)}
-    return write_bundle(folder, predictor, content=replace(about, normalization=normalization))
+    return write_bundle(folder, predictor, content=content("dqn", SampleRows(values=values), state=CATEGORIES))
 
 
 def category_candidates_bundle(folder: Path) -> Path:
     """Writes a model of candidates with q_k = 1 where the candidate's country is DE, 2 where it is FR, else 0."""
-    (country,) = CATEGORIES.features[2:]
-    action = NormalizationSpec((country,))
+    action = NormalizationSpec(CATEGORIES.features[2:])
     predictor = ParametricPredictor(
         Preprocessor(raw((7,))),
         Preprocessor(action),
@@ -171,8 +166,7 @@ def category_candidates_bundle(folder: Path) -> Path:
         candidates=np.array([[[code_of_text("DE")], [code_of_text("FR")]]] * 4, np.float32),
         mask=np.ones((4, 2), bool),
     )
-    specs = {"state": normalization_json(raw((7,))), "action": normalization_json(action)}
-    return write_bundle(folder, predictor, content=replace(content("parametric_dqn", rows), normalization=specs))
+    return write_bundle(folder, predictor, content=content("parametric_dqn", rows, state=raw((7,)), action=action))
 
 
 def graph_outputs(folder: Path, *inputs: NDArray[Any]) -> list[NDArray[Any]]:
@@ -185,10 +179,10 @@ def sample(columns: int) -> NDArray[np.float32]:
     return np.random.default_rng(0).normal(size=(4, columns)).astype(np.float32)
 
 
-def content(workflow: str, rows: SampleRows, **columns: tuple[int, ...]) -> BundleContent:
+def content(workflow: str, rows: SampleRows, **columns: NormalizationSpec) -> BundleContent:
     return BundleContent(
         workflow=workflow,
-        normalization={name: normalization_json(raw(ids)) for name, ids in columns.items()},
+        normalization={name: normalization_json(spec) for name, spec in columns.items()},
         config={},
         evaluation={},
         steps=1,

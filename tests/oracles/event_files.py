@@ -39,13 +39,16 @@ FORMATS = (
     "arrow",
     "csv",
 )
-_FEATURES, _METRICS = pa.map_(pa.int64(), pa.float32()), pa.map_(pa.string(), pa.float64())
+_FEATURES = pa.map_(pa.int64(), pa.float32())
 _PAIRS = pa.list_(pa.struct([("key", pa.int32()), ("value", pa.float64())]))
 
 
 def rows_of(path: Path | str) -> list[Row]:
-    files = list_input(str(path), EXTENSIONS)
-    return [row for rows in read_blocks(files, lambda block: block.table.to_pylist()) for row in rows]
+    return [
+        row
+        for rows in read_blocks(list_input(str(path), EXTENSIONS), lambda block: block.table.to_pylist())
+        for row in rows
+    ]
 
 
 def blocks_of(path: Path) -> list[Block]:
@@ -146,7 +149,9 @@ def _cells(row: Row) -> Row:
 def _array(name: str, cells: list[Any], form: str) -> pa.Array:
     features = _PAIRS if form == "pairs.parquet" else _FEATURES
     if name == "metrics":
-        return pa.array([None if cell is None else list(cell.items()) for cell in cells], _METRICS)
+        return pa.array(
+            [None if cell is None else list(cell.items()) for cell in cells], pa.map_(pa.string(), pa.float64())
+        )
     if name in ("state_features", "next_state_features") or _has_map(cells):
         return pa.array([_entries(cell, form) for cell in cells], features)
     if any(_has_map(cell) for cell in cells if isinstance(cell, list)):
@@ -163,6 +168,7 @@ def _has_map(cells: list[Any]) -> bool:
 def _entries(cell: Row | None, form: str) -> Any:
     if cell is None:
         return None
-    pair = ("key", "value") if form == "pairs.parquet" else None
-    entries = [(int(key), value) for key, value in cell.items()]
-    return [dict(zip(pair, entry, strict=True)) for entry in entries] if pair else entries
+    return [
+        {"key": int(key), "value": value} if form == "pairs.parquet" else (int(key), value)
+        for key, value in cell.items()
+    ]

@@ -113,8 +113,11 @@ def make(folder: Path, rows: Sequence[Row] | Path, top: Row | None = None,
 
 def read(folder: Path) -> list[Row]:
     """The transitions of a folder in the order of mdp_id and sequence_number; maps as dicts."""
-    tables = (pq.read_table(file, partitioning=None) for file in folder.glob("*.parquet"))
-    rows = [row for table in tables for row in table.to_pylist(maps_as_pydicts="strict")]
+    rows = [
+        row
+        for file in folder.glob("*.parquet")
+        for row in pq.read_table(file, partitioning=None).to_pylist(maps_as_pydicts="strict")
+    ]
     return sorted(rows, key=lambda row: (row["mdp_id"], row["sequence_number"]))
 
 

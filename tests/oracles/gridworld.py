@@ -9,6 +9,8 @@ Policies are arrays [25, 4] of probabilities; rows of walls and of the goal are 
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,6 +50,7 @@ def destination(state: int, action: int) -> int:
     return SIZE * y + x if 0 <= x < SIZE and 0 <= y < SIZE and SIZE * y + x not in WALLS else state
 
 
+@cache
 def allowed() -> NDArray[np.bool_]:
     """[25, 4] whether an action may be chosen; false everywhere in walls and at the goal."""
     return np.array([
@@ -55,6 +58,7 @@ def allowed() -> NDArray[np.bool_]:
     ])  # fmt: skip
 
 
+@cache
 def transition_matrix() -> Array:
     """[25, 4, 25] probability of the next state; rows of actions that are not allowed are zero."""
     table = np.zeros((NUM_STATES, 4, NUM_STATES))
@@ -73,10 +77,9 @@ def optimal_q(gamma: float = GAMMA) -> Array:
     """[25, 4] by value iteration; 0 where an action is not allowed, which is less than any other, as rewards are not
     negative.
     """
-    p, r, mask = transition_matrix(), rewards(), allowed()
     q = np.zeros((NUM_STATES, 4))
     for _ in range(2000):
-        q = np.where(mask, r + gamma * p @ q.max(1), 0.0)
+        q = np.where(allowed(), rewards() + gamma * transition_matrix() @ q.max(1), 0.0)
     return q
 
 
@@ -177,9 +180,10 @@ def iql_solution(share: float, beta: float, most: float) -> tuple[Array, Array]:
     """[25, 4] policy and values: V the expectile of Q over random actions, Q = r + gamma P V."""
     from scipy.stats import expectile  # half a second, which processes of a group are spared
 
-    p, r, mask = transition_matrix(), rewards(), allowed()
     value = np.zeros(NUM_STATES)
     for _ in range(100):
-        q = np.where(mask, r + GAMMA * p @ value, 0.0)
-        value = np.array([expectile(q[s][mask[s]], share) if mask[s].any() else 0.0 for s in range(NUM_STATES)])
+        q = np.where(allowed(), rewards() + GAMMA * transition_matrix() @ value, 0.0)
+        value = np.array(
+            [expectile(row[mask], share) if mask.any() else 0.0 for row, mask in zip(q, allowed(), strict=True)]
+        )
     return weighted_policy(np.minimum(np.exp(beta * (q - value[:, None])), most)), q

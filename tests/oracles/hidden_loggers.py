@@ -18,9 +18,7 @@ from reagent_lite.evaluation.episodes import TrainEvalLogs
 from reagent_lite.evaluation.estimates import ALONE
 from reagent_lite.types import SourceSpec
 
-from .regimes import LogOfRegime, drawn, page_of, softmax
-
-Array = NDArray[np.float64]
+from .regimes import Array, LogOfRegime, drawn, page_of, softmax
 
 FEATURES = 5
 TRUTH = 60  # times as many rows as are scored, so that the truth's error is an eighth of an estimate's

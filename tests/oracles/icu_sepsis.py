@@ -69,10 +69,10 @@ def greedy_policy(actions: Ints) -> Array:
 
 def optimal_policy() -> Array:
     """[716, 25] one-hot, by policy iteration from the clinicians' policy."""
-    mdp, policy = sepsis(), sepsis().clinicians
+    policy = sepsis().clinicians
     while True:
-        value = np.append(_solved(policy, (policy * mdp.reward).sum(1)), np.zeros(OVER + 1 - NUM_LIVING))
-        q = mdp.reward + mdp.transition @ value
+        value = np.append(_solved(policy, (policy * sepsis().reward).sum(1)), np.zeros(OVER + 1 - NUM_LIVING))
+        q = sepsis().reward + sepsis().transition @ value
         better = q.max(1) > (policy * q).sum(1) + 1e-12  # rounding must not make two equal actions take turns
         if not better[:NUM_LIVING].any():
             return policy

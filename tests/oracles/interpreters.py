@@ -39,7 +39,6 @@ LAUNCHER = "REAGENT_LITE_LAUNCHER_PID"
 READ_WHEN_LOADED = {"OMP_NUM_THREADS": None, "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Variables that libraries read when they are loaded, with the value that workflows sets where there is none."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_processes: list[subprocess.Popen[bytes]] = []
 _numbers = itertools.count()
 _folder = tempfile.TemporaryDirectory(prefix="interpreters_")
 
@@ -69,7 +68,7 @@ class Interpreter:
         request = {"arguments": list(arguments), "cwd": str(cwd or Path.cwd()), "env": dict(env),
                    "outputs": list(map(str, self._files)), "namespaces_of": namespaces_of}  # fmt: skip
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(_waiting_for(*(env.get(name, default) for name, default in READ_WHEN_LOADED.items())))
+            connection.connect(_waiting_for(*(env.get(name, usual) for name, usual in READ_WHEN_LOADED.items()))[0])
             connection.sendall(json.dumps(request).encode() + b"\n")
             self._answers = connection.makefile("rb", buffering=0)  # a line that is there already is left there
         self.pid = int(self._answers.readline())
@@ -131,11 +130,11 @@ class Interpreter:
 
 
 @functools.cache
-def _waiting_for(*values: str | None) -> str:
-    """Starts an interpreter that waits, and ends with this process; returns its socket."""
+def _waiting_for(*values: str | None) -> tuple[str, subprocess.Popen[bytes]]:
+    """Starts an interpreter that waits until its standard input is closed, with this process; returns its socket."""
     path = f"{_folder.name}/socket_{next(_numbers)}"
-    fixed = {name: value for name, value in zip(READ_WHEN_LOADED, values, strict=True) if value is not None}
-    environment = {name: value for name, value in os.environ.items() if name not in READ_WHEN_LOADED} | fixed
+    variables = os.environ | dict(zip(READ_WHEN_LOADED, values, strict=True))
+    environment = {name: value for name, value in variables.items() if value is not None}
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen(64)
@@ -143,8 +142,7 @@ def _waiting_for(*values: str | None) -> str:
             [sys.executable, __file__, str(listening.fileno())], env=environment, stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL, pass_fds=[listening.fileno()],
         )  # fmt: skip
-    _processes.append(process)  # it ends when its standard input is closed
-    return path
+    return path, process
 
 
 def _wait_for_requests(listening: socket.socket) -> dict[str, Any]:
@@ -208,7 +206,8 @@ def _become(request: dict[str, Any]) -> None:
 def _with_workers(request: dict[str, Any]) -> dict[str, Any]:
     """Returns in the run, whose workers will be forks, and returns a worker's request in each of them.
 
-    run ─► child, forked before the run has threads ─► its child ─► worker: its parent ends, and so it is the run's
+    run ─► child, forked before the run has threads ─► its child ─► worker: its parent ends, and so it is the run's,
+    to which it then tells its number
     """
     run = os.getpid()
     connection, of_child = socket.socketpair()
@@ -224,27 +223,21 @@ def _with_workers(request: dict[str, Any]) -> dict[str, Any]:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
     ]
     for line in of_child.makefile():
-        reading, writing = os.pipe()
         between = os.fork()
         if not between:
             parent = os.getpid()
-            worker = os.fork()
-            if worker:
-                os.write(writing, f"{worker}\n".encode())
+            if os.fork():
                 os._exit(0)
-            for descriptor in (reading, writing, of_child.detach()):
-                os.close(descriptor)
             for number, handler in handlers:
                 signal.signal(number, handler)
             while os.getppid() == parent:
                 time.sleep(0.001)
             if os.getppid() != run:
                 os._exit(1)  # the run has ended
+            of_child.sendall(f"{os.getpid()}\n".encode())
+            os.close(of_child.detach())
             return {**request, **json.loads(line)}
         os.waitpid(between, 0)
-        of_child.sendall(os.read(reading, 32))
-        os.close(reading)
-        os.close(writing)
     os._exit(0)
 
 

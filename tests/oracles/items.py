@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-from oracles.event_files import data_of
 from oracles.logs import Row, write_lines
 
 ITEMS: tuple[Row, ...] = (
@@ -54,17 +53,10 @@ def repeated(rows: list[Row]) -> list[Row]:
 
 def transitions(rows: list[Row]) -> list[Row]:
     """The same rows with what followed each; the last of an episode is terminal."""
-    made = []
-    for row, after in zip(rows, [*rows[1:], {}], strict=True):
-        assert row["terminal"] == (after.get("mdp_id") != row["mdp_id"])
-        after = {} if row["terminal"] else after
-        made.append({**row, "next_state_features": after.get("state_features", {}), "next_action": after.get("action"),
-                     "possible_next_actions": after.get("possible_actions", [])})  # fmt: skip
-    return made
-
-
-def as_csv(folder: Path, rows: list[Row], name: str = "log.csv") -> Path:
-    """Writes rows as pandas does: nested cells as JSON."""
-    file = folder / name
-    file.write_bytes(data_of(rows, "csv"))
-    return file
+    pairs = list(zip(rows, [*rows[1:], {}], strict=True))
+    assert all(row["terminal"] == (after.get("mdp_id") != row["mdp_id"]) for row, after in pairs)
+    return [
+        {**row, "next_state_features": after.get("state_features", {}), "next_action": after.get("action"),
+         "possible_next_actions": after.get("possible_actions", [])}
+        for row, after in ((row, {} if row["terminal"] else after) for row, after in pairs)
+    ]  # fmt: skip

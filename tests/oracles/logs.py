@@ -14,10 +14,15 @@ Row = dict[str, Any]
 Rows = list[Row]
 
 
-def write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def written(file: Path, content: str | bytes) -> Path:
+    """Writes a file, and returns it."""
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
     return file
+
+
+def write_lines(file: Path, rows: Iterable[Row]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return written(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_json(file: Path, tree: Any) -> Path:
@@ -71,8 +76,7 @@ def candidate_rows(count: int, seed: int = 0, most: int = 7) -> list[dict[str, A
     rng = np.random.default_rng(seed)
 
     def candidates() -> list[dict[str, float]]:
-        number = int(rng.integers(1, most + 1))
-        return [{"0": round(float(rng.normal()), 4), "5": float(k)} for k in range(number)]
+        return [{"0": round(float(rng.normal()), 4), "5": float(k)} for k in range(rng.integers(1, most + 1))]
 
     rows = random_rows(count, seed)
     now = candidates()
@@ -94,7 +98,7 @@ def gridworld_rows(*, sarsa: bool, parametric: bool) -> list[dict[str, Any]]:
     For SARSA every next action of the random policy is enumerated too. States are one ENUM feature; a parametric
     candidate is one ENUM feature that numbers the pair (state, action).
     """
-    chances, allowed = gridworld.transition_matrix(), gridworld.allowed()
+    allowed = gridworld.allowed()
 
     def choice(state: int, action: int) -> Any:
         return {"0": int(4 * state + action)} if parametric else int(action)
@@ -107,7 +111,7 @@ def gridworld_rows(*, sarsa: bool, parametric: bool) -> list[dict[str, Any]]:
         )
 
     rows = []
-    for state, action, after in np.argwhere(chances):
+    for state, action, after in np.argwhere(gridworld.transition_matrix()):
         over = not allowed[after].any()
         nexts = (
             [None] if over or not sarsa else [choice(after, following) for following in np.flatnonzero(allowed[after])]
@@ -121,7 +125,7 @@ def gridworld_rows(*, sarsa: bool, parametric: bool) -> list[dict[str, Any]]:
             "possible_next_actions": choices(after),
             "terminal": bool(over),
         }
-        times = round(100 * float(chances[state, action, after])) * (12 // len(nexts) if sarsa else 1)
+        times = round(100 * gridworld.transition_matrix()[state, action, after]) * (12 // len(nexts) if sarsa else 1)
         rows += [each for following in nexts for each in [{**row, "next_action": following}] * times]
     return rows
 

@@ -17,7 +17,6 @@ if __name__ == "__main__":
     file, function, *arguments = sys.argv[1:]
     sys.path.insert(0, str(Path(file).parent))
     place = ProcessRanks.read()
-    assert place is not None
     log_as(place.rank)
     with logging_to_stderr(), joined(place, torch.device("cpu"), timeout_seconds=120) as group:
         print(json.dumps(getattr(importlib.import_module(Path(file).stem), function)(group, *arguments)))

@@ -4,14 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from oracles import gridworld
 from oracles.bundles import linear_bundle
 from oracles.commands import evaluated
 
 from reagent_lite.tasks.evaluate import Evaluated
-
-Array = NDArray[np.float64]
 
 
 def played(folder: Path, model: Path, env: str, episodes: int = 1000, **keys: Any) -> tuple[Evaluated, dict[str, Any]]:
@@ -21,7 +18,7 @@ def played(folder: Path, model: Path, env: str, episodes: int = 1000, **keys: An
     return evaluated(model, tree.pop("data_path", ""), folder / "report" / "e.json", **tree)
 
 
-def logits(policy: Array) -> Array:
+def logits(policy: gridworld.Array) -> gridworld.Array:
     """Weights [4, 25] of a model whose softmax at temperature 1 is a policy [25, 4]."""
     return np.asarray(np.log(np.maximum(policy, 1e-30)).T)
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -189,7 +189,7 @@ def pretended_gpu(capability: tuple[int, int] = (9, 0)) -> Iterator[PretendedGpu
     gpu = PretendedGpu()
     package = types.SimpleNamespace(__spec__=importlib.machinery.ModuleSpec("pycuda", None), driver=gpu.driver())
     open_library = ctypes.CDLL
-    stand_ins = {
+    of_torch = {
         "is_available": lambda: True,
         "current_device": lambda: 0,
         "get_device_capability": lambda device=None: capability,
@@ -200,17 +200,19 @@ def pretended_gpu(capability: tuple[int, int] = (9, 0)) -> Iterator[PretendedGpu
         "current_stream": lambda device=None: gpu.outside,
         "ExternalStream": lambda handle, device: gpu.stream,
     }
-    with pytest.MonkeyPatch.context() as patch, gpu.memory:
-        for name, value in stand_ins.items():
-            patch.setattr(torch.cuda, name, value)
-        patch.setattr(torch.version, "cuda", "13.0")
-        patch.setitem(sys.modules, "pycuda", package)
-        patch.setitem(sys.modules, "pycuda.driver", package.driver)
-        patch.setattr(cuda, "build_cubin", gpu.build)
-        patch.setattr(cuda.atexit, "register", lambda function: function)
-        patch.setattr(
+    # what a real GPU has open stays so
+    of_backend = {name: functools.cache(getattr(cuda, name).__wrapped__) for name in ("_open", "_load")}
+    with (
+        pytest.MonkeyPatch.context() as modules,
+        patch.multiple(torch.cuda, **of_torch),
+        patch.object(torch.version, "cuda", "13.0"),
+        patch.multiple(cuda, build_cubin=gpu.build, **of_backend),
+        patch.object(cuda.atexit, "register"),
+        patch.object(
             ctypes, "CDLL", lambda name, **mode: None if name == "libcuda.so.1" else open_library(name, **mode)
-        )
-        for opened in ("_open", "_load"):  # what a real GPU has open stays so
-            patch.setattr(cuda, opened, functools.cache(getattr(cuda, opened).__wrapped__))
+        ),
+        gpu.memory,
+    ):
+        modules.setitem(sys.modules, "pycuda", package)
+        modules.setitem(sys.modules, "pycuda.driver", package.driver)
         yield gpu

@@ -88,10 +88,9 @@ def read(text: str) -> Module:
 
 
 def _groups(pattern: str | re.Pattern[str], text: str) -> tuple[str, ...]:
-    match = re.fullmatch(pattern, text)
-    if match is None:
-        raise PtxError(f"{text!r} is not known")
-    return match.groups("")
+    if match := re.fullmatch(pattern, text):
+        return match.groups("")
+    raise PtxError(f"{text!r} is not known")
 
 
 def _content(size: int, count: int, values: str | None) -> bytes:
@@ -146,19 +145,19 @@ class _Writer:
         }
 
     def kernel(self) -> str:
-        name, entry = self._name, self._entry
+        entry = self._entry
         return f"""\
-static __attribute__((aligned(16))) u8 shared_{name}[{max(1, entry.shared.end)}];
-static int thread_{name}(const u8 *param, Launch *launch, u32 ctaid, u32 tid) {{
+static __attribute__((aligned(16))) u8 shared_{self._name}[{max(1, entry.shared.end)}];
+static int thread_{self._name}(const u8 *param, Launch *launch, u32 ctaid, u32 tid) {{
   __attribute__((aligned(16))) u8 local[{max(1, entry.local.end)}];
   poison(local, sizeof local);
-  u8 *const shared = shared_{name};
+  u8 *const shared = shared_{self._name};
   constexpr u64 parameter_bytes = {entry.param.end}, shared_bytes = {entry.shared.end};
   {" ".join(starmap(self._declaration, entry.registers.items()))}
 {chr(10).join(starmap(self._line, entry.body.items()))}
   return 0;
 }}
-LAUNCH({name})"""
+LAUNCH({self._name})"""
 
     def _declaration(self, register: str, kind: str) -> str:
         if kind not in WIDTHS:

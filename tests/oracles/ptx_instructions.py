@@ -10,7 +10,6 @@ Registers hold bits. `as_<type>` reads them as a type, `bits` turns a float back
 
 from __future__ import annotations
 
-import functools
 import re
 
 WIDTHS = {f"{kind}{width}": width for kind in "bus" for width in (8, 16, 32, 64)} | {"f32": 32, "pred": 1}
@@ -21,8 +20,7 @@ MOVED = (*BITS, *INTEGERS, "f32")
 ORDERED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 NAN = "({1} != {1} || {2} != {2})"
 
-Row = tuple[str, str, str, tuple[str, ...]]
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     # Integers; the low bits of sum and product know no sign.
     ("add.T", "T T T", "(u64){1} + (u64){2}", INTEGERS),
     ("sub.T", "T T T", "(u64){1} - (u64){2}", INTEGERS),
@@ -98,15 +96,9 @@ def find(opcode: str) -> Meaning:
     Raises:
         PtxError: it is not known.
     """
-    meaning = _all().get(opcode) or _memory(opcode) or _atomic(opcode)
-    if meaning is None:
-        raise PtxError(opcode)
-    return meaning
-
-
-@functools.cache
-def _all() -> dict[str, Meaning]:
-    return OTHERS | dict(_meaning(*row, kind) for *row, kinds in ROWS for kind in kinds)
+    if meaning := KNOWN.get(opcode) or _memory(opcode) or _atomic(opcode):
+        return meaning
+    raise PtxError(opcode)
 
 
 def _meaning(opcode: str, operands: str, expression: str, kind: str) -> tuple[str, Meaning]:
@@ -121,6 +113,9 @@ def _meaning(opcode: str, operands: str, expression: str, kind: str) -> tuple[st
         return opcode, ((result, *sources), f"{{0}} = {expression};")
     value = f"canonical({expression})" if result == "f32" else f"(u{max(8, WIDTHS[result])})({expression})"
     return opcode, ((f"={result}", *sources), f"{{0}} = {value};")
+
+
+KNOWN = OTHERS | dict(_meaning(*row, kind) for *row, kinds in ROWS for kind in kinds)
 
 
 def _memory(opcode: str) -> Meaning | None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from oracles.gridworld import Array
 from oracles.philox import Words, below, uniform
 
-Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 TOPICS, SLOTS, FEWEST, LENGTH = 8, 10, 5, 50
 START_WORDS, ITEM_WORDS, STEP_WORDS = 10, 10, 3

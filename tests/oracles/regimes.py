@@ -22,7 +22,7 @@ from reagent_lite.evaluation.decision import Choice, Evidence, compared, decide
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.verdict import Verdict
 
-Array = NDArray[np.float64]
+from .gridworld import Array
 
 CONTEXTS = 20
 CONFIG = EvaluationConfig(max_episodes=2**40, bootstrap_resamples=100)

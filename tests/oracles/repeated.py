@@ -69,9 +69,8 @@ def repetitions(study: Study, count: int, rng: np.random.Generator) -> Iterator[
 
 
 def _wrong(exact: gridworld.Array, size: float | None, rng: np.random.Generator) -> gridworld.Array:
-    if size is None:
-        return np.zeros_like(exact)
-    return np.asarray(exact + size * rng.standard_normal(exact.shape) * gridworld.allowed())
+    errors = rng.standard_normal(exact.shape) * gridworld.allowed()
+    return np.zeros_like(exact) if size is None else np.asarray(exact + size * errors)
 
 
 def resample_counts(num_episodes: int, num_resamples: int, generator: torch.Generator) -> torch.Tensor:

@@ -23,7 +23,7 @@ from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import AGAINST, MODEL, RANDOM, Earned, Played, PlayedPolicy
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.charts import Curves, Line, curve_chart
-from reagent_lite.report.content import CellKind, PageSection, Report, Table
+from reagent_lite.report.content import PageSection, Report, Table
 from reagent_lite.report.page import render
 from reagent_lite.report.run import FeatureFacts, config_section, features_section
 from reagent_lite.report.sections import (
@@ -46,7 +46,6 @@ OVERLAP = Overlap(
     mean_episode_weight=FIGURE, largest_episode_share=0.5, effective_episodes_by_step=(30.0, 4.0),
     mean_weight_by_step=(1.0, 0.5), cut_share=0.125,
 )  # fmt: skip
-SAMPLED = FeatureFacts(present=0.5, mean=1.0, stddev=2.0)
 RESULT = CPEResult(
     outcomes=(),
     overlap=OVERLAP,
@@ -166,8 +165,6 @@ def full(name: str, *, title: str = "", figure: Interval | None = None) -> Repor
         mean_weight_by_step=tuple(0.9**k for k in range(200)),
     )  # fmt: skip
     digest = "0123456789abcdef" * 4
-    wide: tuple[CellKind, ...] = ("name", "name", "mark", "share", "number", "number", "number")
-    paths: tuple[CellKind, ...] = ("name", "words", "name", "number")
     feature = {"feature_type": title, "mean": -0.0001234, "stddev": 0.0001234}
     return Report(
         title=name, notes=(name,), facts=((title, name), (title, digest[:16])),
@@ -180,11 +177,13 @@ def full(name: str, *, title: str = "", figure: Interval | None = None) -> Repor
                 curve_chart(Curves(title=title, x=title, y=title, lines=lines, mark=(0.0005, title))),
             )),
             actions_section({name: (0.75, 0.25, 0.5)}, name),
-            features_section({title: {str(n): feature for n in range(40)}}, {title: {1: SAMPLED}}, name),
+            features_section({title: {str(n): feature for n in range(40)}},
+                             {title: {1: FeatureFacts(present=0.5, mean=1.0, stddev=2.0)}}, name),
             PageSection(title="Data lineage", tables=(
-                Table(title=name, columns=tuple((title, kind) for kind in wide),
+                Table(title=name,
+                      columns=tuple((title, kind) for kind in ("name", "name", "mark", "share", *["number"] * 3)),
                       rows=[("7", title, "◇ moderate", 0.1234, 0.0001234, figure, figure)]),
-                Table(title=name, columns=tuple((title, kind) for kind in paths),
+                Table(title=name, columns=tuple((title, kind) for kind in ("name", "words", "name", "number")),
                       rows=[(name, name, digest, 123_456_789_012)]),
             )),
             config_section({name: name}),

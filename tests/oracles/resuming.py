@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from oracles import cartpole
 from oracles.interpreters import Interpreter, python_path
-from oracles.logs import random_rows, write_lines
+from oracles.logs import random_rows, write_lines, written
 from oracles.runs import ROOT, Tree, checked, merged, metrics, over_candidates, with_config
 from oracles.runs import end as end
 from oracles.team import TEAM
@@ -54,10 +54,9 @@ class Laboratory:
         folder.mkdir(parents=True, exist_ok=True)
         self._source = self._source or open_source(config, group, self._simulation)
         history = History.find(config, group, folder / "checkpoints")
-        setup = set_up(self._source, history)
         with StopSignal() as signal, MetricsWriter(lines=history.lines, figures=history.figures) as writer:
             writer.add([JsonLines(folder, lines=history.lines)] if group.is_first else [])
-            learned = learn(setup, writer, signal)
+            learned = learn(set_up(self._source, history), writer, signal)
         steps = learned.position.step
         return End(steps, *read(folder), learned.scores) if group.is_first else End(steps, {}, [], {})
 
@@ -145,9 +144,8 @@ def simulated(folder: Path, **sections: Tree) -> Tree:
 
 def agents(folder: Path, **sections: Tree) -> Tree:
     """Two types of agents that learn, some of which leave before the others."""
-    (folder / "team.cuh").write_text(TEAM)
-    env = {"env": str(folder / "team.cuh"), "env_parameters": {"size": 3}, "replay": {"prioritized": True,
-           "capacity": 400}}  # fmt: skip
+    env = {"env": str(written(folder / "team.cuh", TEAM)), "env_parameters": {"size": 3},
+           "replay": {"prioritized": True, "capacity": 400}}  # fmt: skip
     return merged(simulated(folder, rl={"multi_steps": 2}, training={"clip_grad_norm": 1.0}, simulation=env), sections)
 
 

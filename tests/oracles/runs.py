@@ -22,18 +22,18 @@ ROOT = Path(__file__).resolve().parents[2]
 ALONE = Group(ProcessRanks(), torch.device("cpu"))
 
 
-def checked(tree: dict[str, Any], workflow: str | None = None) -> WorkflowConfig:
+def checked(tree: Tree, workflow: str | None = None) -> WorkflowConfig:
     """Returns the config of a workflow; by default, that for candidates if the tree has a log and no actions."""
     named = "actions" in tree or "training_data_path" not in tree if workflow is None else workflow == "dqn"
     return check(DqnConfig if named else ParametricDqnConfig, tree)
 
 
-def trained(tree: dict[str, Any], workflow: str | None = None) -> Outcome:
+def trained(tree: Tree, workflow: str | None = None) -> Outcome:
     """Trains in this process, without a command line."""
     return train(checked(tree, workflow), ALONE)
 
 
-def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def merged(tree: Tree, other: Tree) -> Tree:
     """Returns a config whose sections have the other's keys; a key that is None in the other is left out."""
     return {
         key: {**tree.get(key, {}), **value} if isinstance(value, dict) else value
@@ -83,7 +83,7 @@ Runner = Callable[..., Run]
 def run(tmp_path: Path) -> Runner:
     """run(workflow, config tree, *arguments): a process of its own, as on the command line."""
 
-    def start(workflow: str, tree: dict[str, Any], *arguments: str, timeout: float = 240) -> Run:
+    def start(workflow: str, tree: Tree, *arguments: str, timeout: float = 240) -> Run:
         command = ["-m", f"workflows.{workflow}", *with_config(tmp_path, tree), *arguments]
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": python_path(ROOT),
                        FORKED_WORKERS: "1"}  # fmt: skip
@@ -92,7 +92,7 @@ def run(tmp_path: Path) -> Runner:
     return start
 
 
-def quick(data: Path, out: Path, /, **sections: Any) -> dict[str, Any]:
+def quick(data: Path, out: Path, /, **sections: Any) -> Tree:
     """A config over a log of actions a and b that trains in a moment, with other sections."""
     return merged({
         "training_data_path": str(data), "model_output_path": str(out), "use_gpu": False, "actions": ["a", "b"],
@@ -117,7 +117,7 @@ def over_candidates(folder: Path) -> Tree:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> dict[str, Any]:
+def small(tmp_path: Path) -> Tree:
     """A config over 200 random rows."""
     return quick(
         write_lines(tmp_path / "data" / "log.jsonl", random_rows(200)),

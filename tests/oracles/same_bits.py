@@ -69,14 +69,12 @@ def backends(path: Path, parameters: dict[str, float] | None = None) -> tuple[Cu
 def known_nan(tensor: Tensor) -> bytes:
     """A tensor's bits; a NaN's payload may differ from machine to machine (kernels/port.cuh)."""
     whole = tensor.cpu()
-    if whole.dtype == torch.float32:
-        whole = torch.where(whole.isnan(), torch.nan, whole)
-    return whole.numpy().tobytes()
+    return (whole.where(~whole.isnan(), torch.nan) if whole.is_floating_point() else whole).numpy().tobytes()
 
 
 def bits(env: VectorEnv) -> dict[str, bytes]:
-    tensors = {name: known_nan(tensor) for name, tensor in env.state_dict().items() if name != "state"}
-    return tensors | {field.name: known_nan(env.field(field.name)) for field in env.spec.fields}
+    tensors = env.state_dict() | {field.name: env.field(field.name) for field in env.spec.fields}
+    return {name: known_nan(tensor) for name, tensor in tensors.items() if name != "state"}
 
 
 def require_same(envs: Sequence[VectorEnv], when: object) -> None:
@@ -98,12 +96,11 @@ def step(env: VectorEnv, number: int, q: Tensor) -> None:
 def play(envs: Sequence[VectorEnv], steps: int, every: int = 10) -> None:
     """Plays the same in all and compares every buffer; q has ties, NaN and infinities."""
     generator = torch.Generator().manual_seed(0)
-    spec = envs[0].spec
     for env in envs:
         env.reset()
     require_same(envs, "reset")
     for number in range(steps):
-        q = torch.randn(envs[0].num_rows, spec.num_actions, generator=generator).round(decimals=1)
+        q = torch.randn(envs[0].num_rows, envs[0].spec.num_actions, generator=generator).round(decimals=1)
         q[number % 7 :: 50] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 0.0])[number % 5]
         q[number % 11 :: 60, 0] = torch.nan
         for env in envs:

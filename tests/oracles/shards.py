@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,36 +14,36 @@ import pyarrow.parquet as pq
 from reagent_lite.data.stage import StageManifest, data_files
 from reagent_lite.errors import NoRowsError
 
+_MAPS, _NAMES = pa.map_(pa.int32(), pa.float32()), pa.list_(pa.string())
+SCHEMA = pa.schema({
+    "mdp_id": pa.string(), "sequence_number": pa.int64(), "state_features": _MAPS, "action": pa.string(),
+    "reward": pa.float32(), "possible_actions": _NAMES, "next_state_features": _MAPS, "next_action": pa.string(),
+    "possible_next_actions": _NAMES, "of_our_own": pa.int64(),
+})  # fmt: skip
+
 
 def table(lengths: Sequence[int], *, first: int = 0, seed: int = 0) -> pa.Table:
     """Transitions of episodes named e<first>, e<first + 1>, ..., one after the other."""
-    rows = sum(lengths)
     rng = np.random.default_rng([seed, first])
-    episode = np.repeat(np.arange(len(lengths)), lengths)
-    position = np.concatenate([np.arange(n) for n in lengths] or [np.zeros(0, int)])
-    over = position == np.array(lengths, int)[episode] - 1
-    values = rng.normal(size=(rows + 1, 2)).astype(np.float32)
-    offsets = pa.array(np.arange(rows + 1) * 2, pa.int32())
-
-    def maps(of: Any) -> pa.Array:
-        return pa.MapArray.from_arrays(
-            offsets, pa.array(np.tile([0, 1], rows), pa.int32()), pa.array(of.reshape(-1), pa.float32())
-        )
-
-    return pa.table(
+    steps = [(f"e{name}", step, step == length - 1)
+             for name, length in enumerate(lengths, first) for step in range(length)]  # fmt: skip
+    states = [list(enumerate(state)) for state in rng.normal(size=(len(steps) + 1, 2)).tolist()]
+    rows = [
         {
-            "mdp_id": pa.array([f"e{first + number}" for number in episode], pa.string()),
-            "sequence_number": pa.array(position, pa.int64()),
-            "state_features": maps(values[:-1]),
-            "action": pa.array(rng.choice(["a", "b"], rows), pa.string()),
-            "reward": pa.array(rng.normal(size=rows).astype(np.float32), pa.float32()),
-            "possible_actions": pa.array([["a", "b"]] * rows, pa.list_(pa.string())),
-            "next_state_features": maps(values[1:]),
-            "next_action": pa.array([None if end else "a" for end in over], pa.string()),
-            "possible_next_actions": pa.array([[] if end else ["a", "b"] for end in over], pa.list_(pa.string())),
-            "of_our_own": pa.array(np.arange(rows) + 1000 * first, pa.int64()),
+            "mdp_id": name,
+            "sequence_number": step,
+            "state_features": states[number],
+            "action": rng.choice(["a", "b"]),
+            "reward": rng.normal(),
+            "possible_actions": ["a", "b"],
+            "next_state_features": states[number + 1],
+            "next_action": None if is_last else "a",
+            "possible_next_actions": [] if is_last else ["a", "b"],
+            "of_our_own": number + 1000 * first,
         }
-    )
+        for number, (name, step, is_last) in enumerate(steps)
+    ]
+    return pa.Table.from_pylist(rows, SCHEMA)
 
 
 def write(file: Path, rows: pa.Table, group: int = 7) -> Path:
@@ -61,11 +62,9 @@ def stage(folder: Path) -> StageManifest:
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     """Rows of a folder's data files, in the order of their names."""
-    try:
-        files = data_files(str(folder))
-    except NoRowsError:
-        return []
-    return [row for file in files for row in pq.ParquetFile(file.path).read().to_pylist()]
+    with suppress(NoRowsError):
+        return [row for file in data_files(str(folder)) for row in pq.ParquetFile(file.path).read().to_pylist()]
+    return []
 
 
 def multiset(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -45,7 +45,4 @@ def mounted_share(folder: Path) -> Iterator[Share]:
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         if holder.stdout.readline() != "ready\n":
             pytest.skip("needs the right to make namespaces and to mount (CAP_SYS_ADMIN)")
-        try:
-            yield Share(folder, holder.pid)
-        finally:
-            holder.stdin.close()
+        yield Share(folder, holder.pid)  # the holder ends with its standard input

@@ -10,15 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from numpy.typing import NDArray
+from oracles.gridworld import Array
 
 from reagent_lite.config import check
 from reagent_lite.config.simulate import SimulateConfig
 from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
 from reagent_lite.sim.sources import find_environment
 from reagent_lite.tasks.simulate import SimulatedLog, simulate
-
-Array = NDArray[np.float64]
 
 
 def skip_without_gpu() -> None:

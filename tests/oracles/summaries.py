@@ -1,4 +1,4 @@
-"""Summaries of columns that a test writes down."""
+"""Summaries of columns, and normalizations, that a test writes down."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,6 +8,11 @@ import numpy.typing as npt
 
 from reagent_lite.data.features.summary import ColumnSummary
 from reagent_lite.data.rows.matrices import FeatureMatrix
+from reagent_lite.types import FeatureSpec, NormalizationSpec
+
+
+def spec_of(*features: FeatureSpec) -> NormalizationSpec:
+    return NormalizationSpec.ordered({feature.feature_id: feature for feature in features})
 
 
 def column(*features: npt.ArrayLike, ids: Sequence[int] = (), sampled: slice = slice(None)) -> ColumnSummary:

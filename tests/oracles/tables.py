@@ -14,13 +14,13 @@ NAMES = tuple(field.name for field in fields(EpisodeTable))
 def table(lengths: Sequence[int], gamma: float, **columns: Sequence[Sequence[float]] | Tensor) -> EpisodeTable:
     """Episodes of some lengths; columns [episodes, steps] that are not given are 0, weights 1."""
     running = (torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)).double()
-    usual = dict.fromkeys(NAMES, running * 0)
-    usual |= {
+    usual = {
+        **dict.fromkeys(NAMES, running * 0),
         "running": running,
         "weight": running * 0 + 1,
         "discount": gamma ** (running.cumsum(1) - 1) * running,
     }
-    return EpisodeTable(**{**usual, **{name: torch.as_tensor(column).double() for name, column in columns.items()}})
+    return EpisodeTable(**usual | {name: torch.as_tensor(column).double() for name, column in columns.items()})
 
 
 def rows(weight: list[float], reward: list[float], taken: list[float], expected: list[float]) -> EpisodeTable:
@@ -42,8 +42,7 @@ def random_table(
         return torch.randn(running.shape, generator=generator, dtype=torch.float64) * running
 
     weight = (spread * draw()).exp()
-    if zeros:
-        weight = torch.where(draw() > 3 * (1 - zeros), 0.0, weight)
+    weight = torch.where(draw() > 3 * (1 - zeros), 0.0, weight) if zeros else weight
     return table(
         lengths, gamma, weight=torch.where(running > 0, weight, 1.0), reward=draw() + running, reward_taken=draw(),
         reward_expected=draw(), value_taken=draw() + 5 * running, value_expected=draw() + 5 * running,

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from oracles.logs import Row
 
 from reagent_lite.data.copy.training_copy import TrainingCopy
 
-Row = dict[str, Any]
 Actions = tuple[str, ...]
 Features = dict[str, np.float32]
 
@@ -79,11 +79,10 @@ def text_of(value: Any) -> str:
 
 def sequence_of(value: Any) -> int:
     """Dates and times count as microseconds since 1970."""
-    if isinstance(value, str | datetime.date):
-        value = pd.Timestamp(value)
-    if isinstance(value, pd.Timestamp):
-        return int((value.tz_localize("UTC") if value.tzinfo is None else value).as_unit("us").asm8.view("i8"))
-    return int(value)
+    if not isinstance(value, str | datetime.date):
+        return int(value)
+    time = pd.Timestamp(value)
+    return int((time.tz_localize("UTC") if time.tzinfo is None else time).as_unit("us").asm8.view("i8"))
 
 
 def first_known(*values: Any) -> Any:
@@ -144,12 +143,19 @@ def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None, *, 
             continue
         after = features_of(row["next_state_features"])
         later = rows[order[at + 1]] if at + 1 < len(rows) else {}
-        same = None not in (row.get("mdp_id"), later.get("mdp_id"))
-        same = same and text_of(row["mdp_id"]) == text_of(later["mdp_id"])
-        same = same and _texts(after) == _texts(features_of(later["state_features"]))
+        same = (
+            None not in (row.get("mdp_id"), later.get("mdp_id"))
+            and text_of(row["mdp_id"]) == text_of(later["mdp_id"])
+            and _texts(after) == _texts(features_of(later["state_features"]))
+        )
         assert copy.next_index[at] == at + 1 if same else copy.next_index[at] >= len(rows)
         assert states[copy.next_index[at]] == after
         assert copy.follows[at] == (same and copy.sequence[at + 1] > expected["sequence"])
+
+
+def check_arrays(copy: TrainingCopy, rows: Any = slice(None), **expected: list[Any]) -> None:
+    """Holds arrays of a copy, or some of their rows, to lists."""
+    np.testing.assert_equal({name: getattr(copy, name)[rows].tolist() for name in expected}, expected)
 
 
 def check_same(copy: TrainingCopy, other: TrainingCopy) -> None:
@@ -157,8 +163,11 @@ def check_same(copy: TrainingCopy, other: TrainingCopy) -> None:
     for name, value in vars(copy).items():
         if isinstance(value, np.ndarray) and name not in ("origin_file", "origin_line"):
             np.testing.assert_array_equal(value, getattr(other, name), err_msg=name)
-    for name in ("state_ids", "action_ids", "metric_names"):
-        assert getattr(copy, name) == getattr(other, name)
+    assert (copy.state_ids, copy.action_ids, copy.metric_names) == (
+        other.state_ids,
+        other.action_ids,
+        other.metric_names,
+    )
 
 
 def _check_candidates(copy: TrainingCopy, at: int, row: Row, lists: list[list[Features]], *, terminal: bool) -> None:

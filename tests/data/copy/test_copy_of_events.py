@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles.events import NAMES, event, random_events
+from oracles.events import NAMES, event, random_events, timeline_config
 from oracles.logs import write_lines
+from oracles.transitions import check_arrays
 
-from reagent_lite.config.loader import check
 from reagent_lite.config.timeline import TimelineConfig, TimelineSection
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.timeline.stage import run_timeline
@@ -56,19 +56,11 @@ def test_the_copy_of_events_is_that_of_their_timeline(
     for row in rows[::30] if "on_refused" in section else ():
         row["reward"] = None
     source, actions = write_lines(tmp_path / "events.jsonl", rows), None if parametric else NAMES
-    paths = {"inputTableName": str(source), "outputTableName": str(tmp_path / "transitions")}
-    config = check(
-        TimelineConfig,
-        {
-            "timeline": {**paths, "actionDiscrete": not parametric, **section},
-            "query": {"tableSample": 80.0, **({"actions": actions} if actions else {})},
-        },
-    )
+    query = {"tableSample": 80.0, **({"actions": actions} if actions else {})}
+    config = timeline_config(tmp_path, source, {"query": query}, actionDiscrete=not parametric, **section)
     run_timeline(config)
     copy = prepare_training_copy(source, actions=actions, timeline=config)
-    np.testing.assert_equal(
-        columns_of(copy), columns_of(prepare_training_copy(tmp_path / "transitions", actions=actions))
-    )
+    np.testing.assert_equal(columns_of(copy), columns_of(prepare_training_copy(tmp_path / "train", actions=actions)))
 
 
 def copied(folder: Path, rows: list[dict[str, Any]], **section: Any) -> TrainingCopy:
@@ -82,21 +74,22 @@ def copied(folder: Path, rows: list[dict[str, Any]], **section: Any) -> Training
 def test_next_states_of_several_rows_are_stored_once(tmp_path: Path) -> None:
     """Of spans of two rows the next state is the row after the next: no state but those of the rows is needed."""
     copy = copied(tmp_path, [event("a", n, float(n), 1.0, terminal=n == 5) for n in range(6)], steps=2, gamma=0.5)
-    assert copy.state.tolist() == [[0.0], [1.0], [2.0], [3.0], [4.0], [5.0]]
-    assert (copy.next_index.tolist(), copy.reward.tolist()) == ([2, 3, 4, 5, 4, 5], [1.5, 1.5, 1.5, 1.5, 1.5, 1.0])
-    assert copy.bootstrap.tolist() == [1, 1, 1, 1, 0, 0]
+    check_arrays(
+        copy, state=[[0], [1], [2], [3], [4], [5]], next_index=[2, 3, 4, 5, 4, 5],
+        reward=[1.5, 1.5, 1.5, 1.5, 1.5, 1.0], bootstrap=[1, 1, 1, 1, 0, 0],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("reward", ["x", 1e39])
 def test_features_and_texts_of_refused_rows_are_no_columns_and_no_levels(tmp_path: Path, reward: Any) -> None:
-    good = [event("a", n, 0.0, state_features={"country": "DE"}, terminal=n == 1) for n in range(2)]
-    bad = [
+    rows = [
+        *(event("a", n, 0.0, state_features={"country": "DE"}, terminal=n == 1) for n in range(2)),
         event("b", 0, 0.0, state_features={"5": 1.0}),
         event("b", 1, 0.0, state_features={"country": "FR"}, reward=reward),
     ]
-    copy = copied(tmp_path, good + bad, on_refused="drop_episode")
-    assert (len(copy), [str(number) for number in copy.state_ids]) == (2, ["country"])
-    assert list(copy.levels["state"].values()) == [{"DE": 2}]
+    copy = copied(tmp_path, rows, on_refused="drop_episode")
+    levels = {str(feature): counts for feature, counts in copy.levels["state"].items()}
+    assert (len(copy), list(map(str, copy.state_ids)), levels) == (2, ["country"], {"country": {"DE": 2}})
     assert copy.notes[-1].endswith("2 refused or in a refused row's episode")
 
 

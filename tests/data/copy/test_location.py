@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from unittest.mock import Mock
 
 import fsspec
 import pytest
+from oracles.cases import cases
 from oracles.disks import small_disk
 from oracles.event_files import data_of, small_blocks
 from oracles.logs import write_lines
@@ -68,15 +68,13 @@ def test_a_copy_is_built_once_and_again_when_the_data_changes(tmp_path: Path, mo
     os.utime(path, (1, 1))  # touched, not changed
     assert len(prepare_training_copy(path, actions=ACTIONS)) == 2
     assert built.call_count == 1
-    manifest = json.loads((first.folder / "manifest.json").read_text())
-    assert [entry["modified_ns"] for entry in manifest["inputs"]] == [10**9]
+    assert [entry["modified_ns"] for entry in read_document(first.folder, TRAINING_COPY)["inputs"]] == [10**9]
     written(tmp_path, row(reward=2.0), row())  # same size
     assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [2, 1]
     prepare_training_copy(path, actions=("right", "left"))
     assert built.call_count == 3
     # The copy that was replaced is gone, and the arrays opened before still read.
-    assert (first.folder.exists(), len(list(first.folder.parent.iterdir()))) == (False, 2)
-    assert first.reward.tolist() == [1, 1]
+    assert (first.folder.exists(), len([*first.folder.parent.iterdir()]), first.reward.tolist()) == (False, 2, [1, 1])
 
 
 @pytest.mark.parametrize(
@@ -114,26 +112,26 @@ def planted(**changes: Any) -> Callable[[Path], object]:
     )
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "truncated": lambda folder: os.truncate(folder / "reward.npy", 130),
-    "removed": lambda folder: (folder / "reward.npy").unlink(),
-    "a link": lambda folder: (folder / "reward.npy").symlink_to(
-        (folder / "reward.npy").rename(folder.parent.parent / "elsewhere.npy")
-    ),
-    "cut manifest": lambda folder: os.truncate(folder / "manifest.json", 90),
-    "version": planted(schema_version=2),
-    "files": planted(files={"unknown.npy": {"size": 1, "sha256": ""}}),
-    "counts": planted(counts={"rows": "1"}),
-    "names": planted(action_names=["left", 1]),
-    "build": planted(build="build-0"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_copy_is_refused_and_built_again(tmp_path: Path, damage: str) -> None:
+@cases(
+    "damage",
+    {
+        "truncated": lambda folder: os.truncate(folder / "reward.npy", 130),
+        "removed": lambda folder: (folder / "reward.npy").unlink(),
+        "a link": lambda folder: (folder / "reward.npy").symlink_to(
+            (folder / "reward.npy").rename(folder.parent.parent / "elsewhere.npy")
+        ),
+        "cut manifest": lambda folder: os.truncate(folder / "manifest.json", 90),
+        "version": planted(schema_version=2),
+        "files": planted(files={"unknown.npy": {"size": 1, "sha256": ""}}),
+        "counts": planted(counts={"rows": "1"}),
+        "names": planted(action_names=["left", 1]),
+        "build": planted(build="build-0"),
+    },
+)
+def test_a_damaged_copy_is_refused_and_built_again(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     path = written(tmp_path, row(), row())
     folder = prepare_training_copy(path, actions=ACTIONS).folder
-    DAMAGES[damage](folder)
+    damage(folder)
     with pytest.raises(DataError, match=str(folder)):
         open_training_copy(folder)
     assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [1, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.cases import cases
 from oracles.logs import write_lines
+from oracles.transitions import check_arrays
 
 from reagent_lite.data.copy.order import find_order
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
@@ -20,7 +23,6 @@ from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 
 LOG_2019 = Path(__file__).resolve().parents[3].parent / "shared/data/reagent2019/cartpole_training.json.bz2"
 ACTIONS = ("left", "right")
-NAN = np.nan
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -53,33 +55,34 @@ def test_the_2019_file_has_its_published_figures(tmp_path: Path) -> None:
 
 def test_one_small_log_by_hand(tmp_path: Path) -> None:
     # Episode b: steps 3, 5 (missing 4), out of order; episode a: one terminal step. "b" sorts after "a".
-    rows = [
+    copy = copied(
+        tmp_path,
         row(mdp_id="b", sequence_number=5, state_features={"0": 2.0, "7": 3.0}, next_action=None, propensity=0.25),
         row(mdp_id="b", sequence_number=3, action="right", next_state_features={"7": 3.0, "0": 2.0}, time_diff=2),
         row(mdp_id="a", sequence_number=9, state_features={"3": 4.0}, terminal=True, metrics={"x": 7}),
         row(mdp_id="b", sequence_number=1, next_state_features={"0": 9.0}, reward=-1, shoe_size="42"),
-    ]
-    copy = copied(tmp_path, *rows)
-    by_hand = {
+    )
+    check_arrays(
+        copy,
         # a9, b1, b3, b5, then b1's next state, which is no row's state.
-        "state": [[NAN, 4, NAN], [1, NAN, NAN], [1, NAN, NAN], [2, NAN, 3], [9, NAN, NAN]],
-        "origin_line": [3, 4, 2, 1],
-        "episode": [0, 1, 1, 1],
-        "sequence": [9, 1, 3, 5],
-        "next_index": [0, 4, 3, 3],
-        "follows": [False, False, True, False],
-        "bootstrap": [0, 1, 1, 0],
-        "action": [0, 0, 1, 0],
-        "next_action": [-1, 1, 1, -1],
-        "next_mask": [[0, 0], [1, 1], [1, 1], [0, 0]],
-        "reward": [1, -1, 1, 1],
-        "time_diff": [1, 1, 2, 1],
-        "propensity": [1, 1, 1, 0.25],
-        "metrics": [[7], [0], [0], [0]],
-    }
-    np.testing.assert_equal({name: getattr(copy, name).tolist() for name in by_hand}, by_hand)
-    assert (copy.state_ids, copy.metric_names) == ((0, 3, 7), ("x",))
-    assert (copy.source_line(0), copy.counts["propensity_absent_rows"]) == (f"{tmp_path}/log.json:3", 3)
+        state=[[nan, 4, nan], [1, nan, nan], [1, nan, nan], [2, nan, 3], [9, nan, nan]],
+        origin_line=[3, 4, 2, 1],
+        episode=[0, 1, 1, 1],
+        sequence=[9, 1, 3, 5],
+        next_index=[0, 4, 3, 3],
+        follows=[False, False, True, False],
+        bootstrap=[0, 1, 1, 0],
+        action=[0, 0, 1, 0],
+        next_action=[-1, 1, 1, -1],
+        next_mask=[[0, 0], [1, 1], [1, 1], [0, 0]],
+        reward=[1, -1, 1, 1],
+        time_diff=[1, 1, 2, 1],
+        propensity=[1, 1, 1, 0.25],
+        metrics=[[7], [0], [0], [0]],
+    )
+    assert (copy.state_ids, copy.metric_names, copy.source_line(0), copy.counts["propensity_absent_rows"]) == (
+        (0, 3, 7), ("x",), f"{tmp_path}/log.json:3", 3,
+    )  # fmt: skip
     assert any(note.startswith("3 of 4 rows have no propensity") for note in copy.notes)
     assert copy.notes[-1] == "columns that training does not use: shoe_size"
     assert [array.dtype.name for array in (copy.state, copy.reward, copy.follows, copy.next_index, copy.mask)] == [
@@ -88,31 +91,28 @@ def test_one_small_log_by_hand(tmp_path: Path) -> None:
 
 
 ONE = {"1": 1.0}
-ENDS: list[tuple[dict[str, Any], int]] = [
-    ({"terminal": True, "possible_next_actions": [1, 1]}, 0),
-    ({"terminal": False, "next_action": None}, 1),
-    ({"terminal": 1}, 0),
-    ({"possible_next_actions": [0, 0], "next_action": 1}, 0),
-    ({"possible_next_actions": [], "next_action": 1}, 0),
-    ({"possible_next_actions": [0, 1], "next_action": None}, 1),
-    ({"possible_next_actions": ["left"]}, 1),
-    *(({"next_action": none}, 0) for none in (None, "", 2, 7, "2")),
-    *(({"next_action": action}, 1) for action in (1, "right")),
-    ({"next_action": None, "truncated": True}, 1),
-    ({"terminal": True, "truncated": True}, 0),
-    ({"next_action": None, "truncated": False}, 0),
-]
-PARAMETRIC_ENDS: list[tuple[dict[str, Any], int]] = [
-    *(({"next_action": none}, 0) for none in (None, {}, "")),
-    ({"possible_next_actions": [], "next_action": ONE}, 0),
-    ({"possible_next_actions": [ONE], "next_action": {}}, 1),
-    ({"terminal": True, "possible_next_actions": [ONE]}, 0),
-]
 
 
 @pytest.mark.parametrize(
     ("actions", "changes", "bootstrap"),
-    [*((ACTIONS, *case) for case in ENDS), *((None, *case) for case in PARAMETRIC_ENDS)],
+    [
+        (ACTIONS, {"terminal": True, "possible_next_actions": [1, 1]}, 0),
+        (ACTIONS, {"terminal": False, "next_action": None}, 1),
+        (ACTIONS, {"terminal": 1}, 0),
+        (ACTIONS, {"possible_next_actions": [0, 0], "next_action": 1}, 0),
+        (ACTIONS, {"possible_next_actions": [], "next_action": 1}, 0),
+        (ACTIONS, {"possible_next_actions": [0, 1], "next_action": None}, 1),
+        (ACTIONS, {"possible_next_actions": ["left"]}, 1),
+        *((ACTIONS, {"next_action": none}, 0) for none in (None, "", 2, 7, "2")),
+        *((ACTIONS, {"next_action": action}, 1) for action in (1, "right")),
+        (ACTIONS, {"next_action": None, "truncated": True}, 1),
+        (ACTIONS, {"terminal": True, "truncated": True}, 0),
+        (ACTIONS, {"next_action": None, "truncated": False}, 0),
+        *((None, {"next_action": none}, 0) for none in (None, {}, "")),
+        (None, {"possible_next_actions": [], "next_action": ONE}, 0),
+        (None, {"possible_next_actions": [ONE], "next_action": {}}, 1),
+        (None, {"terminal": True, "possible_next_actions": [ONE]}, 0),
+    ],
 )
 def test_the_terminal_rule(
     tmp_path: Path, actions: tuple[str, ...] | None, changes: dict[str, Any], bootstrap: float
@@ -157,7 +157,9 @@ def test_the_order_is_that_of_sorting_by_both(large: int, rows: list[tuple[int, 
 LOW, HIGH = {"1": 1.0, "4": 0.0}, {"1": 2.0}
 AFTER = row(mdp_id="a", next_action=LOW, possible_next_actions=[HIGH, LOW, HIGH], sequence_number=1)
 ALONE = row(mdp_id="a", next_action=LOW, possible_next_actions=[LOW, HIGH], action=LOW, propensity=0.25)
-BY_HAND: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, int], set[str]]] = {
+
+
+@cases("rows, arrays, counts, notes", {
     # the next row's state is right, but it is not later
     "duplicates are kept and counted": (
         [row(mdp_id="a", sequence_number=1, reward=n, state_features={"0": 2.0}, action=LOW, next_action=LOW)
@@ -168,7 +170,7 @@ BY_HAND: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, int], s
         # 1 + 1e-9 is 1 as float32, -0.0 equals 0.0, null is absent
         [{**AFTER, "action": HIGH, "possible_actions": [LOW, {"1": 1 + 1e-9, "4": -0.0}, HIGH, {**HIGH, "4": None}]},
          {**AFTER, "action": {}, "possible_actions": [LOW, {}, {"4": None}, {}], "mdp_id": "b"}],
-        {"candidates": [[1, 0], [2, NAN], [2, NAN], [1, 0], [1, 0], [NAN, NAN]], "list_offsets": [0, 2, 4, 6],
+        {"candidates": [[1, 0], [2, nan], [2, nan], [1, 0], [1, 0], [nan, nan]], "list_offsets": [0, 2, 4, 6],
          "actions_list": [0, 2], "next_list": [1, 1], "action": [1, 1], "next_action": [1, 1]}, {}, set(),
     ),
     "candidates that are unknown are the action alone": (
@@ -180,15 +182,12 @@ BY_HAND: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, int], s
         {"2 of 4 rows have an empty possible_actions; the action taken is the only candidate there",
          "1 of 4 rows has no action and no part in training"},
     ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("rows", "arrays", "counts", "notes"), BY_HAND.values(), ids=BY_HAND)
+})  # fmt: skip
 def test_rows_of_candidates_by_hand(
     tmp_path: Path, rows: list[dict[str, Any]], arrays: dict[str, Any], counts: dict[str, int], notes: set[str]
 ) -> None:
     copy = copied(tmp_path, *rows, actions=None)
-    np.testing.assert_equal({name: getattr(copy, name).tolist() for name in arrays}, arrays)
+    check_arrays(copy, **arrays)
     assert (counts.items() <= copy.counts.items(), notes <= {*copy.notes}) == (True, True)
 
 
@@ -198,10 +197,10 @@ def test_list_hashes_see_every_difference() -> None:
         return [*zip(*(hashes.tolist() for hashes in list_hashes(Lists(np.array(lengths), features))), strict=True)]
 
     seen = [
-        *hashed([1, 1, 1, 0], (1, 2), [[1, NAN], [NAN, 1], [NAN, NAN]]),
-        *hashed([2, 2], (1, 2), [[1, NAN], [NAN, 1], [NAN, 1], [1, NAN]]),
+        *hashed([1, 1, 1, 0], (1, 2), [[1, nan], [nan, 1], [nan, nan]]),
+        *hashed([2, 2], (1, 2), [[1, nan], [nan, 1], [nan, 1], [1, nan]]),
     ]
     # both hashes tell all of them apart; only those of a list without candidates are equal
     assert (len({first for first, _ in seen}), len({code for codes in seen for code in codes})) == (6, 11)
     # The order of columns and columns of absent features make no difference.
-    assert hashed([2, 0], (5, 2, 1), [[NAN, NAN, 1], [NAN, 1, NAN]]) == [seen[4], seen[3]]
+    assert hashed([2, 0], (5, 2, 1), [[nan, nan, 1], [nan, 1, nan]]) == [seen[4], seen[3]]

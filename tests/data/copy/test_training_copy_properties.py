@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.event_files import small_blocks, write_events
+from oracles.logs import Row
 from oracles.transitions import check_copy, features_of
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-
-Row = dict[str, Any]
 
 values = st.floats(width=32, allow_nan=False, allow_infinity=False)
 features = st.dictionaries(st.sampled_from(["0", "3", "12", "-5"]), values | st.none(), max_size=4)
@@ -40,11 +38,11 @@ def logs(draw: st.DrawFn) -> list[Row]:
     for number, row in enumerate(rows):
         listed, last = draw(candidate_lists), draw(some_features)
         after = [*draw(candidate_lists), last]
-        row |= {"sequence_number": 2 * number, "action": draw(st.sampled_from(listed))}
-        row |= {"possible_actions": draw(st.sampled_from([listed, None]))}
         ends = (draw(st.sampled_from([None, {}])), draw(st.sampled_from([[], None])))
         goes_on = (draw(st.sampled_from([*filter(features_of, after)])), draw(st.sampled_from([after, None])))
-        row |= dict(zip(NEXT, draw(st.sampled_from([ends, goes_on, goes_on])), strict=True))
+        row |= {"sequence_number": 2 * number, "action": draw(st.sampled_from(listed)),
+                "possible_actions": draw(st.sampled_from([listed, None])),
+                **dict(zip(NEXT, draw(st.sampled_from([ends, goes_on, goes_on])), strict=True))}  # fmt: skip
     left_out = draw(LEFT_OUT)
     return draw(st.permutations([{name: row[name] for name in row if name not in left_out} for row in rows]))
 

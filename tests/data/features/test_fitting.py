@@ -1,11 +1,13 @@
 """Fitting normalization to a matrix: what is found, what is refused, and fit against apply."""
 
 import math
+from math import nan
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from oracles.cases import cases
 from oracles.summaries import column
 
 from reagent_lite.config.norm_params import NormParams
@@ -14,16 +16,15 @@ from reagent_lite.data.features.summary import MISSING, ColumnSummary, Merge
 from reagent_lite.errors import ConfigError, DataError
 from reagent_lite.models.preprocessor import Preprocessor
 
-NAN = math.nan
 RNG = np.random.default_rng(11)
 FIRST = slice(100)
 ROWS = np.arange(1000)
 MORE = np.where(np.arange(4000) == 777, 4000, np.arange(4000) % 100)  # 777 is the 101st value
 SEVENTHS = np.arange(50) / 7
 FEW = column(
-    np.where(ROWS % 40 == 0, ROWS // 40 / 7, NAN),
-    np.where(ROWS >= 960, ROWS % 2, NAN),
-    np.where(ROWS >= 960, 0.5 + 2 * (ROWS % 2), NAN),
+    np.where(ROWS % 40 == 0, ROWS // 40 / 7, nan),
+    np.where(ROWS >= 960, ROWS % 2, nan),
+    np.where(ROWS >= 960, 0.5 + 2 * (ROWS % 2), nan),
     sampled=slice(400),
 )
 
@@ -39,18 +40,13 @@ def fitted(summary: ColumnSummary, **types: str) -> Fitted:
 
 def test_fit_then_apply_standardizes() -> None:
     columns = np.stack([RNG.normal(40, 0.01, 5000), RNG.lognormal(0, 1, 5000), RNG.gamma(3, 2, 5000) - 9])
-    columns[RNG.random((3, 5000)) < 0.2] = NAN
+    columns[RNG.random((3, 5000)) < 0.2] = nan
     spec = fitted(column(*columns)).spec
     assert [str(feature.feature_type) for feature in spec.features] == ["CONTINUOUS", "BOXCOX", "BOXCOX"]
     out = Preprocessor(spec).dense(torch.tensor(columns.T, dtype=torch.float32)).numpy().astype(np.float64)
     assert not out[np.isnan(columns.T)].any()
-    present = np.where(np.isnan(columns.T), NAN, out)
+    present = np.where(np.isnan(columns.T), nan, out)
     np.testing.assert_allclose([np.nanmean(present, 0), np.nanstd(present, 0, ddof=1)], [[0] * 3, [1] * 3], atol=1e-4)
-
-
-def zeros_and_ones(odd: float) -> ColumnSummary:
-    """500 zeros and 500 ones, one of which is odd and not in the sample."""
-    return column(np.where(ROWS == 777, odd, ROWS % 2), sampled=FIRST)
 
 
 OF_SAMPLE = " values in the sample, too few to see how far from normal it is; raise norm_params.num_samples"
@@ -58,15 +54,19 @@ TYPES = {
     "f1": "CONTINUOUS", "f2": "QUANTILE", "f3": "CONTINUOUS_ACTION", "f4": "BOXCOX", "f5": "DO_NOT_PREPROCESS",
     "f6": "CLIP_LOG", "f7": "PROBABILITY", "f8": "DISCRETE_ACTION", "f10": "BINARY",
 }  # fmt: skip
-FITS: dict[str, tuple[ColumnSummary, dict[str, str], dict[int, dict[str, Any]], list[str]]] = {
+
+
+@cases("summary, types, expected, notes", {
     # twenty values half a unit from their mean: 20 · 0.25 / 19
     "absent values and the sentinel do not count": (
-        column([2.5, 3.5] * 10 + [NAN, -1337.1337] * 30), {},
+        column([2.5, 3.5] * 10 + [nan, -1337.1337] * 30), {},
         {0: {"feature_type": "CONTINUOUS", "mean": 3.0, "stddev": pytest.approx(math.sqrt(5 / 19), rel=1e-12),
              "min_value": 2.5, "max_value": 3.5}}, [],
     ),
-    **{f"one row of many decides the type: {odd}": (zeros_and_ones(odd), {}, {0: {"feature_type": kind} | more}, [])
-       for odd, kind, more in (
+    # 500 zeros and 500 ones, one of which is odd and not in the sample
+    **{f"one row of many decides the type: {odd}": (
+           column(np.where(ROWS == 777, odd, ROWS % 2), sampled=FIRST), {}, {0: {"feature_type": kind} | more}, [],
+       ) for odd, kind, more in (
            (0, "BINARY", {}), (0.5, "PROBABILITY", {}), (2.0, "ENUM", {}),
            (-1.0, "CONTINUOUS", {"mean": pytest.approx(0.498)}),
            (2.5, "CONTINUOUS", {"mean": pytest.approx(0.5015)}),
@@ -90,7 +90,7 @@ FITS: dict[str, tuple[ColumnSummary, dict[str, str], dict[int, dict[str, Any]], 
         [f"feature 0: 10 of its 25{OF_SAMPLE}", f"feature 2: 0 of its 40{OF_SAMPLE}"],
     ),
     "twenty values are enough": (
-        column([*SEVENTHS[:20], *[NAN] * 30]), {}, {0: {"feature_type": "CONTINUOUS"}}, [],
+        column([*SEVENTHS[:20], *[nan] * 30]), {}, {0: {"feature_type": "CONTINUOUS"}}, [],
     ),
     "constants say so": (
         column([-2.5] * 30, [3.0] * 30), {}, {0: {"mean": -2.5, "stddev": 1.0}, 1: {"possible_values": (3.0,)}},
@@ -99,7 +99,7 @@ FITS: dict[str, tuple[ColumnSummary, dict[str, str], dict[int, dict[str, Any]], 
     ),
     # ten each of 0, 1, 2, 3: squared deviations 2.25, 0.25, 0.25, 2.25
     "overrides fix the type and its parameters are fitted": (
-        column(*([np.arange(40) % 4] * 9 + [np.full(40, NAN)]), ids=range(1, 11)), TYPES,
+        column(*([np.arange(40) % 4] * 9 + [np.full(40, nan)]), ids=range(1, 11)), TYPES,
         {1: {"feature_type": "CONTINUOUS", "mean": 1.5, "stddev": pytest.approx(math.sqrt(50 / 39))},
          2: {"feature_type": "QUANTILE", "min_value": 0.0, "max_value": 3.0},
          3: {"feature_type": "CONTINUOUS_ACTION", "min_value": 0.0, "max_value": 3.0},
@@ -108,10 +108,7 @@ FITS: dict[str, tuple[ColumnSummary, dict[str, str], dict[int, dict[str, Any]], 
         ["feature 7: PROBABILITY takes values above 1 as 1 and below 0 as 0; they are 0 to 3",
          "feature 10: no row has a value"],
     ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("summary", "types", "expected", "notes"), FITS.values(), ids=FITS)
+})  # fmt: skip
 def test_fits(
     summary: ColumnSummary, types: dict[str, str], expected: dict[int, dict[str, Any]], notes: list[str]
 ) -> None:
@@ -132,7 +129,7 @@ def test_statistics_say_what_the_sample_has() -> None:
     (FEW, {"f2": "QUANTILE"}, ["data: x: feature 2"], "QUANTILE.*got 0 values in the sample"),
     (Merge(20, 4).summary(), {}, ["data: x"], "got none in 0 rows"),
     # too few values: every such feature is named
-    (column([*SEVENTHS[:19], *[NAN] * 31], SEVENTHS, [NAN] * 50), {}, ["data: x: feature 0", "data: x: feature 2"],
+    (column([*SEVENTHS[:19], *[nan] * 31], SEVENTHS, [nan] * 50), {}, ["data: x: feature 0", "data: x: feature 2"],
      "expected at least 20 present values, got 19 in 50 rows or candidates"),
 ])  # fmt: skip
 def test_what_cannot_be_fitted_is_refused(

@@ -1,17 +1,17 @@
 """Statistics of all rows against DuckDB's aggregate, scipy and hand arithmetic; types that hold for every row."""
 
 import itertools
-import math
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from oracles.logs import candidate_rows, episode_code, split_mix, write_lines
+from oracles.shards import write as write_table
 from scipy import stats
 
 from reagent_lite.config.norm_params import NormParams
@@ -22,14 +22,12 @@ from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError
 
 NUM = 20_000
-NAN = math.nan
 RNG = np.random.default_rng(3)
-MADE = {
-    "0": RNG.integers(0, 2, NUM), "1": np.where(RNG.random(NUM) < 0.25, NAN, RNG.random(NUM)),
+COLUMNS = {name: np.float32(values) for name, values in {
+    "0": RNG.integers(0, 2, NUM), "1": np.where(RNG.random(NUM) < 0.25, nan, RNG.random(NUM)),
     "2": RNG.integers(0, 7, NUM), "3": RNG.normal(1e4, 1, NUM),
-    "4": np.where(RNG.random(NUM) < 0.25, NAN, RNG.lognormal(0, 1, NUM)), "5": RNG.standard_t(1.5, NUM),
-}  # fmt: skip
-COLUMNS = {name: np.asarray(values, np.float32) for name, values in MADE.items()}
+    "4": np.where(RNG.random(NUM) < 0.25, nan, RNG.lognormal(0, 1, NUM)), "5": RNG.standard_t(1.5, NUM),
+}.items()}  # fmt: skip
 TABLE = pa.table({
     "mdp_id": [f"e{row // 50}" for row in range(NUM)], "sequence_number": [row % 50 * 3 for row in range(NUM)],
     STATE: pa.StructArray.from_arrays(
@@ -50,9 +48,7 @@ def fitted(path: Path, num_samples: int = 2000, **settings: Any) -> Fitted:
 
 @pytest.fixture(scope="module")
 def parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("log") / "log.parquet"
-    pq.write_table(TABLE, file, row_group_size=7000)
-    return file
+    return write_table(tmp_path_factory.mktemp("log") / "log.parquet", TABLE, group=7000)
 
 
 def test_all_rows_against_duckdb(parquet: Path) -> None:
@@ -64,8 +60,9 @@ def test_all_rows_against_duckdb(parquet: Path) -> None:
         query = f"SELECT count({x}), min({x}), max({x}), bool_and({x} = floor({x})), avg({x}), stddev_samp({x}), " \
                 f"count(DISTINCT {x}) FROM '{parquet}'"  # fmt: skip
         *exact, mean, stddev, distinct = duckdb.sql(query).fetchall()[0]
-        assert [mine.moments.count, mine.low, mine.high, mine.whole] == exact
-        assert [mine.moments.mean, mine.moments.stddev] == pytest.approx([mean, stddev], rel=1e-9)
+        assert [mine.moments.count, mine.low, mine.high, mine.whole, mine.moments.mean, mine.moments.stddev] == [
+            *exact, pytest.approx(mean, rel=1e-9), pytest.approx(stddev, rel=1e-9),
+        ]  # fmt: skip
         assert (mine.distinct is None) if distinct > 100 else len(mine.distinct) == distinct
 
 
@@ -74,7 +71,7 @@ def test_the_same_numbers_whatever_the_order(parquet: Path, tmp_path: Path, star
     """The sample has the same rows in the same order, so all that is of the sample is the same to the last bit."""
     shuffled = TABLE.take(np.random.default_rng(0).permutation(NUM))
     for part, (start, stop) in enumerate(itertools.pairwise(starts)):
-        pq.write_table(shuffled.slice(start, stop - start), tmp_path / f"{9 - part}.parquet")
+        write_table(tmp_path / f"{9 - part}.parquet", shuffled.slice(start, stop - start), group=NUM)
     first, other = fitted(parquet, skip_quantiles=False), fitted(tmp_path, skip_quantiles=False)
     assert [str(feature.feature_type) for feature in first.spec.features] == [
         "BINARY", "PROBABILITY", "CONTINUOUS", "BOXCOX", "ENUM", "QUANTILE"
@@ -102,8 +99,9 @@ def test_the_report_of_the_sample(parquet: Path) -> None:
     report = reports["4"]
     transformed, _ = stats.boxcox(np.maximum(values - values.min(), 1e-4))
     assert report["boxcox_k_squared"] == pytest.approx(stats.normaltest(transformed).statistic, rel=1e-2)
-    assert (report["share_present"], report["sampled"]) == (len(values) / NUM, len(values))
-    assert report["quantiles"]["0.5"] == np.median(values)
+    assert (report["share_present"], report["sampled"], report["quantiles"]["0.5"]) == (
+        len(values) / NUM, len(values), np.median(values),
+    )  # fmt: skip
     assert (report["parameters_from"], reports["3"]["parameters_from"]) == ("the sample", "all rows")
 
 
@@ -119,8 +117,8 @@ def test_candidates_count_as_often_as_rows_list_them(tmp_path: Path) -> None:
     )
     action = log.columns[ACTION]
     moments = action.features[1].moments
-    assert (moments.count, moments.mean) == (50, pytest.approx(3.3, rel=1e-12))
-    assert (log.parametric, action.rows, log.columns[STATE].rows) == (True, 50, 30)
+    assert (log.parametric, log.columns[STATE].rows, action.rows, moments.count) == (True, 30, 50, 50)
+    assert moments.mean == pytest.approx(3.3, rel=1e-12)
     assert sorted(action.sampled(1).tolist()) == [0.5] * 20 + [3.0] * 20 + [9.5] * 10
 
 
@@ -128,7 +126,7 @@ def test_candidates_sampled_are_those_of_the_sampled_rows(tmp_path: Path) -> Non
     rows = candidate_rows(3000)
     log = summary(write_lines(tmp_path / "log.jsonl", rows), num_samples=50)
     state, action = log.columns[STATE], log.columns[ACTION]
-    row_of = {str(np.float32([row[STATE].get(str(number), NAN) for number in range(3)])): row for row in rows}
+    row_of = {str(np.float32([row[STATE].get(str(number), nan) for number in range(3)])): row for row in rows}
     sampled = [row_of[str(values)] for values in state.sample.values[np.argsort(state.hashes)]]
     expected = [np.float32(candidate["0"]) for row in sampled for candidate in row["possible_actions"]]
     assert action.sampled(0).tolist() == sorted(expected[:50])

@@ -1,9 +1,9 @@
 """Normalization files: round trips and every bad input."""
 
 import json
-import math
 import os
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.logs import written
+from oracles.summaries import spec_of
 from oracles.transitions import code_of_text
 
 from reagent_lite.data.features.normalization import (
@@ -25,18 +27,14 @@ from reagent_lite.errors import DataError
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
-NAN = math.nan
 REAL_FILE = Path(__file__).parents[3] / "../shared/data/reagent2019/cartpole_norm.json"
 
 
 def read(folder: Path, document: object) -> NormalizationSpec:
     """Writes norm.json, of a text or as JSON, and reads it."""
-    (folder / "norm.json").write_text(document if isinstance(document, str) else json.dumps(document))
-    return read_normalization(str(folder / "norm.json"))
-
-
-def spec_of(*features: FeatureSpec) -> NormalizationSpec:
-    return NormalizationSpec.ordered({feature.feature_id: feature for feature in features})
+    return read_normalization(
+        str(written(folder / "norm.json", document if isinstance(document, str) else json.dumps(document)))
+    )
 
 
 @pytest.mark.parametrize("encode", [json.dumps, lambda parameters: parameters], ids=["string", "object"])
@@ -53,7 +51,7 @@ def test_contract_file_in_both_encodings(tmp_path: Path, encode: Callable[[objec
     assert spec.feature_ids == (2, 1, 3)
     assert [feature.possible_values for feature in spec.features[1:]] == [(12.0, 4.0, 2.0), (15.0, 3.0)]
     # columns in the order of the file's values; what is absent is zero
-    assert Preprocessor(spec).dense(torch.tensor([[1.0, 12.0, 15.0], [3.0, 2.0, NAN]])).tolist() == [
+    assert Preprocessor(spec).dense(torch.tensor([[1.0, 12.0, 15.0], [3.0, 2.0, nan]])).tolist() == [
         [1, 1, 0, 0, 1, 0],
         [3, 0, 0, 1, 0, 0],
     ]
@@ -75,7 +73,9 @@ def test_file_of_2019() -> None:
 
 CONTINUOUS = {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}
 ENUM, QUANTILE, RANGE = ({"feature_type": name} for name in ("ENUM", "QUANTILE", "CONTINUOUS_ACTION"))
-BAD_FILES: list[tuple[object, str]] = [
+
+
+@pytest.mark.parametrize(("document", "message"), [
     ("  \n", "an empty file"),
     ("{}", "expected a JSON object with at least one feature, got an empty object"),
     ("[1]", "got a list"),
@@ -83,43 +83,41 @@ BAD_FILES: list[tuple[object, str]] = [
     ("[" * 100_000, "expected JSON, got "),
     ('{"1": {"feature_type": "BINARY"}, "1": {"feature_type": "BINARY"}}', "the key '1' twice"),
     ({"1": CONTINUOUS, "01": CONTINUOUS}, "a name that begins with a letter as key, got '01'"),
-]
-BAD_PARAMETERS: list[tuple[object, str]] = [
-    ("{broken", "feature 7: expected JSON, got Expecting property name"),
-    ("[]", r"feature 7: expected an object of parameters, or a JSON string of one, got \[\]"),
-    ({}, "feature 7: feature_type: expected a feature type, got nothing"),
-    ({"feature_type": "enum"}, "got 'enum'. Did you mean ENUM?"),
-    ({"feature_type": "xyz"}, "Known: BINARY, PROBABILITY"),
-    (CONTINUOUS | {"std_dev": 5}, "std_dev: expected a known key, got unknown key 'std_dev'. Did you mean 'stddev'?"),
-    (CONTINUOUS | {"mean": "0"}, 'feature 7: mean: expected a valid number, got "0"'),
-    (CONTINUOUS | {"mean": True}, "mean: expected a valid number, got true"),
-    (CONTINUOUS | {"mean": NAN}, "mean: expected a finite number, got NaN"),
-    (CONTINUOUS | {"mean": 10**400}, "mean: expected an integer of 64 bits, got one of 1330 bits"),
-    (CONTINUOUS | {"mean": None}, "mean: expected a value, which CONTINUOUS needs, got nothing"),
-    (CONTINUOUS | {"stddev": 0}, "stddev: expected a positive number of float32, got 0.0. A constant"),
-    (CONTINUOUS | {"stddev": 1e-60}, "stddev: expected a positive number of float32, got 1e-60"),
-    (ENUM | {"possible_values": []}, "possible_values: expected a value, which ENUM needs"),
-    (ENUM | {"possible_values": 3}, "possible_values: expected a valid array, got 3"),
-    (ENUM | {"possible_values": [1, "a"]}, 'possible_values.1: expected a valid number, got "a"'),
-    (ENUM | {"possible_values": [1, 2, 1]}, "got 1 of them repeated. List each once"),
-    (ENUM | {"possible_values": [2**24, 2**24 + 1]}, "expected values that differ in float32, got 1 of them repeated"),
-    (QUANTILE, "quantiles: expected a value, which QUANTILE needs"),
-    (QUANTILE | {"quantiles": [1]}, "expected at least 2 strictly increasing numbers"),
-    (QUANTILE | {"quantiles": [1, 1, 2]}, "Sort them and list each once"),
-    (CONTINUOUS | {"feature_type": "BOXCOX"}, "boxcox_shift: expected a value, which BOXCOX needs"),
-    (RANGE | {"max_value": 1}, "min_value: expected a value, which"),
-    ({"feature_type": "BINARY", "levels": ["a"]}, "expected levels of ENUM alone, got levels of BINARY"),
-    (ENUM | {"levels": ["a", "b", "a"]}, "expected texts of different codes, got 'a' and another"),
-    (ENUM | {"levels": ["x" * 201]}, "expected texts of at most 200 characters, got 201"),
-    (ENUM | {"levels": ["a"], "possible_values": [1]}, "expected the codes of levels"),
-    (ENUM | {"levels": [3]}, "levels"),
-    (RANGE | {"min_value": 1, "max_value": 1}, "min_value, max_value: expected min_value below max_value, got 1.0, 1"),
-]
-
-
-@pytest.mark.parametrize(
-    ("document", "message"), BAD_FILES + [({"7": parameters}, text) for parameters, text in BAD_PARAMETERS]
-)
+    *(({"7": parameters}, message) for parameters, message in [
+        ("{broken", "feature 7: expected JSON, got Expecting property name"),
+        ("[]", r"feature 7: expected an object of parameters, or a JSON string of one, got \[\]"),
+        ({}, "feature 7: feature_type: expected a feature type, got nothing"),
+        ({"feature_type": "enum"}, "got 'enum'. Did you mean ENUM?"),
+        ({"feature_type": "xyz"}, "Known: BINARY, PROBABILITY"),
+        (CONTINUOUS | {"std_dev": 5},
+         "std_dev: expected a known key, got unknown key 'std_dev'. Did you mean 'stddev'?"),
+        (CONTINUOUS | {"mean": "0"}, 'feature 7: mean: expected a valid number, got "0"'),
+        (CONTINUOUS | {"mean": True}, "mean: expected a valid number, got true"),
+        (CONTINUOUS | {"mean": nan}, "mean: expected a finite number, got NaN"),
+        (CONTINUOUS | {"mean": 10**400}, "mean: expected an integer of 64 bits, got one of 1330 bits"),
+        (CONTINUOUS | {"mean": None}, "mean: expected a value, which CONTINUOUS needs, got nothing"),
+        (CONTINUOUS | {"stddev": 0}, "stddev: expected a positive number of float32, got 0.0. A constant"),
+        (CONTINUOUS | {"stddev": 1e-60}, "stddev: expected a positive number of float32, got 1e-60"),
+        (ENUM | {"possible_values": []}, "possible_values: expected a value, which ENUM needs"),
+        (ENUM | {"possible_values": 3}, "possible_values: expected a valid array, got 3"),
+        (ENUM | {"possible_values": [1, "a"]}, 'possible_values.1: expected a valid number, got "a"'),
+        (ENUM | {"possible_values": [1, 2, 1]}, "got 1 of them repeated. List each once"),
+        (ENUM | {"possible_values": [2**24, 2**24 + 1]},
+         "expected values that differ in float32, got 1 of them repeated"),
+        (QUANTILE, "quantiles: expected a value, which QUANTILE needs"),
+        (QUANTILE | {"quantiles": [1]}, "expected at least 2 strictly increasing numbers"),
+        (QUANTILE | {"quantiles": [1, 1, 2]}, "Sort them and list each once"),
+        (CONTINUOUS | {"feature_type": "BOXCOX"}, "boxcox_shift: expected a value, which BOXCOX needs"),
+        (RANGE | {"max_value": 1}, "min_value: expected a value, which"),
+        ({"feature_type": "BINARY", "levels": ["a"]}, "expected levels of ENUM alone, got levels of BINARY"),
+        (ENUM | {"levels": ["a", "b", "a"]}, "expected texts of different codes, got 'a' and another"),
+        (ENUM | {"levels": ["x" * 201]}, "expected texts of at most 200 characters, got 201"),
+        (ENUM | {"levels": ["a"], "possible_values": [1]}, "expected the codes of levels"),
+        (ENUM | {"levels": [3]}, "levels"),
+        (RANGE | {"min_value": 1, "max_value": 1},
+         "min_value, max_value: expected min_value below max_value, got 1.0, 1"),
+    ]),
+])  # fmt: skip
 def test_bad_file_names_file_and_feature(tmp_path: Path, document: object, message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
         read(tmp_path, document)
@@ -193,8 +191,7 @@ FEATURES = st.floats(-1e300, 1e300).flatmap(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(FEATURES, min_size=1, max_size=4))
 def test_round_trip_is_exact(many: list[FeatureSpec]) -> None:
-    text = json.dumps(normalization_json(spec_of(*many))).encode()
-    fsspec.filesystem("memory").pipe("/norms/hypothesis.json", text)
+    fsspec.filesystem("memory").pipe("/norms/hypothesis.json", json.dumps(normalization_json(spec_of(*many))).encode())
     assert read_normalization("memory://norms/hypothesis.json") == spec_of(*many)
 
 

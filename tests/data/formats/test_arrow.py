@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
-import pyarrow.parquet
 import pytest
+from oracles import logs
 from oracles.event_files import blocks_of, lines_of, problems_of, rows_of, values_of
 from oracles.event_files import data_of as data_of_rows
+from oracles.shards import write as write_parquet
+from oracles.transitions import check_arrays
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.formats import arrow
@@ -43,10 +45,8 @@ def data_of(table: pa.Table, make: Callable[..., Any] = pa.ipc.new_file, rows: i
 
 def written(folder: Path, content: bytes | pa.Table, name: str = "x.arrow") -> Path:
     if name == "x.parquet" and isinstance(content, pa.Table):
-        pa.parquet.write_table(content, folder / name)
-    else:
-        (folder / name).write_bytes(content if isinstance(content, bytes) else data_of(content))
-    return folder / name
+        return write_parquet(folder / name, content)
+    return logs.written(folder / name, content if isinstance(content, bytes) else data_of(content))
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -68,8 +68,7 @@ def test_blocks_of_parquet_are_bounded_where_values_are_equal(tmp_path: Path, mo
     """Of 1000 rows of 50 zeros each, which take few bytes in the file."""
     monkeypatch.setattr(arrow, "BLOCK_VALUES", 5_000)
     zeros = pa.array([[0.0] * 50] * 1000)
-    pa.parquet.write_table(pa.table({"possible_actions": zeros}), tmp_path / "x.parquet")
-    blocks = blocks_of(tmp_path / "x.parquet")
+    blocks = blocks_of(write_parquet(tmp_path / "x.parquet", pa.table({"possible_actions": zeros}), group=1000))
     assert max(block.table.num_rows for block in blocks) <= 100
     assert (lines_of(blocks), values_of(blocks, "possible_actions")) == (list(range(1, 1001)), zeros.to_pylist())
 
@@ -116,10 +115,9 @@ def read_damaged(folder: Path, count: int) -> None:
     ):
         refused: list[str] = []
         for bit in random.Random(0).sample(range(8 * len(data)), count):
-            damaged = bytearray(data)
-            damaged[bit // 8] ^= 1 << bit % 8
+            damaged = (int.from_bytes(data, "little") ^ 1 << bit).to_bytes(len(data), "little")
             try:
-                blocks_of(written(folder, bytes(damaged), name))
+                blocks_of(written(folder, damaged, name))
             except DataError as error:
                 refused.append(str(error))
         assert count / 20 < len(refused) < count
@@ -192,12 +190,10 @@ def test_types_that_other_writers_choose(tmp_path: Path) -> None:
     copy = prepare_training_copy(
         str(written(tmp_path, NESTED)), actions=("left", "right"), directory=str(tmp_path / "copy")
     )
-    order = np.argsort(copy.origin_line)
-    expected = {
-        "reward": [0, 1, 2, 3, 4, 5], "action": [0, 1] * 3, "time_diff": [1, 1, 1, 2, 2, 2], "mask": [[1, 1]] * COUNT,
-        "next_mask": [[1, 1]] * COUNT, "state": [[np.nan, number] for number in range(COUNT)],
-    }  # fmt: skip
-    np.testing.assert_equal({name: getattr(copy, name)[order].tolist() for name in expected}, expected)
+    check_arrays(
+        copy, np.argsort(copy.origin_line), reward=[0, 1, 2, 3, 4, 5], action=[0, 1] * 3, time_diff=[1, 1, 1, 2, 2, 2],
+        mask=[[1, 1]] * COUNT, next_mask=[[1, 1]] * COUNT, state=[[np.nan, number] for number in range(COUNT)],
+    )  # fmt: skip
     assert copy.state_ids == (0, 3)
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.event_files import blocks_of, lines_of, rows_of, small_blocks, values_of
+from oracles.logs import written
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.tables import read_log
@@ -21,12 +22,6 @@ from reagent_lite.errors import DataError, NoRowsError
 
 HEADER = "mdp_id,sequence_number,state_features,action,reward,terminal\n"
 GOOD = 'a,1,"{""0"": 0.5}",left,1.5,false\n'
-
-
-def written(tmp_path: Path, text: str | bytes) -> Path:
-    file = tmp_path / "x.csv"
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return file
 
 
 @pytest.mark.parametrize(("text", "rows"), [
@@ -55,7 +50,7 @@ def written(tmp_path: Path, text: str | bytes) -> Path:
     ("ds,reward,price\n2026-01-01,1,007\n", [{"ds": None, "reward": 1.0, "price": None}]),
 ])  # fmt: skip
 def test_rows_are_read(tmp_path: Path, text: str, rows: list[dict[str, Any]]) -> None:
-    assert rows_of(written(tmp_path, text)) == rows
+    assert rows_of(written(tmp_path / "x.csv", text)) == rows
 
 
 def test_lines_marks_blank_lines_and_columns_that_no_log_has(tmp_path: Path) -> None:
@@ -63,9 +58,10 @@ def test_lines_marks_blank_lines_and_columns_that_no_log_has(tmp_path: Path) -> 
         b"\xef\xbb\xbf\r\n" + HEADER.replace("reward", "price").replace("\n", "\r\n").encode()
         + b'\r\n"a\n\nb",1,{},x,007,1\r\n\n\nc,2,{},x,2,1\r'
     )  # fmt: skip
-    blocks = blocks_of(written(tmp_path, text))
-    assert (values_of(blocks, "mdp_id"), lines_of(blocks)) == (["a\n\nb", "c"], [4, 9])
-    assert values_of(blocks, "price") == ["007", "2"]
+    blocks = blocks_of(written(tmp_path / "x.csv", text))
+    assert (values_of(blocks, "mdp_id"), values_of(blocks, "price"), lines_of(blocks)) == (
+        ["a\n\nb", "c"], ["007", "2"], [4, 9],
+    )  # fmt: skip
 
 
 texts = st.text(st.sampled_from('ab,"\n\r{é '), max_size=6)
@@ -82,7 +78,7 @@ def test_cells_are_those_of_pythons_csv(tmp_path: Path, rows: list[tuple[str, st
     writer.writerows(rows)
     with pytest.MonkeyPatch.context() as patch:
         small_blocks(patch, 16, 32)
-        blocks = blocks_of(written(tmp_path, stream.getvalue()))
+        blocks = blocks_of(written(tmp_path / "x.csv", stream.getvalue()))
     assert [(r["mdp_id"] or "", r["note"] or "", int(r["reward"])) for b in blocks for r in b.table.to_pylist()] == rows
     assert lines_of(blocks) == np.cumsum([2, *[1 + "".join(row[:2]).count("\n") for row in rows]])[:-1].tolist()
 
@@ -122,12 +118,11 @@ def test_faults_have_their_line(
     shift = 200 * later
     line, _, rest = words.partition(":")
     with pytest.raises(DataError, match=re.escape(f"x.csv:{int(line) + shift}:{rest}")):
-        read_log(written(tmp_path, HEADER + GOOD * shift + rows))
+        read_log(written(tmp_path / "x.csv", HEADER + GOOD * shift + rows))
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+@pytest.mark.parametrize(("text", "words", "kind"), [
+    *((text, words, DataError) for text, words in [
         (GOOD, "1: expected a header with names of columns like state_features, got 'a'. Write it as the first line"),
         (HEADER.replace(",", ";") + "a;1;{};left;1;0\n", "action;reward;terminal'. Separate cells by commas"),
         ("state_features,state_features.0,reward\n{},1,2\n", "1: expected state_features once, got a column "
@@ -138,24 +133,21 @@ def test_faults_have_their_line(
         ("state_features.,reward\n1,1\n", "1: expected a feature's id or name after 'state_features.', got none"),
         ("reward,mdp_id\n1,é\n".encode("latin-1"), "2: expected text in UTF-8"),
         ("reward,mdp_id\n1,2\n1,2,é\n".encode("latin-1"), "3: expected text in UTF-8"),
-    ],
-)  # fmt: skip
-def test_headers_and_encodings(tmp_path: Path, text: str | bytes, words: str) -> None:
-    with pytest.raises(DataError, match=re.escape(words)):
-        read_log(written(tmp_path, text))
-
-
-@pytest.mark.parametrize("text", ["", "\n\n", HEADER, HEADER.strip()])
-def test_no_rows(tmp_path: Path, text: str) -> None:
-    with pytest.raises(NoRowsError):
-        rows_of(written(tmp_path, text))
+    ]),
+    *((text, "expected rows of data, got none", NoRowsError) for text in ("", "\n\n", HEADER, HEADER.strip())),
+])  # fmt: skip
+def test_headers_and_encodings_that_are_refused(
+    tmp_path: Path, text: str | bytes, words: str, kind: type[DataError]
+) -> None:
+    with pytest.raises(kind, match=re.escape(words)):
+        read_log(written(tmp_path / "x.csv", text))
 
 
 def test_actions_are_maps_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_blocks(monkeypatch, 300, 1000)
     some = 'a,1,{},"{""0"": 2}",1,1\n'
-    rows = rows_of(written(tmp_path, HEADER + "a,1,{},,1,1\n" * 200 + some * 3))
+    rows = rows_of(written(tmp_path / "x.csv", HEADER + "a,1,{},,1,1\n" * 200 + some * 3))
     assert [row["action"] for row in rows] == [None] * 200 + [{"0": 2.0}] * 3
-    file = written(tmp_path, HEADER + "a,1,{},left,1,1\n" * 200 + some)
+    file = written(tmp_path / "x.csv", HEADER + "a,1,{},left,1,1\n" * 200 + some)
     with pytest.raises(DataError, match=r'x\.csv:202: .*actions left.*{"0": 2'):
         prepare_training_copy(str(file), actions=("left",), directory=str(tmp_path))

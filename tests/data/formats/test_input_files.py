@@ -6,13 +6,14 @@ import gzip
 import json
 import os
 import socket
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import fsspec
 import pytest
 from oracles.event_files import EXTENSIONS, PACKINGS, problems_of, rows_of
+from oracles.logs import written
 
 from reagent_lite.data.formats.files import list_input, local_path, not_read
 from reagent_lite.data.stage import data_files
@@ -26,12 +27,10 @@ TEXT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 def test_packed_members_are_read_on_and_what_ends_early_is_refused(tmp_path: Path, packing: str) -> None:
     file, pack = tmp_path / f"a.json.{packing}", PACKINGS[packing]
     half = TEXT.index(b"\n", 700) + 1
-    file.write_bytes(pack(TEXT[:half]) + pack(TEXT[half:]))
-    assert rows_of(file) == ROWS
+    assert rows_of(written(file, pack(TEXT[:half]) + pack(TEXT[half:]))) == ROWS
     for data in (pack(TEXT)[:-9], TEXT):
-        file.write_bytes(data)
         with pytest.raises(DataError, match=rf"a\.json\.{packing}: expected a complete \.{packing} file, .*ends early"):
-            rows_of(file)
+            rows_of(written(file, data))
 
 
 def test_a_folder_is_its_shards_in_order(tmp_path: Path) -> None:
@@ -76,19 +75,16 @@ def test_what_is_no_data_is_refused(tmp_path: Path, path: str, words: str) -> No
 
 @pytest.mark.parametrize("mode", [0, 0o555])
 def test_data_that_this_user_may_not_read_is_refused(mode: int) -> None:
-    root = os.geteuid() == 0
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, ExitStack() as stack:
         Path(folder).chmod(0o755)  # tmp_path lies below a folder of one user
         data = Path(folder, "data")
         data.mkdir()
         (data / "log.jsonl").touch(0)
         data.chmod(mode)
-        os.seteuid(65534 if root else os.geteuid())
-        try:
-            with pytest.raises(DataError, match=r"readable file.*Permission denied"):
-                list_input(str(data), EXTENSIONS)[0].open()
-        finally:
-            os.seteuid(0 if root else os.geteuid())
+        stack.callback(os.seteuid, os.geteuid())
+        os.seteuid(os.geteuid() or 65534)
+        with pytest.raises(DataError, match=r"readable file.*Permission denied"):
+            list_input(str(data), EXTENSIONS)[0].open()
 
 
 def test_what_lies_beside_data_unread_is_named(tmp_path: Path) -> None:
@@ -136,6 +132,5 @@ def test_an_empty_file_and_an_empty_folder_are_refused(tmp_path: Path, content: 
     with pytest.raises(NoRowsError, match="got an empty folder"):
         rows_of(tmp_path)
     file = tmp_path / ("a.json.gz" if content[:2] == b"\x1f\x8b" else "a.json")
-    file.write_bytes(content)
     with pytest.raises(NoRowsError, match=r"a\.json.*: expected rows of data"):
-        rows_of(file)
+        rows_of(written(file, content))

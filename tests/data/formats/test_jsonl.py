@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracles.event_files import problems_of, small_blocks
+from oracles.logs import written
 
 from reagent_lite.data.formats.jsonl import parse_with_arrow, parse_with_python
 from reagent_lite.data.formats.schema import TEXT_METADATA
@@ -85,8 +86,7 @@ def test_both_parsers_read_what_json_reads(rows: list[dict[str, Any]]) -> None:
 def test_a_broken_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, got: str) -> None:
     small_blocks(monkeypatch, 400)
     good = ['{"a": 1}'] * 120
-    (tmp_path / "a.json").write_bytes("\n".join([*good, line, *good, line, ""]).encode("latin-1"))
-    problem = problems_of(tmp_path / "a.json")[0]
+    problem = problems_of(written(tmp_path / "a.json", "\n".join([*good, line, *good, line, ""]).encode("latin-1")))[0]
     assert (problem.where, problem.expected) == (f"{tmp_path}/a.json:121", "one JSON object in the line")
     assert got in problem.got
     assert ("to_json(path, orient='records', lines=True)" in problem.todo) == (line[0] + line[-1] != "{}")

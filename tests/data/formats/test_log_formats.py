@@ -8,8 +8,8 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from oracles.event_files import FORMATS, Row, data_of, small_blocks
-from oracles.logs import candidate_rows, random_rows
+from oracles.event_files import FORMATS, data_of, small_blocks
+from oracles.logs import Row, candidate_rows, random_rows, written
 from oracles.transitions import check_copy, check_same
 
 from reagent_lite.data.copy.first_look import first_rows
@@ -40,9 +40,8 @@ def test_every_format_gives_the_same_copy(
     rows = logged(made(NUM))
     copies = {}
     for form in (*FORMATS, "csv.gz", "csv.bz2", "csv.zst", "dense.csv", "stream.arrow", "feather", "text.parquet"):
-        file = tmp_path / (f"x.{form}" if form != "jsonl.gz" else "X.JSON.GZ")
-        file.write_bytes(data_of(rows, form))
-        copies[form] = prepare_training_copy(str(file), actions=actions, directory=str(tmp_path / "copies"))
+        log = written(tmp_path / (f"x.{form}" if form != "jsonl.gz" else "X.JSON.GZ"), data_of(rows, form))
+        copies[form] = prepare_training_copy(log, actions=actions, directory=str(tmp_path / "copies"))
         small_blocks(monkeypatch, 2000, 4500)  # but for the first
     check_copy(copies["jsonl"], rows, actions)
     for copy in copies.values():

@@ -46,11 +46,9 @@ FRAME = pd.DataFrame(
         "shown": ["left", "right", "left"],
         "reward": [9.0, 9.0, 9.0],
         "note": ["x", "y", "z"],
+        "next_allowed": [[1, 1], [0, 0], [0, 0]],
     }
 )
-FRAME["next_allowed"] = [[1, 1], [0, 0], [0, 0]]
-
-
 AS_TEXT = {
     "log.csv": FRAME.assign(next_allowed=FRAME["next_allowed"].map(str)),
     "log.json": FRAME.assign(at=FRAME["at"].dt.strftime("%Y-%m-%dT%H:%M:%S")),
@@ -83,8 +81,10 @@ def test_own_columns_are_read_as_the_contract_s(tmp_path: Path, name: str) -> No
         "sequence": [TEN, TEN + 30 * 10**6, TEN + (86_400 - 36_000) * 10**6],
     })  # fmt: skip
     summary = summarize_log(data_files(path, COLUMNS), NormParams())
-    assert summary.rows_by_position == 0
-    assert set(summary.columns["state_features"].features) == {id_of("age"), id_of("income")}
+    assert (summary.rows_by_position, {*summary.columns["state_features"].features}) == (
+        0,
+        {id_of("age"), id_of("income")},
+    )
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.json"])
@@ -127,8 +127,7 @@ def test_names_pass_through_timelines(tmp_path: Path) -> None:
     source = write_frame(frame, tmp_path / "events.parquet")
     run_timeline(timeline_config(tmp_path, source, {"columns": columns | {"terminal": "last"}}))
     copy = copy_of(f"{tmp_path}/train", tmp_path, {})
-    assert {str(feature_id) for feature_id in copy.state_ids} == {"age", "income"}
-    assert sorted(copy.reward.tolist()) == [0, 1, 2]
+    assert ({*map(str, copy.state_ids)}, sorted(copy.reward.tolist())) == ({"age", "income"}, [0, 1, 2])
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from oracles.logs import Row
 from oracles.transitions import check_copy
 from pyarrow.feather import write_feather
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.errors import DataError
 
-Row = dict[str, Any]
 Pairs = list[tuple[str, Any]]
 ACTIONS = ("left", "right")
 GOOD: list[Row] = [
@@ -151,11 +151,8 @@ def spread(row: Pairs) -> Pairs:
 def csv_records(rows: list[Pairs]) -> bytes:
     """Next states as JSON; the first row says what the header is."""
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([name for name, _ in spread(rows[0])])
-    writer.writerows(
-        [json.dumps(cell) if isinstance(cell, dict | list) else cell for _, cell in spread(row)] for row in rows
-    )
+    cells = ([json.dumps(cell) if isinstance(cell, dict | list) else cell for _, cell in spread(row)] for row in rows)
+    csv.writer(file, lineterminator="\n").writerows([[name for name, _ in spread(rows[0])], *cells])
     return file.getvalue().encode()
 
 
@@ -200,9 +197,8 @@ def flag(cell: str) -> bool | float | None:
 
 
 def place(cell: str) -> Any:
-    if cell.removeprefix("-").isdigit():
-        return int(cell)
-    return pd.Timestamp(cell) if "-" in cell[1:] else int(float(cell))
+    is_time = "-" in cell[1:]
+    return pd.Timestamp(cell) if is_time else int(cell if cell.removeprefix("-").isdigit() else float(cell))
 
 
 def number_of(cell: str) -> float:
@@ -244,10 +240,10 @@ def read_frame(frame: pd.DataFrame) -> list[tuple[int, Row]]:
     """The rows of a table as pandas has them, NaN as absent, maps as dicts."""
 
     def plain(name: str, value: Any) -> Any:
+        if name in MAPS and isinstance(value, list | np.ndarray):
+            return {key.decode() if isinstance(key, bytes) else key: number for key, number in value}
         if isinstance(value, np.ndarray):
-            value = list(value)
-        if name in MAPS and isinstance(value, list):
-            value = {key.decode() if isinstance(key, bytes) else key: number for key, number in value}
+            return list(value)
         return None if value is None or value is pd.NaT or (isinstance(value, float) and math.isnan(value)) else value
 
     return [
@@ -272,25 +268,13 @@ def check(file: Path, read: Callable[[], list[tuple[int, Row]]], touched: set[in
         check_copy(copy, [row for _, row in expected], ACTIONS)
 
 
-LOGS: dict[str, st.SearchStrategy[Any]] = {
-    "log.jsonl": mutated_text(json_lines),
-    "log.csv": mutated_text(csv_records),
-    "log.parquet": mutated_table(),
-    "log.arrow": mutated_table(),
-}
-
-
-WRITTEN_AND_READ: dict[str, tuple[Callable[..., None], Callable[[Path], pd.DataFrame]]] = {
-    "log.parquet": (pq.write_table, pd.read_parquet),
-    "log.arrow": (write_feather, pd.read_feather),
-}
-
-
 def read_mutant(name: str, log: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / name
         if isinstance(log, pa.Table):
-            write, read = WRITTEN_AND_READ[name]
+            write, read = (
+                (pq.write_table, pd.read_parquet) if name == "log.parquet" else (write_feather, pd.read_feather)
+            )
             try:
                 write(log, file)
             except pa.ArrowException:
@@ -309,13 +293,22 @@ def read_mutant(name: str, log: Any) -> None:
 @pytest.mark.parametrize(
     ("number", "examples"), [(0, 75), *(pytest.param(number, 2500, marks=pytest.mark.slow) for number in range(1, 5))]
 )
-@pytest.mark.parametrize("name", LOGS)
-def test_mutants(name: str, number: int, examples: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "logs"),
+    [
+        ("log.jsonl", mutated_text(json_lines)),
+        ("log.csv", mutated_text(csv_records)),
+        ("log.parquet", mutated_table()),
+        ("log.arrow", mutated_table()),
+    ],
+    ids=["jsonl", "csv", "parquet", "arrow"],
+)
+def test_mutants(name: str, logs: st.SearchStrategy[Any], number: int, examples: int) -> None:
     """No row is read wrongly, and what is raised is a DataError."""
 
     @seed(number)
     @settings(max_examples=examples, suppress_health_check=list(HealthCheck), database=None)
-    @given(log=LOGS[name])
+    @given(log=logs)
     def read(log: Any) -> None:
         read_mutant(name, log)
 

@@ -23,10 +23,9 @@ def read(plan: ReadPlan, step: int, rank: int) -> list[Rows]:
 
 def test_seven_rows_by_hand() -> None:
     plan = ReadPlan(shards=(7,), minibatch=3, epochs=2)
-    assert (plan.steps_per_epoch, plan.num_steps) == (3, 6)
     assert [plan.rows_of_step(step) for step in range(6)] == [3, 3, 1, 3, 3, 1]
     assert [plan.rows_before(step) for step in range(7)] == [0, 3, 6, 0, 3, 6, 0]
-    assert (plan.parts(1, 0), plan.parts(5, 0)) == ([(3, 6)], [(6, 7)])
+    assert (plan.steps_per_epoch, plan.num_steps, plan.parts(1, 0), plan.parts(5, 0)) == (3, 6, [(3, 6)], [(6, 7)])
 
 
 def test_ranks_of_one_shard_by_hand() -> None:
@@ -121,8 +120,7 @@ def test_order_changes_by_epoch_seed_and_shard_only() -> None:
 def test_permutations_are_four_bytes_a_row_and_numpys_own(rows: int) -> None:
     """The order of a run on one machine has been default_rng([seed, epoch]) from the start, and stays it."""
     order = ReadPlan(shards=(rows,), minibatch=1, epochs=1, seed=3).permutation(2)
-    assert order.dtype == np.int32
-    assert np.array_equal(order, np.random.default_rng([3, 2]).permutation(rows))
+    assert (order.dtype, order.tolist()) == (np.int32, np.random.default_rng([3, 2]).permutation(rows).tolist())
 
 
 def test_a_plan_is_told_from_another_by_its_json() -> None:
@@ -130,5 +128,4 @@ def test_a_plan_is_told_from_another_by_its_json() -> None:
     tree = {
         "shards": [3, 1], "minibatch": 4, "epochs": 2, "seed": 0, "reads": [0, 1], "minibatches_per_step": 1,
     }  # fmt: skip
-    assert plan.as_json() == json.loads(json.dumps(plan.as_json())) == tree
-    assert replace(plan, reads=(0, 0)).as_json() != tree
+    assert plan.as_json() == json.loads(json.dumps(plan.as_json())) == tree != replace(plan, reads=(0, 0)).as_json()

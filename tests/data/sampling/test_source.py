@@ -90,9 +90,13 @@ def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete: LoggedRows) ->
 
 def test_rows_continue_if_one_that_may_be_learned_from_has_a_next_state(discrete: LoggedRows) -> None:
     ends, others = (np.flatnonzero(discrete.scalars[:, 2] == bootstrap) for bootstrap in (0, 1))
-    assert (discrete.only(ends).continues, discrete.only(np.append(ends, others[0])).continues) == (False, True)
-    assert replace(discrete, usable=None).continues
-    assert not replace(discrete, usable=None, scalars=discrete.scalars[ends]).continues
+    parts = (
+        discrete.only(ends),
+        discrete.only(np.append(ends, others[0])),
+        replace(discrete, usable=None),
+        replace(discrete, usable=None, scalars=discrete.scalars[ends]),
+    )
+    assert [rows.continues for rows in parts] == [False, True, True, False]
 
 
 @pytest.mark.parametrize(("world", "per_step"), [(1, 1), (2, 1), (3, 3)])
@@ -128,7 +132,6 @@ def test_one_hot_columns_may_be_normalized_at_each_gather(tmp_path: Path, monkey
 def test_candidates_are_padded_and_matched(tmp_path: Path) -> None:
     logged = candidate_rows(60)
     (batch,) = read(shard(tmp_path, logged), ReadPlan(shards=(60,), minibatch=60, epochs=1))
-    assert batch.actions.features is not None
     rows_read = sorted(
         (round(float(batch.reward[i]), 4), int(batch.actions.mask[i].sum()), int(batch.next_actions.mask[i].sum()),
          [round(x, 4) for x in batch.actions.features[i, batch.action[i]].tolist()])
@@ -158,8 +161,7 @@ def test_released_pages_are_not_resident_and_come_back(
     mapped = raw if small_bytes == 0 else normalized
     before = columns.take(torch.arange(0, 100_000, 7))
     for most, least in ((10**9, 10**6), (0, 0)):
-        maps = psutil.Process().memory_maps()
-        assert least <= sum(part.rss for part in maps if part.path == str(mapped)) <= most
+        assert least <= sum(part.rss for part in psutil.Process().memory_maps() if part.path == str(mapped)) <= most
         columns.release()
     assert torch.equal(columns.take(torch.arange(0, 100_000, 7)), before)
 
@@ -174,7 +176,6 @@ def test_a_shard_without_rows_gives_rows_of_weight_zero(tmp_path: Path) -> None:
     )
     assert [batch.weight.tolist() for batch in (names, lists, unusable)] == [[0]] * 3
     assert (names.state.shape, names.metrics.shape, names.actions.mask.tolist()) == ((1, 3), (1, 1), [[True, True]])
-    assert lists.actions.features is not None
     assert (lists.actions.features.tolist(), lists.actions.mask.tolist(), none.count) == ([[[0, 0]]], [[True]], 0)
 
 
@@ -187,5 +188,6 @@ def test_features_and_metrics_that_a_shard_lacks_are_absent_and_zero(tmp_path: P
         ("clicks", "views"),
     )
     batch = next(LoggedSource(rows, ReadPlan(shards=(4, 0), minibatch=4, epochs=1, reads=(0, 1)), 0, CPU))
-    assert (batch.state[:, 3].tolist(), batch.metrics.tolist()) == ([0] * 4, [[0, 2]] * 4)
-    assert batch.weight.tolist() == [0.5] * 4  # two ranks, four rows
+    assert (batch.state[:, 3].tolist(), batch.metrics.tolist(), batch.weight.tolist()) == (
+        [0] * 4, [[0, 2]] * 4, [0.5] * 4,  # two ranks, four rows
+    )  # fmt: skip

@@ -27,8 +27,9 @@ def test_two_steps_at_gamma_09(tmp_path: Path) -> None:
     copy = timeline(tmp_path)
     spans = n_steps(copy, 2, 0.9)
     np.testing.assert_allclose(spans.reward, [0.9, 4.6, 8.5, 5.0], rtol=1e-6)
-    assert (spans.steps.tolist(), spans.at_end(np.arange(4)).tolist()) == ([2, 2, 2, 1], [1, 2, 3, 3])
-    assert spans.at_end(copy.bootstrap).tolist() == [1, 1, 0, 0]
+    assert (spans.steps.tolist(), spans.at_end(np.arange(4)).tolist(), spans.at_end(copy.bootstrap).tolist()) == (
+        [2, 2, 2, 1], [1, 2, 3, 3], [1, 1, 0, 0],
+    )  # fmt: skip
     beyond = n_steps(copy, 50, 0.5)
     np.testing.assert_allclose(beyond.reward, [0 + 0.5 + 1 + 0.625, 1 + 2 + 1.25, 4 + 2.5, 5], rtol=1e-6)
     assert beyond.steps.tolist() == [4, 3, 2, 1]

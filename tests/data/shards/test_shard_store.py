@@ -57,11 +57,10 @@ def test_shards_go_to_a_place_and_come_back_and_take_the_place_of_older_ones(tmp
     assert store.pointer() is None
     first = publish_shards(store, tmp_path)
     assert (Store(store.where).pointer(), store.is_whole(first)) == (first, True)
-    rows = []
-    for number, shard in enumerate(first.shards):
-        assert sorted(fetch_shard(store, shard, tmp_path / "disk" / str(number))) == sorted(shard.files)
-        rows += rows_of(tmp_path / "disk" / str(number))
-    assert multiset(rows) == multiset(ROWS.to_pylist())
+    folders = [tmp_path / "disk" / str(number) for number in range(2)]
+    fetched = [sorted(fetch_shard(store, shard, folder)) for shard, folder in zip(first.shards, folders, strict=True)]
+    assert fetched == [sorted(shard.files) for shard in first.shards]
+    assert multiset([row for folder in folders for row in rows_of(folder)]) == multiset(ROWS.to_pylist())
     assert all(file.name.endswith(".lock") for file in (tmp_path / "disk").rglob(".*"))
     second = publish_shards(store, tmp_path, 3)
     assert publish_shards(store, tmp_path, 3) == store.pointer() == second
@@ -89,8 +88,7 @@ def test_only_what_is_missing_or_wrong_is_fetched(tmp_path: Path, store: Store) 
     assert fetch_shard(store, shard, target) == (first.name, second.name)
     manifest.write_bytes(b"{")
     (target / "part-00009.parquet").write_bytes(b"of another shard")
-    assert fetch_shard(store, shard, target) == (manifest.name,)
-    assert names_in(target) == set(shard.files)
+    assert (fetch_shard(store, shard, target), names_in(target)) == ((manifest.name,), set(shard.files))
     second.symlink_to(second.rename(tmp_path / "elsewhere"))  # which readers of the folder refuse
     assert (fetch_shard(store, shard, target), second.is_symlink()) == ((second.name,), False)
     assert sorted(fetch_shard(store, other, target)) == sorted(other.files)  # another shard takes its place
@@ -132,8 +130,8 @@ def test_what_was_altered_or_removed_at_the_place_is_noticed(
     pointer = publish_shards(store, tmp_path)
     (tmp_path / "share/shards" / pointer.shards[1].folder / "part-00000.parquet").unlink()
     assert not store.is_whole(pointer)
-    assert publish_shards(store, tmp_path) == pointer  # the same content, put in its place
-    assert store.is_whole(pointer)
+    # the same content, put in its place
+    assert (publish_shards(store, tmp_path), store.is_whole(pointer)) == (pointer, True)
     change(store, "shards/shards.json", edit)
     with pytest.raises(DataError, match=rf"shards\.json: .*{message}"):
         store.pointer()
@@ -145,8 +143,9 @@ def test_a_link_stays_and_its_folder_is_replaced_on_its_own_disk(tmp_path: Path,
     target.symlink_to(disk)
     for shard in publish_shards(store, tmp_path).shards:
         fetch_shard(store, shard, target)
-        assert (target.is_symlink(), names_in(disk)) == (True, set(shard.files))
-        assert names_in(disk.parent) == {".disk.lock", "disk"}
+        assert (target.is_symlink(), names_in(disk), names_in(disk.parent)) == (
+            True, set(shard.files), {".disk.lock", "disk"},
+        )  # fmt: skip
 
 
 def test_other_things_are_not_replaced(tmp_path: Path, store: Store) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from oracles import events as events_oracle
 from oracles.event_files import write_events
 from oracles.events import NAMES, random_events
 from oracles.interpreters import Interpreter
+from oracles.logs import Row
 from oracles.ranks import free_port
 from oracles.runs import ROOT
 from oracles.waiting import wait_until
@@ -29,14 +32,17 @@ from reagent_lite.data.timeline import stage
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.errors import ConfigError, DataError
 
-Row = dict[str, Any]
-
+ENGINES = ("local", "spark")
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java, and there is no command java")
 
 
 def config_of(engine: str, query: Row | None, output: str = "transitions") -> Row:
-    master = {"master": "local[2]"} if engine == "spark" else {}
-    return {"engine": engine, "output": output, "query": query or {}} | master
+    return {
+        "engine": engine,
+        "output": output,
+        "query": query or {},
+        **({"master": "local[2]"} if engine == "spark" else {}),
+    }
 
 
 def make(
@@ -51,6 +57,7 @@ def make(
     """What an engine made: files and their bytes, the manifest of the first folder, and what was logged."""
     out.mkdir(parents=True)
     capsys.readouterr()
+    timeline |= {"evalTableName": str(out / "eval")} if "evalTableName" in timeline else {}
     events_oracle.make(out, events, config_of(engine, query, output), **timeline)
     logged = [line.replace(str(out), "") for line in capsys.readouterr().err.splitlines() if "s left" not in line]
     return {
@@ -60,47 +67,47 @@ def make(
     }
 
 
-SCENARIOS: dict[str, tuple[bool, str, int, Row, Row]] = {
-    "discrete, everything on": (False, "jsonl", 2, {
+def of_both(made: Iterable[Any]) -> Any:
+    """What the engines made, which is the same."""
+    ours, theirs = made
+    assert theirs == ours
+    return ours
+
+
+@pytest.mark.parametrize(("parametric", "form", "files", "timeline", "query"), [
+    pytest.param(False, "jsonl", 2, {
         "numOutputShards": 3, "evalTableName": "eval", "eval_percent": 30, "startDs": "2026-01-02",
         "extraFeatureColumns": ["visits", "city", "new"], "rewardColumns": ["reward", "metrics", "cost"]},
-        {"actions": NAMES, "tableSample": 80}),
-    "discrete, three steps": (False, "map.parquet", 1, {
+        {"actions": NAMES, "tableSample": 80}, id="discrete, everything on"),
+    pytest.param(False, "map.parquet", 1, {
         "steps": 3, "gamma": 0.5, "addTerminalStateRow": True, "outlierEpisodeLengthPercentile": 0.8,
         "percentileFunction": "percentile", "timeWindowLimit": 6, "extraFeatureColumns": ["city", "cost"],
-        "rewardColumns": ["reward", "metrics", "visits"]}, {}),
-    "parametric, two steps": (True, "arrow", 1, {
+        "rewardColumns": ["reward", "metrics", "visits"]}, {}, id="discrete, three steps", marks=pytest.mark.slow),
+    pytest.param(True, "arrow", 1, {
         "steps": 2, "gamma": 0.25, "extraFeatureColumns": ["new"], "numOutputShards": 2, "evalTableName": "eval",
-        "eval_percent": 50}, {}),
-    "events": (False, "jsonl", 2, {
+        "eval_percent": 50}, {}, id="parametric, two steps", marks=pytest.mark.slow),
+    pytest.param(False, "jsonl", 2, {
         "output": "events", "extraFeatureColumns": ["new"], "numOutputShards": 2, "evalTableName": "eval",
-        "eval_percent": 50}, {}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "name", [*list(SCENARIOS)[:1], *(pytest.param(name, marks=pytest.mark.slow) for name in list(SCENARIOS)[1:])]
-)
+        "eval_percent": 50}, {}, id="events", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_spark_makes_the_files_that_this_machine_makes(
-    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    parametric, form, files, timeline, query = SCENARIOS[name]
-    rows = random_events(parametric=parametric)
-    if query.get("actions"):  # some rows have the index in the name's place
-        rows = [{**row, "action": NAMES.index(row["action"])} if at % 7 == 3 else row for at, row in enumerate(rows)]
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], parametric: bool, form: str, files: int,
+    timeline: Row, query: Row,
+) -> None:  # fmt: skip
+    rows = [  # some have the index in the name's place
+        {**row, "action": NAMES.index(row["action"])} if query.get("actions") and at % 7 == 3 else row
+        for at, row in enumerate(random_events(parametric=parametric))
+    ]
     named = {"3": "age"} if form in ("jsonl", "csv") else {}  # the other forms have integers as keys
     for row in rows:
         row["state_features"] = {named.get(key, key): value for key, value in row["state_features"].items()}
     events = write_events(rows, tmp_path / "events", form, files)
-    made = []
-    for engine in ("local", "spark"):
-        out = tmp_path / engine
-        here = timeline | ({"evalTableName": str(out / "eval")} if "evalTableName" in timeline else {})
-        made.append(make(capsys, engine, events, out, query, actionDiscrete=not parametric, **here))
-    ours, theirs = made
-    assert theirs == ours
-    assert ours["manifest"]["report"]["train_rows"] > 20
-    assert set(ours["manifest"]["state_ids"]) == {0, -12, named.get("3", 3)}
+    manifest = of_both(
+        make(capsys, engine, events, tmp_path / engine, query, actionDiscrete=not parametric, **timeline)
+        for engine in ENGINES
+    )["manifest"]
+    assert manifest["report"]["train_rows"] > 20
+    assert set(manifest["state_ids"]) == {0, -12, named.get("3", 3)}
     # the user's session is as it was
     assert spark.range(3).count() == 3
     assert spark.catalog.listTables() == []
@@ -117,11 +124,8 @@ def test_both_make_the_same_files_of_features_that_are_texts(
         for candidate in [row["action"], *row["possible_actions"]] if parametric else []:
             candidate["city"] = "x"
     events = write_events(rows, tmp_path / "events", "jsonl", 2)
-    ours, theirs = (
-        make(capsys, engine, events, tmp_path / engine, actionDiscrete=not parametric) for engine in ("local", "spark")
-    )
-    assert theirs == ours
-    assert "city" in ours["manifest"]["state_ids"]
+    made = of_both(make(capsys, engine, events, tmp_path / engine, actionDiscrete=not parametric) for engine in ENGINES)
+    assert "city" in made["manifest"]["state_ids"]
     copy = prepare_training_copy(
         str(tmp_path / "local" / "train"), actions=None if parametric else NAMES, directory=str(tmp_path / "copies")
     )
@@ -135,10 +139,8 @@ def test_several_logs_give_the_same_files(spark: Any, tmp_path: Path, capsys: py
     first, second = (random_events(parametric=False, seed=seed, episodes=10) for seed in (0, 1))
     rows = (first, second, first[:20])
     logs = [str(write_events(some, tmp_path / str(number), "jsonl", 1)) for number, some in enumerate(rows)]
-    made = [make(capsys, engine, tmp_path, tmp_path / engine, inputTableName=logs) for engine in ("local", "spark")]
-    ours, theirs = made
-    assert theirs == ours
-    report = ours["manifest"]["report"]
+    made = of_both(make(capsys, engine, tmp_path, tmp_path / engine, inputTableName=logs) for engine in ENGINES)
+    report = made["manifest"]["report"]
     assert report["logs"] == dict(zip(logs, map(len, rows), strict=True))
     assert (report["episodes"], report["duplicate_rows"]) == (20, 6 + 20)  # both have three rows twice
 
@@ -146,14 +148,12 @@ def test_several_logs_give_the_same_files(spark: Any, tmp_path: Path, capsys: py
 def test_the_same_faults_give_the_same_reports(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = write_events(events_oracle.broken_events(), tmp_path / "events", "jsonl", 2)
     query: Row = {"actions": ["l", "r"]}
-    ours, theirs = (
+    of_both(
         make(capsys, engine, events, tmp_path / "reward=7" / engine, query, on_refused="drop_episode")
-        for engine in ("local", "spark")
+        for engine in ENGINES
     )
-    assert theirs == ours
-    refused = [refusal(engine, events, tmp_path / f"{engine} + refuses %41[1]", query) for engine in ("local", "spark")]
-    assert refused[1] == refused[0]
-    assert "events-1.jsonl:" in refused[0]
+    words = of_both(refusal(engine, events, tmp_path / f"{engine} + refuses %41[1]", query) for engine in ENGINES)
+    assert "events-1.jsonl:" in words
 
 
 def refusal(engine: str, events: Path, out: Path, query: Row | None = None) -> str:
@@ -167,18 +167,17 @@ def refusal(engine: str, events: Path, out: Path, query: Row | None = None) -> s
 def test_files_that_cannot_be_read_are_refused_by_name(spark: Any, tmp_path: Path) -> None:
     rows = random_events(parametric=False, episodes=20)
     good = write_events(rows, tmp_path / "good", "map.parquet") / "events-0.map.parquet"
-    line = (json.dumps(rows[0]) + "\n").encode()
     bad = {
         "early.parquet": (good.read_bytes()[:-9], "early.parquet: expected a complete Parquet file"),
-        "ids.jsonl": (line + b"\n" + json.dumps(rows[0] | {"state_features": {"0": 1, "1.0": 2}}).encode(),
-                      "ids.jsonl:3: expected as a feature id an integer"),
+        "ids.jsonl": (
+            (json.dumps(rows[0]) + "\n\n" + json.dumps(rows[0] | {"state_features": {"0": 1, "1.0": 2}})).encode(),
+            "ids.jsonl:3: expected as a feature id an integer",
+        ),
         "none.jsonl": (b"\n", "expected rows of data"),
     }  # fmt: skip
     for name, (data, sentence) in bad.items():
         (tmp_path / name).write_bytes(data)
-        refused = [refusal(engine, tmp_path / name, tmp_path / engine / name) for engine in ("local", "spark")]
-        assert sentence in refused[0]
-        assert refused[1] == refused[0]
+        assert sentence in of_both(refusal(engine, tmp_path / name, tmp_path / engine / name) for engine in ENGINES)
 
 
 def test_executors_that_see_no_file_or_have_no_python(
@@ -192,10 +191,8 @@ def test_executors_that_see_no_file_or_have_no_python(
     assert message.startswith("/nowhere/events.jsonl: expected a path that every executor of Spark sees, got nothing")
     monkeypatch.setenv("PYSPARK_PYTHON", "/nowhere/python")
     monkeypatch.setattr(spark.sparkContext, "pythonExec", "/nowhere/python")
-    message = refusal("spark", events, tmp_path / "two")
-    assert message.startswith("Spark's executors: expected a Python with this version of reagent-lite, got ")
-    assert "/nowhere/python" in message
-    assert "name it in PYSPARK_PYTHON" in message
+    words = "Spark's executors: expected a Python with this version of reagent-lite, got .*/nowhere/python.*name it in "
+    assert re.match(words + "PYSPARK_PYTHON", refusal("spark", events, tmp_path / "two"), re.DOTALL)
 
 
 def answers(port: int) -> bool:
@@ -232,24 +229,28 @@ def connect_server(tmp_path: Path) -> Iterator[str]:
     port = free_port()
     import pyspark
 
-    home = Path(pyspark.__file__).parent
-    command = [str(home / "bin" / "spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
-               "--master", "local[2]", "--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]  # fmt: skip
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
+               "--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", "local[2]",
+               "--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]  # fmt: skip
     options = {
         "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port),
         "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2", "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
     }  # fmt: skip
     command += [word for key, value in options.items() for word in ("--conf", f"{key}={value}")]
-    environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
-    server = subprocess.Popen([*command, "spark-internal"], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL)  # fmt: skip
-    try:
+    with (
+        subprocess.Popen(
+            [*command, "spark-internal"],
+            cwd=tmp_path,
+            env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as server,
+        ExitStack() as stack,
+    ):
+        stack.callback(server.terminate)
         wait_until(lambda: answers(port), lambda: f"the server does not answer; exit status {server.poll()}")
         yield f"sc://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(30)
 
 
 CONNECT_SCRIPT = """

@@ -15,33 +15,32 @@ CHOICES = ("possible_actions", "possible_next_actions", "next_state_features")
 ENDS = ("terminal", "truncated", "next_state_features", "possible_next_actions")
 
 
-@pytest.mark.parametrize("parametric", [False, True])
+@pytest.mark.parametrize("actions", [NAMES, None])
 @pytest.mark.parametrize(
     ("form", "left_out", "add"),
     [("jsonl.gz", (), False), ("map.parquet", CHOICES, False), ("pairs.parquet", ENDS, True), ("arrow", ENDS, False),
      ("csv", ("action_probability",), True)],
 )  # fmt: skip
 def test_episodes_come_back_as_their_transitions(
-    parametric: bool, form: str, left_out: tuple[str, ...], add: bool, tmp_path: Path
+    actions: tuple[str, ...] | None, form: str, left_out: tuple[str, ...], add: bool, tmp_path: Path
 ) -> None:
-    events = random_events(parametric=parametric, seed=len(form), repeated=())
+    events = random_events(parametric=actions is None, seed=len(form), repeated=())
     rows = [{name: value for name, value in row.items() if name not in left_out} for row in events]
     folder = write_events(rows, tmp_path / "events", form, files=3)
-    outcome = make(tmp_path, folder, actionDiscrete=not parametric, addTerminalStateRow=add)
+    outcome = make(tmp_path, folder, actionDiscrete=actions is not None, addTerminalStateRow=add)
     expected = transitions(rows, add_terminal_state_row=add)
     assert outcome.train_rows == len(expected)
-    actions = None if parametric else NAMES
     copy = prepare_training_copy(outcome.train, actions=actions, directory=str(tmp_path / "copies"))
     check_copy(copy, expected, actions, in_file_order=False)
 
 
-@pytest.mark.parametrize("parametric", [False, True])
-def test_files_of_events_are_paired_as_the_log_is(parametric: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("actions", [NAMES, None])
+def test_files_of_events_are_paired_as_the_log_is(actions: tuple[str, ...] | None, tmp_path: Path) -> None:
     """Twice three rows have the mdp_id and sequence_number of another, and one of five episodes has no end."""
-    rows = random_events(parametric=parametric)
+    rows = random_events(parametric=actions is None)
     log = write_events(rows, tmp_path / "log", "jsonl", files=3)
     columns = {
-        "actionDiscrete": not parametric,
+        "actionDiscrete": actions is not None,
         "extraFeatureColumns": ["city", "visits", "new"],
         "rewardColumns": ["reward", "metrics", "cost"],
     }
@@ -55,10 +54,9 @@ def test_files_of_events_are_paired_as_the_log_is(parametric: bool, tmp_path: Pa
     first = {(row["mdp_id"], row["sequence_number"]): row for row in reversed(rows)}
     assert [row["reward"] for row in read(folder)] == [row["reward"] for _, row in sorted(first.items())]
     assert outcome.train_rows == len(first) == len(rows) - 3
-    of_events = report(folder)
-    assert of_events["left_out"] == [f"{log}: of {len(rows):,} events left out by the timeline: 3 with the mdp_id and "
-                                     "sequence_number of another"]  # fmt: skip
-    assert of_events["rows_beyond_time_window"] == 0
-    actions = None if parametric else NAMES
+    left_out = (
+        f"{log}: of {len(rows):,} events left out by the timeline: 3 with the mdp_id and sequence_number of another"
+    )
+    assert report(folder) | {"left_out": [left_out], "rows_beyond_time_window": 0} == report(folder)
     copy = prepare_training_copy(str(folder), actions=actions, directory=str(tmp_path / "copies"))
     check_copy(copy, transitions(list(first.values())), actions, in_file_order=False)

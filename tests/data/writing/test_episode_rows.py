@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import duckdb
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from oracles.cases import cases
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
@@ -18,10 +20,9 @@ from reagent_lite.data.writing.files import FORMATS, table_writer
 from reagent_lite.errors import DataError
 
 NAMES = ("left", "right")
-Floats = NDArray[np.float32]
 
 
-def floats(values: Any) -> Floats:
+def floats(values: Any) -> NDArray[np.float32]:
     return np.array(values, np.float32)
 
 
@@ -77,64 +78,66 @@ def test_events_by_hand(tmp_path: Path) -> None:
 
 
 LEFT, RIGHT = {"0": -1, "1": 0}, {"0": 1, "1": 0.5}
-NAN = np.nan  # of choices that are not there: never read
-BY_HAND: dict[str, tuple[EpisodeBlock, LogSchema, dict[str, list[Any]]]] = {
-    # last rows of episodes that were cut alone say what could be done next; a came to its end
-    "events of names": (
-        replace(TWO, mask=np.ones((3, 2), bool), last_mask=np.array([[1, 1], [1, 0]], bool)),
-        LogSchema(transitions=False, action_names=NAMES),
-        {"possible_next_actions": [None, None, ["left"]]},
-    ),
-    "events of candidates": (
-        ONE_CANDIDATE,
-        LogSchema(transitions=False),
-        {
-            "possible_next_actions": [None, None, [{"0": 6}, {"0": 7}]],
-            "next_state_features": [None, None, {"0": 6, "1": 7}],
-        },
-    ),
-    "choices that close": (
-        replace(TWO, mask=np.array([[1, 0], [1, 1], [0, 1]], bool), last_mask=np.array([[1, 1], [1, 0]], bool)),
-        LogSchema(transitions=True, action_names=NAMES),
-        {
-            "possible_actions": [["left"], ["left", "right"], ["right"]],
-            "possible_next_actions": [["left", "right"], [], ["left"]],
-            "next_action": ["right", None, None],
-            "next_state_features": [{"0": 2, "1": 0}, {"0": 4, "1": 5}, {"0": 6, "1": 7}],
-            "time_diff": [1, 1, 1],
-        },
-    ),
-    "fixed actions as candidates": (
-        TWO,
-        LogSchema(transitions=True, action_features=floats([[-1, 0], [1, 0.5]])),
-        {
-            "action": [LEFT, RIGHT, RIGHT],
-            "next_action": [RIGHT, None, None],
-            "possible_actions": [[LEFT, RIGHT]] * 3,
-            "possible_next_actions": [[LEFT, RIGHT], [], [LEFT, RIGHT]],
-        },
-    ),
-    "candidates that differ": (
-        replace(
-            TWO,
-            action=np.array([2, 0, 1]),
-            mask=np.array([[1, 0, 1], [1, 0, 0], [0, 1, 0]], bool),
-            features=floats([[[1], [NAN], [2]], [[3], [NAN], [NAN]], [[NAN], [4], [NAN]]]),
-            last_mask=np.array([[1, 1, 1], [0, 1, 1]], bool),
-            last_features=floats([[[NAN], [NAN], [NAN]], [[NAN], [5], [6]]]),
+
+
+@cases(
+    "block, schema, by_hand",
+    {
+        # last rows of episodes that were cut alone say what could be done next; a came to its end
+        "events of names": (
+            replace(TWO, mask=np.ones((3, 2), bool), last_mask=np.array([[1, 1], [1, 0]], bool)),
+            LogSchema(transitions=False, action_names=NAMES),
+            {"possible_next_actions": [None, None, ["left"]]},
         ),
-        LogSchema(transitions=True),
-        {
-            "action": [{"0": 2}, {"0": 3}, {"0": 4}],
-            "possible_actions": [[{"0": 1}, {"0": 2}], [{"0": 3}], [{"0": 4}]],
-            "next_action": [{"0": 3}, None, None],
-            "possible_next_actions": [[{"0": 3}], [], [{"0": 5}, {"0": 6}]],
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize(("block", "schema", "by_hand"), BY_HAND.values(), ids=BY_HAND)
+        "events of candidates": (
+            ONE_CANDIDATE,
+            LogSchema(transitions=False),
+            {
+                "possible_next_actions": [None, None, [{"0": 6}, {"0": 7}]],
+                "next_state_features": [None, None, {"0": 6, "1": 7}],
+            },
+        ),
+        "choices that close": (
+            replace(TWO, mask=np.array([[1, 0], [1, 1], [0, 1]], bool), last_mask=np.array([[1, 1], [1, 0]], bool)),
+            LogSchema(transitions=True, action_names=NAMES),
+            {
+                "possible_actions": [["left"], ["left", "right"], ["right"]],
+                "possible_next_actions": [["left", "right"], [], ["left"]],
+                "next_action": ["right", None, None],
+                "next_state_features": [{"0": 2, "1": 0}, {"0": 4, "1": 5}, {"0": 6, "1": 7}],
+                "time_diff": [1, 1, 1],
+            },
+        ),
+        "fixed actions as candidates": (
+            TWO,
+            LogSchema(transitions=True, action_features=floats([[-1, 0], [1, 0.5]])),
+            {
+                "action": [LEFT, RIGHT, RIGHT],
+                "next_action": [RIGHT, None, None],
+                "possible_actions": [[LEFT, RIGHT]] * 3,
+                "possible_next_actions": [[LEFT, RIGHT], [], [LEFT, RIGHT]],
+            },
+        ),
+        "candidates that differ": (
+            replace(
+                TWO,
+                action=np.array([2, 0, 1]),
+                mask=np.array([[1, 0, 1], [1, 0, 0], [0, 1, 0]], bool),
+                # nan of choices that are not there: never read
+                features=floats([[[1], [nan], [2]], [[3], [nan], [nan]], [[nan], [4], [nan]]]),
+                last_mask=np.array([[1, 1, 1], [0, 1, 1]], bool),
+                last_features=floats([[[nan], [nan], [nan]], [[nan], [5], [6]]]),
+            ),
+            LogSchema(transitions=True),
+            {
+                "action": [{"0": 2}, {"0": 3}, {"0": 4}],
+                "possible_actions": [[{"0": 1}, {"0": 2}], [{"0": 3}], [{"0": 4}]],
+                "next_action": [{"0": 3}, None, None],
+                "possible_next_actions": [[{"0": 3}], [], [{"0": 5}, {"0": 6}]],
+            },
+        ),
+    },
+)
 def test_columns_by_hand(tmp_path: Path, block: EpisodeBlock, schema: LogSchema, by_hand: dict[str, list[Any]]) -> None:
     rows = lines(written(tmp_path / "x.jsonl", schema, block))
     assert {name: [row[name] for row in rows] for name in by_hand} == by_hand
@@ -201,8 +204,7 @@ def test_a_log_appears_whole_or_not_at_all(tmp_path: Path, suffix: str) -> None:
     assert written(target, schema).read_bytes() == before  # the same rows, no time
     with pytest.raises(DataError):
         written(target, schema, replace(TWO, reward=floats([1, np.inf, 1])))
-    assert target.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [target]
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == {target: before}
 
 
 @pytest.mark.parametrize(("block", "words"), [
@@ -217,9 +219,8 @@ def test_a_log_appears_whole_or_not_at_all(tmp_path: Path, suffix: str) -> None:
      "possible_next_actions of episode b, 0, 0: expected finite"),
 ])  # fmt: skip
 def test_what_is_no_number_is_refused(block: EpisodeBlock, words: str) -> None:
-    schema = LogSchema(transitions=True, action_names=NAMES if block.features is None else ())
     with pytest.raises(DataError, match=words):
-        episode_rows(block, schema)
+        episode_rows(block, LogSchema(transitions=True, action_names=NAMES if block.features is None else ()))
 
 
 @pytest.mark.parametrize(
