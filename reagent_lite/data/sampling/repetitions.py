@@ -1,15 +1,16 @@
-"""Finds rows that are in the shards of two machines, and would count twice.
+"""Finds rows that are in the shards of two machines, and would count twice, and events that would be paired wrongly.
 
 own rows ─► sample ─► samples of all shards ─► look-up among own rows ─► repeated rows by shard, the same on every rank
 
 Two rows are the same if they have the same mdp_id, sequence_number, state, candidates, action, reward and propensity.
 Machines that use the same mdp_ids for different episodes have rows with different values, and machines that each logged
-a part of the same episodes have different sequence numbers: neither is a repetition.
+a part of the same episodes have different sequence numbers: neither is a repetition. Transitions may be divided like
+that, as each has its next state. Events may not: each machine pairs its own, and would pair two across one of another.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +29,14 @@ _LISTS_AT_ONCE = 1 << 16
 _VALUES_AT_ONCE = 1 << 22  # some 30 MB; longer blocks are slower
 
 
-def require_own_rows(copy: TrainingCopy, shards: Shards, path: str) -> None:
-    """Checks that no shard repeats rows of another one; every rank calls it.
+def require_own_rows(copy: TrainingCopy, shards: Shards, path: str, *, events: bool) -> None:
+    """Checks that no shard repeats rows of another one, or pairs events across one of another; every rank calls it.
 
     Args:
         copy: this machine's training data.
         shards: which process reads which rows.
         path: the data's path, the same on all machines, for errors.
+        events: whether this machine's rows were events, which it has paired.
 
     Raises:
         DataError: some do; raised on every rank.
@@ -44,14 +46,18 @@ def require_own_rows(copy: TrainingCopy, shards: Shards, path: str) -> None:
     group = shards.group
     sample = np.linspace(0, len(copy) - 1, min(SAMPLED_ROWS, len(copy))).astype(np.int64)
     choices = choices_hashes(copy) if copy.parametric else None
-    sent = np.stack((_names(copy, sample), _contents(copy, sample, choices))).tobytes()
+    episodes = copy.episode_hash[copy.episode[sample]]
+    numbers = copy.sequence[sample].view(np.uint64)
+    sent = np.stack((_names(copy, sample), _contents(copy, sample, choices), episodes, numbers)).tobytes()
     samples = [
-        np.frombuffer(group.broadcast_bytes(sent if group.rank == reader else None, reader), np.uint64).reshape(2, -1)
+        np.frombuffer(group.broadcast_bytes(sent if group.rank == reader else None, reader), np.uint64).reshape(4, -1)
         for reader in shards.first_readers
     ]
     repeated = _repeated(copy, samples, shards.own, choices) if shards.is_first else []
-    tables = [json.loads(text) for text in group.gather_text(json.dumps(repeated))]
-    raise_any([*_problems([tables[reader] for reader in shards.first_readers], samples, path)])
+    between = [_between(copy, sample) if events else 0 for sample in samples] if shards.is_first else []
+    tables = [json.loads(text) for text in group.gather_text(json.dumps([repeated, between]))]
+    repetitions, gaps = zip(*(tables[reader] for reader in shards.first_readers), strict=True)
+    raise_any([*_problems(repetitions, samples, path), *_gaps(gaps, path)])
 
 
 def _repeated(
@@ -73,13 +79,45 @@ def _repeated(
         copy.release()
     repeated = []
     for sample in samples:
-        equal = [contents[name] == {content} for name, content in sample.T.tolist() if name in contents]
+        equal = [contents[name] == {content} for name, content in sample[:2].T.tolist() if name in contents]
         repeated.append(len(equal) if all(equal) else 0)
     repeated[own_shard] = 0
     return repeated
 
 
-def _problems(tables: list[list[int]], samples: list[NDArray[np.uint64]], path: str) -> Iterator[Problem]:
+def _between(copy: TrainingCopy, sample: Hashes) -> int:
+    """Returns how many rows of a sample belong between two rows of an episode of this shard.
+
+    The number is 0 if this shard has a row of the sample, or one with the same mdp_id and sequence_number.
+    """
+    shared = np.flatnonzero(np.isin(copy.episode_hash, sample[2])).tolist()
+    episodes = {int(copy.episode_hash[episode]): episode for episode in shared}
+    number = 0
+    for code, sequence in zip(sample[2].tolist(), sample[3].view(np.int64).tolist(), strict=True):
+        if code not in episodes:
+            continue
+        begin, end = np.searchsorted(copy.episode, (episodes[code], episodes[code] + 1))
+        later = begin + np.searchsorted(copy.sequence[begin:end], sequence)
+        if later < end and copy.sequence[later] == sequence:
+            return 0
+        number += int(begin < later < end)
+    return number
+
+
+def _gaps(tables: Sequence[list[int]], path: str) -> Iterator[Problem]:
+    """Yields a problem for each shard of events that lacks events of its episodes; `tables` are those of `_between`."""
+    for shard, table in enumerate(tables):
+        for other, number in enumerate(table):
+            if number:
+                yield Problem(
+                    f"{path} on node {shard}",
+                    "whole episodes of events, as each node pairs its own",
+                    f"episodes that lack {counted(number, 'event')} of node {other}, among those compared",
+                    "Divide them by workflows.shard or data.shards_path; give different episodes different mdp_ids",
+                )
+
+
+def _problems(tables: Sequence[list[int]], samples: list[NDArray[np.uint64]], path: str) -> Iterator[Problem]:
     """Yields a problem for each shard that shares rows with an earlier one.
 
     Args:
