@@ -22,7 +22,7 @@ from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.errors import Problem, counted, raise_any
 
 SAMPLED_ROWS = 1024
-"""Largest number of rows of a shard that are looked up in the others: 16 KiB per machine."""
+"""Largest number of rows of a shard that are looked up in the others: 32 KiB per machine."""
 
 _BLOCK_ROWS = 1 << 18
 _LISTS_AT_ONCE = 1 << 16
@@ -54,7 +54,7 @@ def require_own_rows(copy: TrainingCopy, shards: Shards, path: str, *, events: b
         for reader in shards.first_readers
     ]
     repeated = _repeated(copy, samples, shards.own, choices) if shards.is_first else []
-    between = [_between(copy, sample) if events else 0 for sample in samples] if shards.is_first else []
+    between = _between(copy, samples) if shards.is_first and events else [0] * len(samples)
     tables = [json.loads(text) for text in group.gather_text(json.dumps([repeated, between]))]
     repetitions, gaps = zip(*(tables[reader] for reader in shards.first_readers), strict=True)
     raise_any([*_problems(repetitions, samples, path), *_gaps(gaps, path)])
@@ -85,23 +85,36 @@ def _repeated(
     return repeated
 
 
-def _between(copy: TrainingCopy, sample: Hashes) -> int:
-    """Returns how many rows of a sample belong between two rows of an episode of this shard.
+def _between(copy: TrainingCopy, samples: list[NDArray[np.uint64]]) -> list[int]:
+    """Returns for each shard how many rows of its sample belong between two rows of an episode of this shard.
 
-    The number is 0 if this shard has a row of the sample, or one with the same mdp_id and sequence_number.
+    The number is 0 if this shard has rows with the same mdp_id and sequence_number: those are other episodes.
     """
-    shared = np.flatnonzero(np.isin(copy.episode_hash, sample[2])).tolist()
-    episodes = {int(copy.episode_hash[episode]): episode for episode in shared}
-    number = 0
-    for code, sequence in zip(sample[2].tolist(), sample[3].view(np.int64).tolist(), strict=True):
-        if code not in episodes:
-            continue
-        begin, end = np.searchsorted(copy.episode, (episodes[code], episodes[code] + 1))
-        later = begin + np.searchsorted(copy.sequence[begin:end], sequence)
-        if later < end and copy.sequence[later] == sequence:
-            return 0
-        number += int(begin < later < end)
-    return number
+    codes = np.concatenate([sample[2] for sample in samples])
+    starts = range(0, len(copy.episode_hash), _BLOCK_ROWS)
+    blocks = [
+        np.flatnonzero(np.isin(copy.episode_hash[start : start + _BLOCK_ROWS], codes)) + start for start in starts
+    ]
+    shared = np.concatenate(blocks) if blocks else np.zeros(0, np.int64)
+    numbers = shared.astype(copy.episode.dtype)  # a search for another type would convert all rows
+    begins = np.searchsorted(copy.episode, numbers).tolist()
+    ends = np.searchsorted(copy.episode, numbers, side="right").tolist()
+    sequences = {
+        code: copy.sequence[begin:end]
+        for code, begin, end in zip(copy.episode_hash[shared].tolist(), begins, ends, strict=True)
+    }
+    between = []
+    for sample in samples:
+        number = 0
+        for code, sequence in zip(sample[2].tolist(), sample[3].view(np.int64).tolist(), strict=True):
+            own = sequences.get(code, ())
+            later = np.searchsorted(own, sequence)
+            if later < len(own) and own[later] == sequence:
+                number = 0
+                break
+            number += int(0 < later < len(own))
+        between.append(number)
+    return between
 
 
 def _gaps(tables: Sequence[list[int]], path: str) -> Iterator[Problem]:
