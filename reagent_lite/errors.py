@@ -224,12 +224,6 @@ class UnavailableError(PeerError):
     title = "folder not available"
 
 
-class CheckpointError(ReagentLiteError):
-    """The state at the end of training cannot be saved; the previous checkpoint still exists."""
-
-    title = "checkpoint error"
-
-
 class Preempted(BaseException):
     """A signal ended the run early; `kept` says what was kept and what the same command does when run again.
 

@@ -31,7 +31,8 @@ class RLConfig(Section):
     """The policy of the run, which is evaluated on logs, played in simulation and exported. 1: softmax at temperature;
     0: epsilon-greedy at epsilon."""
     use_seq_num_diff_as_time_diff: bool = False
-    """Discount by gamma ** (time_diff / time_diff_unit_length) instead of once per row."""
+    """Discount by gamma ** (time_diff / time_diff_unit_length) instead of once per row. Every row that is not
+    terminal then needs a time_diff."""
     time_diff_unit_length: Positive = 1.0
     """Divisor of time_diff."""
     q_network_loss: Literal["mse", "huber", "bce_with_logits"] = "mse"

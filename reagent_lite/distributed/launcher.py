@@ -74,7 +74,7 @@ def choose_processes(config: WorkflowConfig) -> Processes:
     """Returns the processes that a run starts on this machine.
 
     Raises:
-        ConfigError: more GPU processes than GPUs, or parallel "dp" without a GPU.
+        ConfigError: more GPU processes than GPUs, parallel "dp" without a GPU, or see `require_batch_norm`.
     """
     explicit = config.num_processes_per_node
     gpus = torch.cuda.device_count() if config.use_gpu else 0
@@ -85,13 +85,26 @@ def choose_processes(config: WorkflowConfig) -> Processes:
         raise ConfigError(Problem("parallel", '"ddp" or "none" on a CPU', '"dp"', todo))
     if not gpus:
         note = "use_gpu is true, but no GPU was found: training on the CPU" if config.use_gpu else ""
-        return Processes(explicit or 1, "cpu", note)
+        processes = Processes(explicit or 1, "cpu", note)
+        require_batch_norm(config, processes.count * config.num_nodes, processes.device_type)
+        return processes
     count = explicit or (gpus if config.use_all_avail_gpus else 1)
     if count > gpus:
         expected = f"at most the {counted(gpus, 'GPU')} of this machine"
         todo = "Lower it, or set use_gpu to false for CPU processes"
         raise ConfigError(Problem("num_processes_per_node", expected, str(count), todo))
     return Processes(count, "cuda")
+
+
+def require_batch_norm(config: WorkflowConfig, world_size: int, device_type: str) -> None:
+    """Checks that the processes of a run can compute batch normalization if the config asks for it.
+
+    Raises:
+        ConfigError: it would be over several CPU processes.
+    """
+    if config.training.use_batch_norm and world_size > 1 and device_type == "cpu":
+        todo = "Statistics over all processes need GPUs; train with one process, or without batch normalization"
+        raise ConfigError(Problem("training.use_batch_norm", "false with several CPU processes", "true", todo))
 
 
 def launch(

@@ -13,6 +13,7 @@ from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.config import WorkflowConfig, parameters
 from reagent_lite.console import logger, progress
 from reagent_lite.distributed.group import Group, attempt_here
+from reagent_lite.distributed.launcher import require_batch_norm
 from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem, needing
 from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.files import room_in
@@ -355,9 +356,7 @@ def _require_computable(config: WorkflowConfig, group: Group) -> None:
     if config.parallel != "ddp" and group.world_size > 1:  # processes of another launcher
         todo = 'Start one process, or set parallel to "ddp"'
         raise ConfigError(Problem("parallel", f'"ddp" with {group.world_size} processes', f'"{config.parallel}"', todo))
-    if config.training.use_batch_norm and group.world_size > 1 and group.device.type == "cpu":
-        todo = "Statistics over all processes need GPUs; train with one process, or without batch normalization"
-        raise ConfigError(Problem("training.use_batch_norm", "false with several CPU processes", "true", todo))
+    require_batch_norm(config, group.world_size, group.device.type)
     if config.training_data_path or config.follows:
         with needing("data", "training_data_path" if config.training_data_path else "simulation.mode"):
             import reagent_lite.data.formats.reading  # noqa: F401

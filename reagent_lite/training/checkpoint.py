@@ -31,10 +31,10 @@ from torch.optim import Optimizer
 
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
-from reagent_lite.console import logger
+from reagent_lite.console import Waiting, logger
 from reagent_lite.distributed.agreement import StepAgreement
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import BundleError, CheckpointError, PeerError, Problem, first_line
+from reagent_lite.errors import BundleError, PeerError, Problem, first_line
 from reagent_lite.files import FolderIdentity, appearing_file, appearing_folder, sync
 from reagent_lite.manifest import CHECKPOINT, read_document, seal_folder, verified
 from reagent_lite.training.loop import Running
@@ -487,18 +487,18 @@ class CheckpointSchedule:
             logger.warning(f"no checkpoint at step {done:,}: {failure}; {self._signal.standing}")
 
     def at_end(self) -> None:
-        """Saves the trained state before anything else can fail.
+        """Saves the trained state before anything else can fail, and waits for a folder that cannot be written.
 
         Raises:
-            CheckpointError: it cannot be saved.
+            Preempted: a rank was asked to end meanwhile.
+            UnavailableError: the folder cannot be written for ten minutes; raised on rank 0.
         """
-        failure = self._save()
-        if failure:
-            where = "checkpoint at the end of training"
-            todo = "Fix this and run the same command again"
-            raise CheckpointError(
-                Problem(where, "free space on a working disk", failure, f"{todo}; {self._signal.standing}")
-            )
+        waiting = Waiting()
+        while failure := self._save():
+            if any(self._group.all_gather(int(self._signal.wanted))):
+                raise self._signal.preempted()
+            if self._group.is_first:
+                waiting.sleep(f"no checkpoint at the end of training: {failure}", "model_output_path")
 
     def _save(self) -> str:
         waits = self._waits

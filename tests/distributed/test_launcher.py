@@ -18,6 +18,7 @@ from oracles.waiting import runs
 from reagent_lite import memory
 from reagent_lite.config import DqnConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
+from reagent_lite.config.training import TrainingConfig
 from reagent_lite.distributed import launcher
 from reagent_lite.distributed.gpus import used_gpus
 from reagent_lite.distributed.launcher import Processes, choose_processes
@@ -70,6 +71,13 @@ def test_more_gpu_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigError, match="at most the 2 GPUs"):
         choose_processes(DqnConfig.model_construct(num_processes_per_node=3))
+
+
+@pytest.mark.parametrize("keys", [{"num_processes_per_node": 2}, {"num_nodes": 2}])
+def test_batch_normalization_over_cpu_processes_is_refused_before_any_starts(keys: dict[str, Any]) -> None:
+    config = DqnConfig.model_construct(use_gpu=False, training=TrainingConfig(use_batch_norm=True), **keys)
+    with pytest.raises(ConfigError, match="use_batch_norm: expected false with several CPU processes"):
+        choose_processes(config)
 
 
 def test_a_worker_that_the_system_ended_for_lack_of_memory_is_named_so(

@@ -118,7 +118,7 @@ def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None, *, 
         expected = {
             "sequence": sequence_of(first_known(row.get("sequence_number"), number)),
             "reward": number_of(row["reward"]),
-            "time_diff": number_of(first_known(row.get("time_diff"), 1)),
+            "time_diff": number_of(first_known(row.get("time_diff"), 0)),
             "propensity": number_of(
                 1 if unlisted else first_known(row.get("propensity"), row.get("action_probability"), 1)
             ),

@@ -34,8 +34,9 @@ from oracles.resuming import (
 from oracles.runs import ALONE, Run, trained, with_config
 from oracles.waiting import wait_until
 
+from reagent_lite import console
 from reagent_lite.config import DqnConfig
-from reagent_lite.errors import CheckpointError, ConfigError
+from reagent_lite.errors import ConfigError, UnavailableError
 from reagent_lite.files import alone_in
 from reagent_lite.run.launch import main
 
@@ -152,14 +153,21 @@ def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_not_the_run(tmp_path
     assert checkpoints(tmp_path, "disk") == ["step_000033", "step_000035"]
 
 
-def test_a_disk_that_stays_full_is_an_error_at_the_end(tmp_path: Path, disk: Path) -> None:
+def test_a_disk_that_is_full_at_the_end_is_waited_for(
+    tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     laboratory = Laboratory(logged(tmp_path), ALONE, tmp_path)
     laboratory.run("first")
     (disk / "metrics.jsonl").touch()
     (disk / "tensorboard").mkdir()
     fill(disk, 5)
-    with pytest.raises(CheckpointError, match="No space left on device"):
+    monkeypatch.setattr(console, "_MOST_FOLDER_SECONDS", 0.1)
+    with pytest.raises(UnavailableError, match="no checkpoint at the end of training: No space left on device"):
         laboratory.run("disk")
+    # room appears while the run waits
+    monkeypatch.setattr(console, "_MOST_FOLDER_SECONDS", 60)
+    monkeypatch.setattr(console.time, "sleep", lambda _: [file.unlink() for file in disk.glob("filler_*")])
+    assert laboratory.run("disk").steps == laboratory.run("whole").steps
 
 
 # what may change between two starts

@@ -57,7 +57,7 @@ class TrainingCopy:
         action: [R] int32, index of the action or of the candidate in the row's list; -1 unknown.
         next_action: [R] int32, the same at the next state; -1 none.
         reward: [R] float32.
-        time_diff: [R] float32, 1 if the log has none.
+        time_diff: [R] float32, 0 if the log has none.
         step: [R] uint8, rows of the log that the transition spans; 1 if the log has no such column.
         propensity: [R] float32 in (0, 1], 1 if the log has none.
         bootstrap: [R] float32, 0 after a true end, else 1.

@@ -175,7 +175,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         lists=choices.lists,
         next_lists=None if choices.next_lists is None else choices.next_lists.without(terminal),
         reward=np.where(np.isnan(reward), 0, reward).astype(np.float64 if contract.events else np.float32),
-        time_diff=np.where(np.isnan(time_diff), 1, time_diff).astype(np.float32),
+        time_diff=np.where(np.isnan(time_diff), 0, time_diff).astype(np.float32),
         step=step,
         # the only candidate is taken with certainty
         propensity=np.where(faults.unlisted | np.isnan(probability), 1, probability).astype(np.float32),

@@ -1,15 +1,16 @@
-"""Finds rows that are in the shards of two machines, and would count twice.
+"""Finds rows that are in the shards of two machines, and would count twice, and events that would be paired wrongly.
 
 own rows ─► sample ─► samples of all shards ─► look-up among own rows ─► repeated rows by shard, the same on every rank
 
 Two rows are the same if they have the same mdp_id, sequence_number, state, candidates, action, reward and propensity.
 Machines that use the same mdp_ids for different episodes have rows with different values, and machines that each logged
-a part of the same episodes have different sequence numbers: neither is a repetition.
+a part of the same episodes have different sequence numbers: neither is a repetition. Transitions may be divided like
+that, as each has its next state. Events may not: each machine pairs its own, and would pair two across one of another.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +22,21 @@ from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.errors import Problem, counted, raise_any
 
 SAMPLED_ROWS = 1024
-"""Largest number of rows of a shard that are looked up in the others: 16 KiB per machine."""
+"""Largest number of rows of a shard that are looked up in the others: 32 KiB per machine."""
 
 _BLOCK_ROWS = 1 << 18
 _LISTS_AT_ONCE = 1 << 16
 _VALUES_AT_ONCE = 1 << 22  # some 30 MB; longer blocks are slower
 
 
-def require_own_rows(copy: TrainingCopy, shards: Shards, path: str) -> None:
-    """Checks that no shard repeats rows of another one; every rank calls it.
+def require_own_rows(copy: TrainingCopy, shards: Shards, path: str, *, events: bool) -> None:
+    """Checks that no shard repeats rows of another one, or pairs events across one of another; every rank calls it.
 
     Args:
         copy: this machine's training data.
         shards: which process reads which rows.
         path: the data's path, the same on all machines, for errors.
+        events: whether this machine's rows were events, which it has paired.
 
     Raises:
         DataError: some do; raised on every rank.
@@ -44,14 +46,18 @@ def require_own_rows(copy: TrainingCopy, shards: Shards, path: str) -> None:
     group = shards.group
     sample = np.linspace(0, len(copy) - 1, min(SAMPLED_ROWS, len(copy))).astype(np.int64)
     choices = choices_hashes(copy) if copy.parametric else None
-    sent = np.stack((_names(copy, sample), _contents(copy, sample, choices))).tobytes()
+    episodes = copy.episode_hash[copy.episode[sample]]
+    numbers = copy.sequence[sample].view(np.uint64)
+    sent = np.stack((_names(copy, sample), _contents(copy, sample, choices), episodes, numbers)).tobytes()
     samples = [
-        np.frombuffer(group.broadcast_bytes(sent if group.rank == reader else None, reader), np.uint64).reshape(2, -1)
+        np.frombuffer(group.broadcast_bytes(sent if group.rank == reader else None, reader), np.uint64).reshape(4, -1)
         for reader in shards.first_readers
     ]
     repeated = _repeated(copy, samples, shards.own, choices) if shards.is_first else []
-    tables = [json.loads(text) for text in group.gather_text(json.dumps(repeated))]
-    raise_any([*_problems([tables[reader] for reader in shards.first_readers], samples, path)])
+    between = _between(copy, samples) if shards.is_first and events else [0] * len(samples)
+    tables = [json.loads(text) for text in group.gather_text(json.dumps([repeated, between]))]
+    repetitions, gaps = zip(*(tables[reader] for reader in shards.first_readers), strict=True)
+    raise_any([*_problems(repetitions, samples, path), *_gaps(gaps, path)])
 
 
 def _repeated(
@@ -73,13 +79,58 @@ def _repeated(
         copy.release()
     repeated = []
     for sample in samples:
-        equal = [contents[name] == {content} for name, content in sample.T.tolist() if name in contents]
+        equal = [contents[name] == {content} for name, content in sample[:2].T.tolist() if name in contents]
         repeated.append(len(equal) if all(equal) else 0)
     repeated[own_shard] = 0
     return repeated
 
 
-def _problems(tables: list[list[int]], samples: list[NDArray[np.uint64]], path: str) -> Iterator[Problem]:
+def _between(copy: TrainingCopy, samples: list[NDArray[np.uint64]]) -> list[int]:
+    """Returns for each shard how many rows of its sample belong between two rows of an episode of this shard.
+
+    The number is 0 if this shard has rows with the same mdp_id and sequence_number: those are other episodes.
+    """
+    codes = np.concatenate([sample[2] for sample in samples])
+    starts = range(0, len(copy.episode_hash), _BLOCK_ROWS)
+    blocks = [
+        np.flatnonzero(np.isin(copy.episode_hash[start : start + _BLOCK_ROWS], codes)) + start for start in starts
+    ]
+    shared = np.concatenate(blocks) if blocks else np.zeros(0, np.int64)
+    numbers = shared.astype(copy.episode.dtype)  # a search for another type would convert all rows
+    begins = np.searchsorted(copy.episode, numbers).tolist()
+    ends = np.searchsorted(copy.episode, numbers, side="right").tolist()
+    sequences = {
+        code: copy.sequence[begin:end]
+        for code, begin, end in zip(copy.episode_hash[shared].tolist(), begins, ends, strict=True)
+    }
+    between = []
+    for sample in samples:
+        number = 0
+        for code, sequence in zip(sample[2].tolist(), sample[3].view(np.int64).tolist(), strict=True):
+            own = sequences.get(code, ())
+            later = np.searchsorted(own, sequence)
+            if later < len(own) and own[later] == sequence:
+                number = 0
+                break
+            number += int(0 < later < len(own))
+        between.append(number)
+    return between
+
+
+def _gaps(tables: Sequence[list[int]], path: str) -> Iterator[Problem]:
+    """Yields a problem for each shard of events that lacks events of its episodes; `tables` are those of `_between`."""
+    for shard, table in enumerate(tables):
+        for other, number in enumerate(table):
+            if number:
+                yield Problem(
+                    f"{path} on node {shard}",
+                    "whole episodes of events, as each node pairs its own",
+                    f"episodes that lack {counted(number, 'event')} of node {other}, among those compared",
+                    "Divide them by workflows.shard or data.shards_path; give different episodes different mdp_ids",
+                )
+
+
+def _problems(tables: Sequence[list[int]], samples: list[NDArray[np.uint64]], path: str) -> Iterator[Problem]:
     """Yields a problem for each shard that shares rows with an earlier one.
 
     Args:

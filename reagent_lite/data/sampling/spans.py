@@ -51,7 +51,7 @@ def time_steps(copy: TrainingCopy, unit_length: float) -> Spans:
     wrong = (copy.time_diff <= 0) & (copy.bootstrap > 0)
     expected = "a time_diff above 0, as rl.use_seq_num_diff_as_time_diff is true"
     todo = "Correct the log, or set use_seq_num_diff_as_time_diff to false"
-    copy.refuse(wrong, expected, lambda row: f"{copy.time_diff[row]:g}", todo)
+    copy.refuse(wrong, expected, lambda row: f"{copy.time_diff[row]:g}" if copy.time_diff[row] else "none, or 0", todo)
     # a terminal row's time_diff discounts nothing, and with 0 steps and γ 0 there would be 0 ** 0
     steps = np.where(copy.bootstrap > 0, copy.time_diff / unit_length, 1)
     return Spans(reward=copy.reward, steps=steps.astype(np.float32))

@@ -76,7 +76,7 @@ def test_one_small_log_by_hand(tmp_path: Path) -> None:
         next_action=[-1, 1, 1, -1],
         next_mask=[[0, 0], [1, 1], [1, 1], [0, 0]],
         reward=[1, -1, 1, 1],
-        time_diff=[1, 1, 2, 1],
+        time_diff=[0, 0, 2, 0],
         propensity=[1, 1, 1, 0.25],
         metrics=[[7], [0], [0], [0]],
     )

@@ -55,6 +55,7 @@ def test_time_is_divided_by_its_unit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("last", "use", "words"), [
     ({"time_diff": 0, "terminal": False}, lambda copy: time_steps(copy, 1.0), "4: .*time_diff above 0"),
+    ({"time_diff": None, "terminal": False}, lambda copy: time_steps(copy, 1.0), "4: .*time_diff above 0.*none, or 0"),
     ({"next_action": None, "terminal": False},
      lambda copy: learnable_rows(copy, single_steps(copy), maxq=False, unit_reward=False), "4: .*a next_action"),
     ({}, lambda copy: learnable_rows(copy, single_steps(copy), maxq=True, unit_reward=True),
