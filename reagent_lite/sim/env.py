@@ -110,9 +110,8 @@ class VectorEnv:
 
     @property
     def row_truncated(self) -> Tensor:
-        """[R] bool: the time limit cut the episode of an agent in the game."""
-        ended = self._by_row(self.truncated)
-        return ended if self.next_in_game is None else ended & self.next_in_game
+        """[R] bool: the episode ended at the time limit; also true with a true end in the same step."""
+        return self._by_row(self.truncated | (self.ended > 0) & (self.last_length == self.time_limit))
 
     def _by_row(self, values: Tensor) -> Tensor:
         """Repeats values of environments, [N], for each agent, [R]."""

@@ -44,8 +44,8 @@ def table(sample: Sample) -> dict[float, tuple[float, ...]]:
 
 
 def test_terminated_counts_where_a_row_is_truncated_too() -> None:
-    ring = ring_of(needs_next_action=True)
-    write_line(ring, [1, 1], [TERMINATED | TRUNCATED, GOES_ON])
+    ring = ring_of()
+    write_line(ring, [1, 1], [TERMINATED | TRUNCATED, TERMINATED])
     batch = ring.sample(8).batch
     assert (batch.bootstrap.tolist(), batch.weight.tolist()) == ([0] * 8, [1 / 8] * 8)
 

@@ -38,7 +38,8 @@ class Episodes:
 
     def window(self, time: int, env: int) -> list[Row]:
         rows = [rows[env] for rows in self.rows[time : time + self.n]]
-        return rows[: next((k for k, row in enumerate(rows, 1) if row.end), self.n)]
+        rows = rows[: next((k for k, row in enumerate(rows, 1) if row.end), self.n)]
+        return rows[:-1] if self.sarsa and rows[-1].end & TRUNCATED and len(rows) > 1 else rows
 
     def complete(self) -> set[tuple[int, int]]:
         """Windows whose n rows are all kept; with SARSA the row after them too."""
@@ -46,8 +47,8 @@ class Episodes:
         return {(time, env) for time in times for env in range(self.envs)}
 
     def is_learnable(self, index: tuple[int, int]) -> bool:
-        """Whether no time limit cuts a window, with SARSA."""
-        return not (self.sarsa and self.window(*index)[-1].end == TRUNCATED)
+        """Whether the first row is not at a time limit, with SARSA."""
+        return not (self.sarsa and self.window(*index)[-1].end & TRUNCATED)
 
 
 @settings(max_examples=60, deadline=None)
@@ -60,7 +61,7 @@ def test_rows_equal_a_naive_list_of_episodes(data: st.DataObject) -> None:
     ring = ring_of(num_envs=envs, slots=slots, gamma=0.9, n_step=n, prioritized=prioritized, needs_next_action=sarsa)
     model = Episodes(envs, slots, n, sarsa)
     episode = [0] * envs
-    moves = st.tuples(st.sampled_from([0, 0, 0, TERMINATED, TRUNCATED]), st.integers(0, 3))
+    moves = st.tuples(st.sampled_from([0, 0, 0, TERMINATED, TRUNCATED, TERMINATED | TRUNCATED]), st.integers(0, 3))
     for time in range(data.draw(st.integers(1, 30))):
         drawn = data.draw(st.lists(moves, min_size=envs, max_size=envs))
         rows = [Row(1 + time * envs + env, episode[env], *move) for env, move in enumerate(drawn)]
@@ -76,7 +77,7 @@ def write(ring: ReplayRing, rows: list[Row]) -> None:
     ring.write(EnvStep(
         observation=observation, action=action, reward=torch.tensor([row.reward for row in rows]),
         next_observation=torch.where(end[:, None] > 0, -observation, observation + len(rows)),
-        propensity=1 / state, terminated=end == TERMINATED, truncated=end == TRUNCATED,
+        propensity=1 / state, terminated=end & TERMINATED > 0, truncated=end & TRUNCATED > 0,
     ))  # fmt: skip
 
 
@@ -107,7 +108,7 @@ def agrees(ring: ReplayRing, model: Episodes, prioritized: bool) -> None:
             "index": time % model.slots * model.envs + env,
             "next_state": -last.state if last.end else last.state + model.envs,
             "steps": len(rows),
-            "bootstrap": last.end != TERMINATED,
+            "bootstrap": not last.end & TERMINATED,
             "action": rows[0].action,
             "next_action": model.rows[time + len(rows)][env].action if follows else 0,
         }
