@@ -106,7 +106,7 @@ class EnvStep:
         action: [N], any integer type.
         reward: [N] float32.
         terminated: [N] bool.
-        truncated: [N] bool; terminated wins if both are true.
+        truncated: [N] bool, at a limit; terminated wins if both are true.
         next_observation: [N, S] float32, after the action, also at the end of an episode.
         propensity: [N] float32.
         mask, next_mask: [N, K] bool, with masked choices or candidates.

@@ -64,6 +64,14 @@ constexpr bool is_masked = false;
 template <class T>
 constexpr bool never = false;
 
+// Returned by the templates of functions that are only called if the file defines a macro.
+enum NotDefined {};
+
+template <class T>
+constexpr bool is_defined = true;
+template <>
+constexpr bool is_defined<NotDefined> = false;
+
 template <class S>
 DEVICE void reset(S &, Random &) {
   static_assert(never<S>, "an environment must define: DEVICE void reset(State &s, Random &random)");
@@ -133,18 +141,23 @@ DEVICE int type_of(I agent) {
 }
 
 template <class S>
-DEVICE bool allowed(const S &, int) {
+DEVICE NotDefined allowed(const S &, int) {
   static_assert(never<S>, "an environment that is MASKED must define: DEVICE bool allowed(const State &s, int action)");
-  return false;
+  return {};
 }
 
 template <class S>
-DEVICE bool candidate(const S &, int, Random &, float *) {
+DEVICE NotDefined candidate(const S &, int, Random &, float *) {
   static_assert(never<S>,
                 "an environment with CANDIDATES must define: "
                 "DEVICE bool candidate(const State &s, int k, Random &random, float *features)");
-  return false;
+  return {};
 }
+
+static_assert(is_masked || !is_defined<decltype(allowed(*(const State *)nullptr, 0))>,
+              "an environment with allowed() must define MASKED: otherwise all actions are allowed");
+static_assert(has_candidates || !is_defined<decltype(candidate(*(const State *)nullptr, 0, *(Random *)nullptr, nullptr))>,
+              "an environment with candidate() must define CANDIDATES: otherwise its choices are fixed");
 
 #ifdef ACTION_FEATURE_SIZE
 template <class I>

@@ -14,7 +14,7 @@ ENTRY const Description env_description;
 const Description env_description = describe();
 
 ENTRY void env_describe(float *parameters, float *features, int *agent_types, int *observed) {
-  write_numbers(parameters, features, agent_types, observed);
+  write_numbers<(1 << 16)>(parameters, features, agent_types, observed);
 }
 
 constexpr int block_size = 1024;

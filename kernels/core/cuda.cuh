@@ -9,7 +9,7 @@ namespace reagent_lite::environment {
 extern "C" __device__ const Description env_description = describe();
 
 KERNEL env_describe(float *parameters, float *features, int *agent_types, int *observed) {
-  write_numbers(parameters, features, agent_types, observed);
+  write_numbers<64>(parameters, features, agent_types, observed);
 }
 
 template <auto entry>

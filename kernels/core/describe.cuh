@@ -116,19 +116,26 @@ constexpr Description describe() {
   return result;
 }
 
-#define PARAMETER_NUMBER(name, value) *parameters++ = name;
+#define PARAMETER_NUMBER(name, otherwise) *parameters++ = name;
+#define LIST_NUMBERS(name, size, otherwise) \
+  for (int k = 0; k < (size); ++k) *parameters++ = name.value[k];
 
 // Sets `observed` to the number of floats that observe() writes for an initial state, up to the first that it omits.
+// There is room for `spare` more than it declares.
+template <int spare>
 DEVICE void write_numbers(float *parameters, float *features, int *agent_types, int *observed) {
 #ifdef PARAMETERS
   PARAMETERS(PARAMETER_NUMBER)
+#endif
+#ifdef PARAMETER_LISTS
+  PARAMETER_LISTS(LIST_NUMBERS)
 #endif
   for (int agent = 0; agent < agents; ++agent) agent_types[agent] = type_of(agent);
 #ifndef CANDIDATES
   for (int k = 0; k < num_choices; ++k) action_features(k, features + k * feature_width);
 #endif
   constexpr float unwritten = -1.2345678e30f;
-  float row[observation_width + 64];
+  float row[observation_width + spare];
   State s = {};
   Random random = random_for(0u, 0u, 0u, 0u, 0u, FOR_RESET, 0u);
   reset(s, random);
@@ -137,7 +144,7 @@ DEVICE void write_numbers(float *parameters, float *features, int *agent_types, 
     for (float &number : row) number = unwritten;
     observe_agent(s, agent, row);
     int count = 0;
-    while (count < observation_width + 64 && row[count] != unwritten) ++count;
+    while (count < observation_width + spare && row[count] != unwritten) ++count;
     if (count != observation_width) *observed = count;
   }
 }

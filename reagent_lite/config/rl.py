@@ -41,7 +41,8 @@ class RLConfig(Section):
     set_missing_value_to_zero: bool = False
     """Read an absent feature as the raw value 0 instead of as missing."""
     multi_steps: Count | None = None
-    """Rows of an n-step return, consecutive in an episode; the end of the episode cuts it."""
+    """Rows of an n-step return, consecutive in an episode; the end of the episode cuts it. With maxq_learning false a
+    return ends before a row at a time limit, as no next action follows it."""
     cql_alpha: NotNegative = 0.0
     """Weight alpha of the conservative term logsumexp_a Q(s, a) - Q(s, logged a) in CQL's objective (Kumar et al.,
     2020, eq. 4), where the squared TD error has the factor 1/2. mse lacks this factor, so the term is then weighted by

@@ -380,7 +380,8 @@ def _spans(config: WorkflowConfig, copy: TrainingCopy) -> Spans:
         return time_steps(copy, rl.time_diff_unit_length)
     if rl.multi_steps is not None and rl.multi_steps > 1:
         boost = [(rl.reward_boost or {}).get(name, 0.0) for name in config.actions]
-        return n_steps(copy, rl.multi_steps, rl.gamma, np.array(boost) if rl.reward_boost else None)
+        boosts = np.array(boost) if rl.reward_boost else None
+        return n_steps(copy, rl.multi_steps, rl.gamma, boosts, maxq=rl.maxq_learning)
     return single_steps(copy)
 
 

@@ -110,9 +110,8 @@ class VectorEnv:
 
     @property
     def row_truncated(self) -> Tensor:
-        """[R] bool: the time limit cut the episode of an agent in the game."""
-        ended = self._by_row(self.truncated)
-        return ended if self.next_in_game is None else ended & self.next_in_game
+        """[R] bool: the episode ended at the time limit; also true with a true end in the same step."""
+        return self._by_row(self.truncated | (self.ended > 0) & (self.last_length == self.time_limit))
 
     def _by_row(self, values: Tensor) -> Tensor:
         """Repeats values of environments, [N], for each agent, [R]."""
@@ -129,6 +128,9 @@ class VectorEnv:
     def act(self, q: Tensor | None, *, epsilon: Tensor, temperature: float = 0.0) -> None:
         """Draws `action` and its `propensity`.
 
+        Equal candidates are one choice, the first of them, as a log identifies a candidate by its features: `mask` is
+        false for the others.
+
         Args:
             q: [R, K] float32 on the device; None draws uniformly among the allowed choices.
             epsilon: [1] float32 on the device, probability of a uniform draw if temperature is 0.
@@ -138,6 +140,8 @@ class VectorEnv:
             SimulationError: q or epsilon has another shape or is on another device.
         """
         call = self._act_call
+        if self._own_features and self.mask is not None and self.features is not None:
+            self.mask.logical_and_(_is_first_of_equal(self.mask, self.features))
         if q is None:
             call.q = None
         else:
@@ -359,6 +363,17 @@ def require_finite_returns(returns: Tensor, environment: str) -> None:
         where = f"rewards of {environment}"
         todo = "The environment computes them: check its function step"
         raise SimulationError(Problem(where, "finite numbers", "some that are not", todo))
+
+
+def _is_first_of_equal(mask: Tensor, features: Tensor) -> Tensor:
+    """Returns whether no earlier allowed choice of the row has the same features, [R, K]; compares 64-bit hashes."""
+    key = torch.zeros_like(mask, dtype=torch.int64)
+    for bits in (features + 0).view(torch.int32).unbind(2):  # + 0: -0 equals 0
+        key = key * 0x5DEECE66D1CE4E5B + bits
+    ascending, order = key.masked_fill(~mask, torch.iinfo(torch.int64).max).sort(1, stable=True)
+    first = torch.ones_like(mask)
+    first[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
+    return torch.zeros_like(mask).scatter_(1, order, first)
 
 
 def _without(call: Call, *outputs: str) -> Call:

@@ -189,10 +189,10 @@ def require_parameters(given: dict[str, float], spec: EnvSpec) -> None:
     Raises:
         SimulationError: some are unknown; the error lists the environment's parameters.
     """
-    elements = {f"{name}[{k}]" for name, size in spec.parameter_lists.items() for k in range(size)}
     lists = [f"{name} (a list of {size})" for name, size in spec.parameter_lists.items()]
-    names = [*spec.parameters, *spec.parameter_lists]
-    expected = f"parameters of {spec.name}: {', '.join([*spec.parameters, *lists]) or 'it has none'}"
-    unknown = sorted(set(given) - {*names, *elements})
+    numbers = [name for name in spec.parameters if "[" not in name]
+    names = [*numbers, *spec.parameter_lists]
+    expected = f"parameters of {spec.name}: {', '.join([*numbers, *lists]) or 'it has none'}"
+    unknown = sorted(set(given) - {*names, *spec.parameters})
     problems = [Problem("simulation.env_parameters", expected, repr(name), nearest(name, names)) for name in unknown]
     raise_any(problems, SimulationError)

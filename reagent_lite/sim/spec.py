@@ -51,7 +51,8 @@ class EnvSpec:
         action_names: names of fixed actions, in order.
         agent_type_names: names of the types of agents, in order of their numbers.
         agent_types: [A] number of each agent's type.
-        parameters: constants of the dynamics in use; for Gymnasium, the arguments of gymnasium.make.
+        parameters: constants of the dynamics in use, lists as name[0], name[1] and so on; for Gymnasium, the
+            arguments of gymnasium.make.
         parameter_lists: sizes of the constants that are lists, by name.
         fields: the state's variables in memory order.
         action_features: [K][F], features of fixed actions; empty with candidates.
@@ -82,7 +83,8 @@ class EnvSpec:
         fields = tuple(Field(*field) for field in tree.pop("state"))
         tree["action_names"] = tuple(tree["action_names"]) or tuple(map(str, range(tree["num_actions"])))
         tree["agent_type_names"] = tuple(tree["agent_type_names"])
-        tree["parameters"] = dict.fromkeys(tree["parameters"], 0.0)
+        elements = [f"{name}[{k}]" for name, size in tree["parameter_lists"].items() for k in range(size)]
+        tree["parameters"] = dict.fromkeys(tree["parameters"] + elements, 0.0)
         return cls(name=name, fields=fields, agent_types=(), action_features=(), **tree)
 
     def measured(

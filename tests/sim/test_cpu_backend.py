@@ -59,6 +59,7 @@ KNOWN = (
           for value in (float("nan"), float("inf"), 1e39)),
         (COUNTER.replace("SIZE 2", "SIZE 1"), {}, "all 1 floats of OBSERVATION_SIZE"),
         (COUNTER.replace("SIZE 2", "SIZE 3"), {}, "all 3 floats of OBSERVATION_SIZE"),
+        (COUNTER.replace("observation[1]", "for (int i = 1; i < 500; ++i) observation[i]"), {}, "the first 500"),
         ('#define ACTION_NAMES {"a", "b", "a"}\n' + COUNTER, {}, "a unique name for each, got 'a', 'b', 'a'"),
         ('#define ACTION_NAMES {"a", "b", ""}\n' + COUNTER, {}, "got 'a', 'b', ''"),
     ],
@@ -71,6 +72,8 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path, env: str, parameters: di
 def test_parameters_reach_the_kernel_to_the_last_bit() -> None:
     for value in (9.7, 1e-30, -3e38, 1.0, 16777217.0):
         assert opened("cartpole_v1", gravity=value).spec.parameters["gravity"] == torch.tensor(value).item()
+    listed = opened("tag_gridworld", **{"starting_location_x[1]": 3.0}).spec.parameters
+    assert [listed[f"starting_location_x[{k}]"] for k in range(3)] == [-1, 3, -1]
 
 
 # -- A user's own file ------------------------------------------------------------------------------------------------
@@ -130,6 +133,16 @@ def test_the_identity_is_that_of_own_sources_and_constants(tmp_path: Path, monke
             "DEVICE float step(State &s, int action, Random &random",
         ),
         ("DECLARE", "#define MASKED\nDECLARE", "must define: DEVICE bool allowed(const State &s, int action)"),
+        (
+            "DEVICE void reset",
+            "DEVICE bool allowed(const State &s, int action) { return true; }\nDEVICE void reset",
+            "an environment with allowed() must define MASKED",
+        ),
+        (
+            "DEVICE void reset",
+            "DEVICE bool candidate(const State &s, int k, Random &r, float *f) { return true; }\nDEVICE void reset",
+            "an environment with candidate() must define CANDIDATES",
+        ),
         ("DECLARE", "#define CANDIDATES\nDECLARE", "with CANDIDATES must define ACTION_FEATURE_SIZE"),
         (
             "DECLARE",

@@ -90,8 +90,8 @@ SHOWN_TEAM = TEAM.replace("observation[2] = s.luck[agent]", "observation[2] = 0.
     pytest.param(SHOWN_TEAM, {"num_envs": 1, "time_limit": 2, "parameters": {"size": 3.0}}, [
         ((2, 0, 1), {}),
         ((2, 0, 1), {"truncated": [True], "row_terminated": [True, False, True],
-                     "row_truncated": [False, True, False]}),
-    ], "", id="a time limit truncates agents in the game"),
+                     "row_truncated": [True] * 3}),
+    ], "", id="a time limit truncates agents in the game; some leave at it"),
 ])  # fmt: skip
 def test_hand_computed_steps(
     counter: MakeEnv, source: str, settings: dict[str, Any], steps: list[tuple[Any, dict[str, Any]]], fault: str
@@ -135,6 +135,14 @@ CANDIDATES = "#define CANDIDATES\n#define ACTION_FEATURE_SIZE 2\n" + COUNTER.rep
 }
 DEVICE float step""",
 ).replace("s.past[1] = s.past[0];", "float f[2]; candidate_of(s, action, random, f); s.past[1] = f[0];")
+
+
+def test_equal_candidates_are_one_choice(counter: MakeEnv) -> None:
+    two = CANDIDATES.replace("uniform(random)", "k == 0 ? -0.0f : 0.0f").replace("10 * s.count + k", "k / 2")
+    env = counter(two.replace("k <= s.count", "true"), num_envs=500, parametric=True)
+    env.act(torch.tensor([[2.0, 2.0, 1.0]]).expand(500, 3), epsilon=torch.tensor([0.5]))
+    require_buffers(env, mask=[[True, False, True]] * 500)
+    assert set(zip(env.action.tolist(), env.propensity.tolist(), strict=True)) == {(0, 0.75), (2, 0.25)}
 
 
 # -- State and faults -------------------------------------------------------------------------------------------------

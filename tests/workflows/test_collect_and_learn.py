@@ -148,7 +148,9 @@ def test_what_is_played_is_what_is_learned_from(tmp_path: Path, env: str, parame
     (tmp_path / "data" / "fifo").mkdir(parents=True)
     folder = EpisodeFolder(tmp_path / "data")
     name = folder.add(episode_rows(named_block(episodes, "x"), schema), {}, "0" * 12)
-    parts = [env_steps(rows, spec) for rows in folder.rows(f"fifo/{name}", names)]
+    limit = int(episodes.lengths[0])
+    parts = [env_steps(rows, spec, limit) for rows in folder.rows(f"fifo/{name}", names)]
+    at_limit = ~episodes.terminal | (episodes.lengths == limit)
 
     def read(column: str) -> np.ndarray[Any, Any]:
         return torch.cat([getattr(part, column) for part in parts]).numpy()
@@ -161,7 +163,7 @@ def test_what_is_played_is_what_is_learned_from(tmp_path: Path, env: str, parame
     allowed = np.ones(shape, bool) if episodes.mask is None else episodes.mask
     expected = {
         "observation": episodes.state, "reward": episodes.reward, "propensity": episodes.propensity,
-        "terminated": np.isin(count, ends[episodes.terminal]), "truncated": np.isin(count, ends[~episodes.terminal]),
+        "terminated": np.isin(count, ends[episodes.terminal]), "truncated": np.isin(count, ends[at_limit]),
         "next_observation": after, **({} if parametric else {"action": episodes.action, "mask": allowed}),
     }  # fmt: skip
     assert {column: read(column).tolist() for column in expected} == {

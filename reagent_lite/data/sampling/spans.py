@@ -57,7 +57,9 @@ def time_steps(copy: TrainingCopy, unit_length: float) -> Spans:
     return Spans(reward=copy.reward, steps=steps.astype(np.float32))
 
 
-def n_steps(copy: TrainingCopy, count: int, gamma: float, boost: NDArray[np.float64] | None = None) -> Spans:
+def n_steps(
+    copy: TrainingCopy, count: int, gamma: float, boost: NDArray[np.float64] | None = None, *, maxq: bool = True
+) -> Spans:
     """Returns rows that span up to `count` rows of their episode.
 
     Args:
@@ -65,6 +67,8 @@ def n_steps(copy: TrainingCopy, count: int, gamma: float, boost: NDArray[np.floa
         count: n.
         gamma: discount per row.
         boost: [K] reward added by action to all rows of the span except the first, to which the learner adds it.
+        maxq: false if the target needs the logged next action (SARSA): a span ends before a row at a limit that has
+            none.
 
     Raises:
         DataError: a row spans several rows already.
@@ -78,8 +82,9 @@ def n_steps(copy: TrainingCopy, count: int, gamma: float, boost: NDArray[np.floa
     steps = np.ones(rows, np.float32)
     going = np.ones(rows, bool)
     raw = reward if boost is None else reward + np.where(copy.action >= 0, boost[np.maximum(copy.action, 0)], 0)
+    stops = (copy.truncated > 0) & (copy.next_action < 0) & (not maxq)
     for k in range(1, count):
-        going &= copy.follows[last].astype(bool) & (copy.bootstrap[last] > 0)
+        going &= copy.follows[last].astype(bool) & (copy.bootstrap[last] > 0) & ~np.append(stops, True)[last + 1]
         last = np.where(going, last + 1, last)
         reward = reward + np.where(going, gamma**k * raw[last], 0)
         steps += going

@@ -167,6 +167,7 @@ class _RankFiles:
         self._folder = folder
         self._device = device
         self._spec = encoder.simulation.backend.spec
+        self._time_limit = encoder.simulation.config.time_limit or self._spec.time_limit
         self._types = encoder.simulation.types
         self._actions = encoder.config.actions
         self._unit_reward = encoder.config.rl.q_network_loss == "bce_with_logits"
@@ -199,7 +200,7 @@ class _RankFiles:
     def _read_blocks(self) -> None:
         name = self._unread[0]
         for rows in itertools.islice(self._folder.rows(name, self._actions), self._blocks_read, None):
-            self._write(env_steps(rows, self._spec), agents_of(rows, self._spec, name))
+            self._write(env_steps(rows, self._spec, self._time_limit), agents_of(rows, self._spec, name))
             self._blocks_read += 1
 
     def _write(self, steps: EnvStep, agent: Tensor) -> None:
@@ -465,7 +466,7 @@ def agents_of(rows: Rows, spec: EnvSpec, where: str) -> Tensor:
     return torch.from_numpy(np.append(agents, 0)[rows.episode])
 
 
-def env_steps(rows: Rows, spec: EnvSpec) -> EnvStep:
+def env_steps(rows: Rows, spec: EnvSpec, time_limit: int) -> EnvStep:
     """Returns rows, one after the other, as steps of one environment.
 
     Candidates are the first of K choices, in the order of their list.
@@ -477,12 +478,13 @@ def env_steps(rows: Rows, spec: EnvSpec) -> EnvStep:
         features["features"], mask = _padded(rows.lists, spec)
         features["next_features"], next_mask = _padded(rows.next_lists, spec)
     ids = tuple(range(spec.observation_size))
+    terminated = rows.bootstrap == 0
     columns = {
         "observation": rows.state.aligned(ids),
         "action": rows.action,
         "reward": rows.reward,
-        "terminated": rows.bootstrap == 0,
-        "truncated": rows.truncated.astype(bool),
+        "terminated": terminated,
+        "truncated": (rows.truncated > 0) | terminated & (rows.sequence == time_limit - 1),
         "next_observation": rows.next_state.aligned(ids),
         "propensity": rows.propensity,
         "mask": mask,

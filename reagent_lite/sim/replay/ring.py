@@ -48,7 +48,9 @@ class ReplaySettings:
         prioritized: whether rows are drawn by priority.
         alpha: exponent of priorities.
         absences: whether some rows are of agents that have left; they have weight 0.
-        needs_next_action: SARSA; rows whose next action is not known have weight 0. Otherwise next_action is 0.
+        needs_next_action: SARSA; a window ends before the step at a time limit, after which no action is known, and a
+            row at the limit has weight 0. Both hold for every end of that step: leaving out only those that the limit
+            cuts would favor true ends. Otherwise next_action is 0.
         boost: [K] reward added by action, to all rows of a window but the first: the learner adds that one itself.
         seed: seed of the ring's own generator, which must be registered with a CUDA graph. None draws from the device's
             default generator, which a CUDA graph captures by itself.
@@ -331,7 +333,7 @@ class ReplayRing:
         value = (priorities.largest * (filled > s.lag)).unsqueeze(1).expand(-1, N)
         if s.needs_next_action:
             rows = (ready.unsqueeze(1) * N + self._envs).view(-1)
-            value = value * (self._windows(rows).ended != _TRUNCATED).view(-1, N)
+            value = value * (self._windows(rows).ended.bitwise_and(_TRUNCATED) == 0).view(-1, N)
         if s.absences:
             value = value * (self._columns["marks"][ready, :, 1] < _ABSENT)
         self._by_slot(priorities).index_fill_(0, slots, 0).index_copy_(0, ready, value)
@@ -353,13 +355,17 @@ class ReplayRing:
         return row, (usable > 0).float().expand(len(share))
 
     def _windows(self, row: Tensor) -> _Windows:
-        """Returns the windows that start at rows [B], up to the end of their episodes or n rows."""
+        """Returns the windows that start at rows [B], up to the end of their episodes (SARSA: to a limit) or n rows."""
         index = (row + self._offsets).remainder(self.capacity)
         reward, propensity = self._flat["scalars"].index_select(0, index.view(-1)).view(*index.shape, 2).unbind(2)
         action, ended = self._flat["marks"].index_select(0, index.view(-1)).view(*index.shape, 2).unbind(2)
         if self._boost is not None:
             reward = reward + self._boost[action.long()] * self._after_first
-        total, steps = n_step_sum(reward, ended, self._powers)
+        stops = ended
+        if self._settings.needs_next_action:
+            stops = ended.clone()
+            stops[:-1] += ended[1:].bitwise_and(_TRUNCATED)
+        total, steps = n_step_sum(reward, stops, self._powers)
         at_last = (steps - 1).unsqueeze(0)
         return _Windows(
             reward=total,
@@ -374,7 +380,7 @@ class ReplayRing:
         """Returns each row's share in the mean, [B]; 0 for rows that cannot be learned from."""
         s = self._settings
         if s.needs_next_action:
-            rarity = rarity * (windows.ended != _TRUNCATED)
+            rarity = rarity * (windows.ended.bitwise_and(_TRUNCATED) == 0)
         if s.absences:
             rarity = rarity * (self._flat["marks"][row, 1] < _ABSENT)
         if s.prioritized:

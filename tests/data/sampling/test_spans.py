@@ -37,6 +37,15 @@ def test_two_steps_at_gamma_09(tmp_path: Path) -> None:
     np.testing.assert_allclose(n_steps(copy, 2, 0.9, np.array([10.0, 0.0])).reward, [9.9, 13.6, 17.5, 5.0], rtol=1e-6)
 
 
+def test_sarsa_ends_a_span_before_a_row_at_a_limit(tmp_path: Path) -> None:
+    copy = timeline(tmp_path, terminal=False, truncated=True, next_action=None)
+    spans = n_steps(copy, 50, 1.0, maxq=False)
+    assert (spans.reward.tolist(), spans.steps.tolist()) == ([5, 5, 4, 5], [3, 2, 1, 1])
+    kept, notes = learnable_rows(copy, spans, maxq=False, unit_reward=False)
+    assert (kept is not None and kept.tolist(), len(notes)) == ([0, 1, 2], 1)
+    assert n_steps(copy, 50, 1.0).steps.tolist() == [4, 3, 2, 1]
+
+
 def test_episodes_do_not_run_into_each_other(tmp_path: Path) -> None:
     copy = prepare_training_copy(
         str(write_lines(tmp_path / "log.jsonl", random_rows(30, missing=0.0))), actions=("a", "b")

@@ -36,7 +36,8 @@ class Episodes:
 
     def window(self, time: int, env: int) -> list[Row]:
         rows = [rows[env] for rows in self.rows[time : time + self.n]]
-        return rows[: next((k for k, row in enumerate(rows, 1) if row.end), self.n)]
+        rows = rows[: next((k for k, row in enumerate(rows, 1) if row.end), self.n)]
+        return rows[:-1] if self.sarsa and rows[-1].end & TRUNCATED and len(rows) > 1 else rows
 
     def complete(self) -> set[tuple[int, int]]:
         """Windows whose n rows are all kept; with SARSA the row after them too."""
@@ -44,8 +45,8 @@ class Episodes:
         return {(time, env) for time in times for env in range(self.envs)}
 
     def is_learnable(self, index: tuple[int, int]) -> bool:
-        """Whether no time limit cuts a window, with SARSA."""
-        return not (self.sarsa and self.window(*index)[-1].end == TRUNCATED)
+        """Whether the first row is not at a time limit, with SARSA."""
+        return not (self.sarsa and self.window(*index)[-1].end & TRUNCATED)
 
 
 @settings(max_examples=60, deadline=None)
