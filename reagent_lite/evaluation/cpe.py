@@ -15,7 +15,7 @@ from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.interval import Interval
-from reagent_lite.evaluation.overlap import Events, Overlap, matched_events, measure_overlap
+from reagent_lite.evaluation.overlap import Events, Overlap, matched_events, measure_overlap, outlying_outcomes
 from reagent_lite.evaluation.page import EvaluationPage, episode_groups, tables_of
 from reagent_lite.evaluation.verdict import (
     Reasoned,
@@ -113,12 +113,14 @@ class Family:
         logged: value of the logged policy.
         continued: the same plus the value model's expectation after cut records; None if no record is cut.
         events: events that the evaluated policy met; None if no outcome is usual.
+        outlying: result of outlying_outcomes; empty if the possible rewards are known.
         estimates: estimates in the order of the registry; the first rests on a model alone.
     """
 
     logged: Interval
     continued: Interval | None
     events: Events | None
+    outlying: str = ""
     estimates: tuple[Estimate, ...]
 
 
@@ -419,6 +421,7 @@ def _family(
             figure_of[name] = figure_of[name].within(low, high)
     ranged = possible.bounds is not None
     events = None if bases[check].missing else matched_events(weights, outcomes)
+    outlying = "" if ranged else outlying_outcomes(outcomes)
     of_weights = weights_verdict(overlap, sequential=sequential, events=events)
 
     def reasoned(name: str) -> Reasoned:
@@ -435,6 +438,7 @@ def _family(
                 reliance=reliance_on_model(name, overlap),
                 constant=low == high and not ranged,
                 events=None if ranged else events,
+                outlying=outlying,
             )
         return verdict if overlap.calibration is None else with_calibration(verdict, overlap.calibration)
 
@@ -457,6 +461,7 @@ def _family(
         logged=logged_figure,
         continued=continued_figure if cut else None,
         events=events,
+        outlying=outlying,
         estimates=tuple(estimates),
     )
 

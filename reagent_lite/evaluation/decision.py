@@ -57,6 +57,7 @@ class Comparison:
         reference: value of the reference; None if the estimates are differences themselves.
         continued: reference for estimates that continue cut records; None if no record is cut.
         events: events that the policy met; None if no outcome is usual.
+        outlying: outcomes that do not show how far one may lie; empty if there are none.
         rows: the estimates; a difference is estimate - reference, from the same episodes.
         simulated: the same quantity in simulation; None if nothing was simulated or it is not comparable.
     """
@@ -69,6 +70,7 @@ class Comparison:
     rows: tuple[Estimate, ...]
     continued: Interval | None = None
     events: Events | None = None
+    outlying: str = ""
     simulated: Interval | None = None
 
     @property
@@ -111,6 +113,7 @@ def compared(result: CPEResult, *, simulated: Interval | None = None, decides: b
                 reference=family.logged,
                 continued=family.continued,
                 events=family.events,
+                outlying=family.outlying,
                 rows=family.estimates,
                 simulated=simulated if primary else None,
             )
@@ -471,6 +474,8 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
             f"say in evaluation.reward_range which rewards are possible, or log about {number(float(f'{needed:.2g}'))} "
             f"episodes to score in place of {overlap.num_episodes:,}, for {FEWEST_SIZES} events; and evaluate again."
         )
+    if comparison.outlying:
+        return "say in evaluation.reward_range which rewards are possible, or log more episodes; and evaluate again."
     return (
         f"log more episodes, or a policy that takes this policy's actions more often, or {_NEARER}; or run an A/B test."
     )

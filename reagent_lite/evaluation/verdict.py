@@ -33,10 +33,8 @@ FEWEST_SIZES = 100
 _SPREAD = 0.5
 _ONE_EPISODE = "one episode has no interval"
 _UNDEFINED = "the estimate or its interval is undefined on this log"
-_CONSTANT = (
-    "all scored outcomes are equal, so the log does not show the effect of others: log more rows, or say in "
-    "evaluation.reward_range which rewards are possible"
-)
+_SAY_RANGE = "log more rows, or say in evaluation.reward_range which rewards are possible"
+_CONSTANT = f"all scored outcomes are equal, so the log does not show the effect of others: {_SAY_RANGE}"
 
 
 class Verdict(StrEnum):
@@ -108,7 +106,7 @@ def _faults(overlap: Overlap, count: float, unit: str, *, sequential: bool) -> I
 
 
 def estimate_verdict(
-    figure: Interval, *, weights: Reasoned, reliance: str, constant: bool, events: Events | None
+    figure: Interval, *, weights: Reasoned, reliance: str, constant: bool, events: Events | None, outlying: str
 ) -> Reasoned:
     """Returns the verdict on an estimate that weights logged outcomes.
 
@@ -118,6 +116,7 @@ def estimate_verdict(
         reliance: result of reliance_on_model.
         constant: whether all outcomes are equal and no others are known to be possible.
         events: outcomes other than the usual one; None if the possible rewards are known.
+        outlying: result of outlying_outcomes; empty if the possible rewards are known.
     """
     if weights[0] is Verdict.DO_NOT_USE:
         return weights
@@ -128,8 +127,10 @@ def estimate_verdict(
     if weights[0] is Verdict.TRUSTWORTHY and events and shows_no_range(events):
         return Verdict.SUPPORT, (
             f"the log has {counted(events.logged, 'event')} of very different sizes, and larger ones may be possible: "
-            "log more rows, or say in evaluation.reward_range which rewards are possible"
+            f"{_SAY_RANGE}"
         )
+    if weights[0] is Verdict.TRUSTWORTHY and outlying:
+        return Verdict.SUPPORT, f"{outlying}: {_SAY_RANGE}"
     if weights[0] is Verdict.TRUSTWORTHY and reliance:
         return Verdict.SUPPORT, reliance
     return weights

@@ -68,6 +68,20 @@ REGIMES: dict[str, list[Any]] = {
         ),
         Regime(episodes=2_000, actions=4, policy="near", near=0.5, horizon=5, gain=10),
     ],
+    "loss": [
+        *(
+            Regime(episodes=episodes, actions=2, outcome="loss", rate=rate, sigma=sigma)
+            for episodes, rate in ((2_000, 0.004), (2_000, 0.01), (10_000, 0.002))
+            for sigma in (1.2, 2)
+        ),
+        Regime(episodes=2_000, actions=2, logging="softmax", policy="near", near=0.5, outcome="loss", rate=0.01),
+        # what the policy likes is better, and no losses
+        *(
+            Regime(episodes=episodes, actions=2, outcome=outcome, sigma=sigma, gain=gain)
+            for outcome in ("heavy", "heavy cost")
+            for episodes, sigma, gain in ((2_000, 1.2, 1.8), (2_000, 1.5, 2.6), (500, 1.2, 2.6))
+        ),
+    ],
     "users": [
         Users(users=users, rows=rows, together=together)
         for together in (False, True)

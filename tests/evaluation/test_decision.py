@@ -138,6 +138,8 @@ UNSURE = comparison(undefined("IPS_Reward"))
         # few events of different sizes, 25 of 100 in 30 episodes: four times as many episodes
         ([replace(UNSURE, events=Events(logged=25, expected=8.0, seen=7.0, spread=0.8))], RESULT,
          ["say in evaluation.reward_range", "about 120 episodes to score in place of 30, for 100 events"]),
+        ([replace(UNSURE, outlying="the 5 lowest outcomes")], RESULT,
+         ["say in evaluation.reward_range which rewards are possible, or log more episodes; and evaluate again."]),
         # a difference of 0.5 (-1.5 to 2.5) from 30 episodes: (2 / 0.5)^2 = 16 times as many; 10 % of 10: (2 / 1)^2 = 4
         ([comparison(replace(estimated("MAGIC", 10.5, 2.0), difference=around(0.5, 2.0)))], RESULT,
          ["about 480 to show a difference of 0.5, about 120 to show one of 1, 10% of the logged value"]),

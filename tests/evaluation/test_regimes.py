@@ -53,6 +53,9 @@ UNDECIDED = {"ship": (0, 0), "do not ship": (0, 0)}
         ),
         # events in 0.4 % of the rows, and in 4 % of those whose action is the policy's: it is found
         (Regime(episodes=10_000, rate=0.004, gain=10), LOGS // 2, {"ship": (0.8, 1), "do not ship": (0, 0)}),
+        # some ten losses that cancel a gain: 8 % would be shipped if all logs were trusted
+        (Regime(episodes=2_000, actions=2, outcome="loss", rate=0.01), LOGS // 2,
+         {"ship": (0, 3 / 20), "do not ship": (0, 3 / 20), "trusted": (0, 0.25)}),
         # a log without events says nothing
         (Regime(episodes=300, rate=0.0), 3, UNDECIDED | {"trusted": (0, 0)}),
     ],

@@ -15,6 +15,7 @@ from reagent_lite.evaluation.verdict import Verdict
 WEIGHTED = ("Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling",
             "Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust")  # fmt: skip
 REWARDS = [3.0 + (-1) ** n for n in range(200)]
+STEADY = [1.0] * 70 + [2.0] * 60 + [3.0] * 65
 THREE = torch.full((200, 2, 1), 3.0, dtype=torch.float64)
 RIGHT = dataclasses.replace(bandit_page(REWARDS), q_values=THREE, reward_model=THREE)
 TRUSTWORTHY = Verdict.TRUSTWORTHY
@@ -42,6 +43,20 @@ UNUSABLE = Verdict.DO_NOT_USE
          "1.77 effective episodes: "),
         # a wide interval says so itself
         (bandit_page([10.0 * (-1) ** n for n in range(12)]), {}, ("IPS_Reward",), TRUSTWORTHY, "12 effective rows"),
+        # the median is 2, four outcomes lie 10 from it: 16 is more than one and a half times 10, 15 is not
+        *((bandit_page(STEADY + [2 + sign * far] + [2 + 10.0 * sign] * 4), keys, ("IPS_Reward", "Doubly_Robust_Reward"),
+           verdict, reason) for far, sign, keys, verdict, reason in (
+            (15.0, -1, {}, TRUSTWORTHY, "200 effective rows"),
+            (16.0, -1, {}, SUPPORT, "the 5 lowest outcomes, -14 to -8, lie farther out than the others suggest"),
+            (16.0, 1, {}, SUPPORT, "the 5 highest outcomes, 18 to 12, lie farther out than the others suggest"),
+            (16.0, -1, {"reward_range": (-100.0, 4.0)}, TRUSTWORTHY, "200 effective rows"),
+        )),
+        # 100 / k: 100 * 2 is about 14.3^2; 200 * 2 is twice that
+        *((bandit_page([first] + [-100.0 / k for k in range(2, 51)] + [0.0] * 60 + [1.0] * 90), {}, ("IPS_Reward",),
+           verdict, reason) for first, verdict, reason in (
+            (-100.0, TRUSTWORTHY, "200 effective rows"),
+            (-200.0, SUPPORT, "the 5 lowest outcomes, -200 to -20, lie farther out"),
+        )),
         (bandit_page([1.0] * 197 + [1e6] * 3), {}, ("IPS_Reward",), TRUSTWORTHY,
          "200 effective rows, mean weight 1, 3 events met of 3 expected"),
         # 40 of 200 rows weigh 0, the others 1.25 = 0.625 / 0.5

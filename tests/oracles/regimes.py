@@ -28,7 +28,7 @@ CONTEXTS = 20
 CONFIG = EvaluationConfig(max_episodes=2**40, bootstrap_resamples=100)
 ROUNDING = 1e-9
 FEWEST_TRUSTED = 40  # logs, from which a share is meant to say something
-HEAVY = 1.2  # deviation of the logarithm of a heavy-tailed reward
+LOSS = 0.2
 
 softmax = partial(scipy.special.softmax, axis=1)
 
@@ -44,11 +44,13 @@ class Regime:
         policy: "equal" to the logging policy, "near" it (80 % of it, or what `near` says), "far" from it (nearly one
             action a context), "one" (one action a context).
         outcome: "event" (0 or 1), "cost" (0 or -1), "normal", "heavy" (lognormal), "heavy cost", "purchase" (an event
-            that earns a lognormal amount).
-        rate: of events.
+            that earns a lognormal amount), "loss" (normal; what the policy likes earns LOSS more, which a rare
+            lognormal loss takes back on average).
+        rate: of events; of losses where the policy is certain.
         horizon: rows of an episode; an event comes with its last row, other rewards with every row.
         gain: factor of the mean outcome of actions that the policy likes; 1: what is done makes no difference.
         near: share of the logging policy in a near one.
+        sigma: deviation of the logarithm of a lognormal amount.
     """
 
     episodes: int
@@ -60,6 +62,7 @@ class Regime:
     horizon: int = 1
     gain: float = 1.0
     near: float = 0.8
+    sigma: float = 1.2
 
     def draw(self, rng: np.random.Generator) -> LogOfRegime:
         """Draws tables and a log; models are off by a third of an event's rate, or by 0.3."""
@@ -83,8 +86,13 @@ class Regime:
         action = drawn(mu[context], rng)
         pays = np.arange(self.horizon) >= (self.horizon - 1) * self.sparse
         reward = np.where(pays, _rewards(self, mean[context, action], rng), 0.0)
-        amount = np.exp(HEAVY**2 / 2) if self.outcome == "purchase" else 1.0
-        exact = self.sign * (amount * mean + (np.exp(HEAVY**2 / 2) if self.outcome.startswith("heavy") else 0.0))
+        if self.outcome == "loss":
+            taken = pi[context, action]
+            size = rng.lognormal(np.log(LOSS / self.rate) - self.sigma**2 / 2, self.sigma, reward.shape)
+            reward += LOSS * taken - size * (rng.random(reward.shape) < self.rate * taken)
+        lognormal = np.exp(self.sigma**2 / 2)
+        amount = lognormal if self.outcome == "purchase" else 1.0
+        exact = self.sign * (amount * mean + (lognormal if self.outcome.startswith("heavy") else 0.0))
         error = rng.normal(size=mean.shape)
         model = exact * (1 + error / 3) if self.sparse else exact + 0.3 * error
         expected = (pi * model).sum(1)
@@ -131,9 +139,9 @@ def drawn(probabilities: Array, rng: np.random.Generator) -> NDArray[np.int64]:
 
 
 def _rewards(regime: Regime, mean: Array, rng: np.random.Generator) -> Array:
-    if regime.outcome == "normal":
+    if regime.outcome in ("normal", "loss"):
         return mean + rng.normal(size=mean.shape)
-    lognormal = rng.lognormal(0.0, HEAVY, size=mean.shape)
+    lognormal = rng.lognormal(0.0, regime.sigma, size=mean.shape)
     if regime.outcome.startswith("heavy"):
         return regime.sign * (mean + lognormal)
     events = (rng.random(mean.shape) < mean).astype(float)
