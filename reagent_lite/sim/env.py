@@ -125,11 +125,13 @@ class VectorEnv:
             tensor.zero_()
         self._begin()
 
+    def close_equal_candidates(self) -> None:
+        """Leaves the first of equal candidates in `mask`, as a log identifies a candidate by its features."""
+        if self._own_features and self.mask is not None and self.features is not None:
+            self.mask.logical_and_(_is_first_of_equal(self.mask, self.features))
+
     def act(self, q: Tensor | None, *, epsilon: Tensor, temperature: float = 0.0) -> None:
         """Draws `action` and its `propensity`.
-
-        Equal candidates are one choice, the first of them, as a log identifies a candidate by its features: `mask` is
-        false for the others.
 
         Args:
             q: [R, K] float32 on the device; None draws uniformly among the allowed choices.
@@ -140,8 +142,6 @@ class VectorEnv:
             SimulationError: q or epsilon has another shape or is on another device.
         """
         call = self._act_call
-        if self._own_features and self.mask is not None and self.features is not None:
-            self.mask.logical_and_(_is_first_of_equal(self.mask, self.features))
         if q is None:
             call.q = None
         else:

@@ -153,6 +153,7 @@ class _Chunk(Observer):
 
     def __init__(self, env: VectorEnv, rounds: int) -> None:
         self.rounds = rounds
+        self._env = env
         self._round = 0
         self._shape = (rounds, env.num_envs, env.spec.agents)
         self._before = {"state": env.observation}
@@ -171,7 +172,8 @@ class _Chunk(Observer):
         self._kept = {name: tensor.new_empty(self.rounds, *tensor.shape) for name, tensor in every.items()}
 
     def before(self) -> None:
-        """Records the observation columns."""
+        """Records the observation columns; of equal candidates, only the first can be drawn."""
+        self._env.close_equal_candidates()
         self._record(self._before)
 
     def after(self) -> None:

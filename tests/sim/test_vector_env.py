@@ -137,9 +137,10 @@ DEVICE float step""",
 ).replace("s.past[1] = s.past[0];", "float f[2]; candidate_of(s, action, random, f); s.past[1] = f[0];")
 
 
-def test_equal_candidates_are_one_choice(counter: MakeEnv) -> None:
+def test_equal_candidates_of_a_log_are_one_choice(counter: MakeEnv) -> None:
     two = CANDIDATES.replace("uniform(random)", "k == 0 ? -0.0f : 0.0f").replace("10 * s.count + k", "k / 2")
     env = counter(two.replace("k <= s.count", "true"), num_envs=500, parametric=True)
+    env.close_equal_candidates()
     env.act(torch.tensor([[2.0, 2.0, 1.0]]).expand(500, 3), epsilon=torch.tensor([0.5]))
     require_buffers(env, mask=[[True, False, True]] * 500)
     assert set(zip(env.action.tolist(), env.propensity.tolist(), strict=True)) == {(0, 0.75), (2, 0.25)}
