@@ -193,9 +193,13 @@ def evidence_of(
     """
     comparisons: list[Comparison] = []
     if result is not None:
-        against = [*compared_models(differences or {}, by_row=result.by_row)]
+        models = compared_models(differences or {}, by_row=result.by_row)
         simulated = None if played is None else estimated.simulated(played)
-        comparisons = [*compared(result, simulated=simulated, decides=not against), *against]
+        comparisons = [*compared(result, simulated=simulated, decides=not differences)]
+        # the same outcomes of the same log
+        comparisons += [
+            replace(other, outlying=logged.outlying) for other, logged in zip(models, comparisons, strict=False)
+        ]
     return Evidence(
         result=result, seen=seen, other_seen=other_seen, comparisons=tuple(comparisons), played=played, gate=gate
     )

@@ -177,3 +177,16 @@ def test_the_reward_s_return_decides_and_metrics_have_their_own_title() -> None:
         ("Metric reward: discounted sum per episode, model minus against", False, "MAGIC"),
         ("Metric reward: mean per row, model minus against", False, "IPS_Reward"),
     ]
+
+
+def test_what_a_log_says_of_its_outcomes_is_the_same_for_two_models() -> None:
+    by_row = Family(logged=FIGURE, continued=None, estimates=(undefined("IPS_Reward"),), events=None, outlying="lowest")
+    returns = replace(by_row, estimates=(undefined(PDIS),), outlying="")
+    outcome = OutcomeResult(name="Reward", one_step=by_row, sequential=returns)
+    estimated_return = EstimatedReturn.of(RESULT.overlap, gamma=0.8, by_time=False, horizon=1000)
+    evidence = evidence_of(
+        replace(RESULT, outcomes=(outcome,)), None, estimated_return, differences={"Reward": outcome.estimates}
+    )
+    assert [(each.decides, each.outlying) for each in evidence.comparisons] == [
+        (False, ""), (False, "lowest"), (True, ""), (False, "lowest"),
+    ]  # fmt: skip
