@@ -67,7 +67,8 @@ def outlying_outcomes(outcomes: torch.Tensor) -> str:
         last = int((distance > 0).sum())
         if last < _FARTHEST**2:
             continue
-        first, fifth = distance[0], distance[_FARTHEST - 1]
+        first = distance[0]
+        fifth = distance[_FARTHEST - 1]
         between = distance[round(last**0.5) - 1]
         if first > _MORE * fifth and first * distance[last - 1] > _MORE * between.square():
             least, most = (number(float(farthest[index])) for index in (_FARTHEST - 1, 0))

@@ -370,10 +370,10 @@ def _is_first_of_equal(mask: Tensor, features: Tensor) -> Tensor:
     key = torch.zeros_like(mask, dtype=torch.int64)
     for bits in (features + 0).view(torch.int32).unbind(2):  # + 0: -0 equals 0
         key = key * 0x5DEECE66D1CE4E5B + bits
-    ascending, order = key.masked_fill(~mask, torch.iinfo(torch.int64).max).sort(1, stable=True)
+    ascending, order = key.masked_fill(~mask, torch.iinfo(torch.int64).max).sort(dim=1, stable=True)
     first = torch.ones_like(mask)
     first[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
-    return torch.zeros_like(mask).scatter_(1, order, first)
+    return first.gather(1, order.argsort(1))
 
 
 def _without(call: Call, *outputs: str) -> Call:

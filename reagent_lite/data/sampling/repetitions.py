@@ -107,12 +107,12 @@ def _between(copy: TrainingCopy, samples: list[NDArray[np.uint64]]) -> list[int]
     for sample in samples:
         number = 0
         for code, sequence in zip(sample[2].tolist(), sample[3].view(np.int64).tolist(), strict=True):
-            own = sequences.get(code, ())
-            later = np.searchsorted(own, sequence)
-            if later < len(own) and own[later] == sequence:
+            ordered = sequences.get(code, ())
+            later = np.searchsorted(ordered, sequence)
+            if later < len(ordered) and ordered[later] == sequence:
                 number = 0
                 break
-            number += int(0 < later < len(own))
+            number += int(0 < later < len(ordered))
         between.append(number)
     return between
 
