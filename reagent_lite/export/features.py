@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
@@ -121,17 +122,32 @@ class FeatureSet:
             return array.astype(np.float32)
 
 
+def _array(given: Any) -> NDArray[Any]:
+    """Returns a frame's column as an array, with None in place of pandas' NA, which has no truth value."""
+    values = np.asarray(given)
+    if values.dtype == np.object_ and hasattr(given, "isna"):
+        values = values.copy()
+        values[given.isna()] = None
+    return values
+
+
 def _numbers(where: str, given: Any) -> NDArray[np.float64]:
     """Returns the numbers of a frame's column, NaN where missing."""
-    values = np.asarray(given)
-    if values.dtype == np.object_:  # a column with None
-        values = np.array([np.nan if value is None else value for value in values.flat])
+    values = _array(given)
+    if values.dtype == np.object_:  # a column with None, or of decimals
+        values = np.array([_float(value) for value in values.flat])
     return checked_array(where, values, (None,), "bfiu", "real numbers, NaN or None where missing").astype(np.float64)
+
+
+def _float(value: Any) -> Any:
+    if value is None:
+        return np.nan
+    return float(value) if isinstance(value, Decimal) else value
 
 
 def _codes(where: str, given: Any) -> NDArray[np.float64]:
     """Returns the codes of a frame's column of texts, NaN where missing."""
-    values = np.asarray(given).tolist()
+    values = _array(given).tolist()
     wrong = [value for value in values if not isinstance(value, str) and value is not None and value == value]
     if wrong:
         raise BundleError(Problem(where, "texts, NaN or None where missing", repr(wrong[0])))

@@ -1,6 +1,7 @@
 """Texts as features of an exported model: one-hot columns by hand, what counts as other, and what is refused."""
 
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ def test_a_level_is_one_column_and_others_are_in_none_also_in_frames(bundle: Bun
     assert bundle.predict_rows(ROWS).q.tolist() == Q
     assert bundle.levels == {"state": {"country": ("DE", "FR")}, "action": {}}
     frame = pd.DataFrame({"country": ["DE", "FR", "?", None], "age": [0.5, -1, 2, 3], "3": [2, 5, 7, None]})
-    for given in (frame, frame.astype({"country": "category"}), pa.table(frame)):
+    decimals = frame.assign(age=frame["age"].map(Decimal))
+    for given in (frame, frame.astype({"country": "category"}), frame.convert_dtypes(), decimals, pa.table(frame)):
         assert bundle.predict(given).q.tolist() == Q
 
 
