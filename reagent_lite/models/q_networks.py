@@ -256,6 +256,9 @@ def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn
             network.eval()
             values = network(state, mask, features)
             shape = list(values.shape)
+            if features is not None:  # alone, a row has an excluded candidate as well, before the others
+                features = nn.functional.pad(features, (0, 0, 1, 0), value=1.0)
+                mask = nn.functional.pad(mask, (1, 0))
             alone = torch.cat(
                 [network(state[[i]], mask[[i]], None if features is None else features[[i]]) for i in range(3)]
             )
@@ -264,10 +267,14 @@ def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn
         raise ConfigError(Problem(where, f"a module that can be created and called, {name}", got)) from error
     if shape != [3, choices, settings.outputs]:
         raise ConfigError(Problem(where, f"values {[3, choices, settings.outputs]} of 3 rows", str(shape)))
+    alone = alone[:, -choices:]
     noise = 1e-4 * float(values.nan_to_num().abs().max())
     if alone.shape != values.shape or not torch.allclose(values, alone, rtol=1e-3, atol=noise, equal_nan=True):
         expected = "the same values of a row whether it is alone or among others"
         todo = "Give layers the rows as first dimension (batch_first=True), and draw no random numbers in evaluation"
+        if spec.parametric:
+            expected += ", with or without candidates that mask excludes, wherever they are in the list"
+            todo += ". Where candidates are compared, leave out those with mask false"
         raise ConfigError(Problem(where, expected, "values that differ", todo))
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise ConfigError(Problem(where, "a module with parameters to learn", f"{name}, which has none"))

@@ -12,6 +12,8 @@ from safetensors.numpy import load_file
 
 from reagent_lite.errors import ConfigError
 from reagent_lite.export import load_bundle
+from reagent_lite.models.q_networks import NetworkSettings, custom_network
+from reagent_lite.types import SourceSpec
 
 __all__ = ["small"]
 MODULE = """
@@ -50,6 +52,16 @@ class Layers(Squares):
         if not self.parametric:
             return self.values(hidden).view(-1, self.shape[0], self.shape[1])
         return self.values(torch.cat((hidden.unsqueeze(1).expand(-1, features.shape[1], -1), features), 2))
+
+class Mean(nn.Module):
+    "q = w (x - mean of the list), of a candidate's features x."
+
+    def __init__(self, spec, settings):
+        super().__init__()
+        self.layer = nn.Linear(spec.num_action_features, settings.outputs)
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor) -> Tensor:
+        return self.layer(features - features.mean(1, keepdim=True))
 
 class TooFew(Squares):
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
@@ -145,3 +157,10 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=f"training\\.network: .*{message}"):
         trained(tree)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("tree")
+def test_values_may_not_depend_on_candidates_that_mask_excludes() -> None:
+    spec = SourceSpec(num_state_features=1, num_action_features=2)
+    with pytest.raises(ConfigError, match="with or without candidates that mask excludes"):
+        custom_network("own_networks:Mean", spec, NetworkSettings(hidden=(), activations=()))
