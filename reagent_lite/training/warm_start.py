@@ -1,9 +1,9 @@
 """Initial weights from an earlier run: from its output folder, a checkpoint, or its model."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from safetensors.torch import load
 from torch import Tensor, nn
@@ -41,7 +41,9 @@ class StartsWarm(Protocol):
         ...
 
 
-def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group: Group) -> str:
+def warm_start(
+    path: str, learner: nn.Module, optimizer: Optimizer | None, group: Group, actions: Sequence[str] = ()
+) -> str:
     """Loads weights and, if there is one, the optimizer's state; returns a text that names the loaded parts.
 
     Args:
@@ -49,9 +51,11 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
         learner: a PolicyLearner, or the learners of several types of agents.
         optimizer: the optimizer, or None to start a new one.
         group: the ranks; rank 0 reads, all load.
+        actions: names of this run's actions; empty with candidates.
 
     Raises:
-        ConfigError: there is nothing to load at the path, or tensors have another shape; the error names them.
+        ConfigError: there is nothing to load at the path, tensors have another shape, or actions another order; the
+            error names them.
         BundleError: a file there has been changed.
     """
     files = read_on_first(group, lambda: _read(Path(path).expanduser()))
@@ -60,18 +64,22 @@ def warm_start(path: str, learner: nn.Module, optimizer: Optimizer | None, group
         if not isinstance(learner, StartsWarm):
             expected = f"an output folder or a checkpoint of a run of the same types of agents at {path}"
             raise ConfigError(Problem(_KEY, expected, "an exported model, which has one type"))
-        algorithm = json.loads(files[_CONFIG]).get("algorithm", "dqn")  # none in models of older releases
+        config = json.loads(files[_CONFIG])
+        algorithm = config.get("algorithm", "dqn")  # none in models of older releases
         if algorithm != learner.name:
             todo = "Its outputs have another meaning: set algorithm to that of the model, or start without it"
             raise ConfigError(Problem(_KEY, f"a model of algorithm {learner.name}", f"{algorithm} at {path}", todo))
+        _require_order(config, actions, path)
         starts_anew = learner.warm_start(load(files[_WEIGHTS]), lambda module, saved: _assign(module, saved, path))
         return f"warm start: weights of {folder}; {starts_anew}"
+    state = json.loads(files[STATE])
+    _require_order(state["config"], actions, path)
     with fitting(Path(folder)):
         saved = load(files[LEARNER])
     _assign(learner, saved, path)
     if optimizer is None:
         return f"warm start: learner of {folder}; the optimizer starts anew"
-    settings = json.loads(files[STATE])["optimizer"]
+    settings = state["optimizer"]
     if settings["class"] != type(optimizer).__name__:
         expected = f"the state of {type(optimizer).__name__}"
         got = f"that of {settings['class']} at {path}"
@@ -108,6 +116,14 @@ def _find(path: Path) -> tuple[Path, FolderKind]:
         got = "a file"
         advice = "Pickled models of the 2019 workflows are not read"
     raise ConfigError(Problem(_KEY, f"an output folder, checkpoint or exported model at {path}", got, advice))
+
+
+def _require_order(earlier: Mapping[str, Any], actions: Sequence[str], path: str) -> None:
+    """Raises a ConfigError if an action has another output than in an earlier run, which has this config."""
+    names = list(earlier.get("actions") or ())
+    if any(name in names and names.index(name) != index for index, name in enumerate(actions)):
+        todo = "In another order a name would stand for another action"
+        raise ConfigError(Problem("actions", f"{names}, the order at {path}", str(list(actions)), todo))
 
 
 def _assign(module: nn.Module, saved: Mapping[str, Tensor], path: str) -> None:

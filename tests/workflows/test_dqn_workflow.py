@@ -281,6 +281,10 @@ def test_warm_start(
     for path, got in refused.items():
         with pytest.raises(ConfigError, match=got):
             started(path, False, {})
+    reordered = change | {"actions": small["actions"][::-1]}
+    for path in ("out", "out/model"):
+        with pytest.raises(ConfigError, match=rf"actions: expected .*, the order at {path}, got"):
+            started(path, False, reordered)
 
 
 def test_a_log_that_changes_in_place_is_learned_with_its_own_features(small: dict[str, Any], tmp_path: Path) -> None:
