@@ -64,7 +64,7 @@ class TrainingConfig(Section):
     warm_start_model_path: str | None = None
     """Output folder, checkpoint or exported model of an earlier run with the same network and order of actions. Inputs
     count by their column: give the earlier run's normalization files too, as other levels or types of features shift
-    columns."""
+    columns. An exported model with other columns is refused; a checkpoint does not know its columns."""
     do_not_warm_start_optimizer: bool = False
     """Start with a new optimizer even if the warm start has its state."""
     cnn_parameters: dict[str, object] | None = None

@@ -170,7 +170,9 @@ def set_up(source: Source, history: History) -> Setup:
     optimization = build_optimization(config, learner, captured=captures(config, group))
     if config.training.warm_start_model_path is not None and history.state is None:
         optimizer = None if config.training.do_not_warm_start_optimizer else optimization.optimizer
-        logger.info(warm_start(config.training.warm_start_model_path, learner, optimizer, group, config.actions))
+        path = config.training.warm_start_model_path
+        normalization = source.normalization.json()
+        logger.info(warm_start(path, learner, optimizer, group, config.actions, normalization))
     source.fit_logging_policy(learner)
     stream = source.stream(learner)
     torch.manual_seed(config.seed + group.rank)  # dropout differs between ranks, initial weights do not

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.errors import ConfigError, Problem, listed
 from reagent_lite.manifest import BUNDLE, CHECKPOINT, FILE_NAME, FolderKind, verified
 from reagent_lite.training.checkpoint import (
     LEARNER,
@@ -28,6 +28,7 @@ Assign = Callable[[nn.Module, Mapping[str, Tensor]], None]
 _FOLDER = "folder"
 _WEIGHTS = "weights.safetensors"
 _CONFIG = "config.json"
+_NORMALIZATION = "normalization.json"
 
 
 @runtime_checkable
@@ -42,7 +43,12 @@ class StartsWarm(Protocol):
 
 
 def warm_start(
-    path: str, learner: nn.Module, optimizer: Optimizer | None, group: Group, actions: Sequence[str] = ()
+    path: str,
+    learner: nn.Module,
+    optimizer: Optimizer | None,
+    group: Group,
+    actions: Sequence[str] = (),
+    normalization: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
     """Loads weights and, if there is one, the optimizer's state; returns a text that names the loaded parts.
 
@@ -52,10 +58,12 @@ def warm_start(
         optimizer: the optimizer, or None to start a new one.
         group: the ranks; rank 0 reads, all load.
         actions: names of this run's actions; empty with candidates.
+        normalization: this run's normalization by side, which is compared with that of an exported model; None: it is
+            not compared. A checkpoint has none.
 
     Raises:
-        ConfigError: there is nothing to load at the path, tensors have another shape, or actions another order; the
-            error names them.
+        ConfigError: there is nothing to load at the path, tensors have another shape, actions another order, or
+            features other columns; the error names them.
         BundleError: a file there has been changed.
     """
     files = read_on_first(group, lambda: _read(Path(path).expanduser()))
@@ -70,6 +78,8 @@ def warm_start(
             todo = "Its outputs have another meaning: set algorithm to that of the model, or start without it"
             raise ConfigError(Problem(_KEY, f"a model of algorithm {learner.name}", f"{algorithm} at {path}", todo))
         _require_order(config, actions, path)
+        if normalization is not None:
+            _require_columns(json.loads(files[_NORMALIZATION]), normalization, path)
         starts_anew = learner.warm_start(load(files[_WEIGHTS]), lambda module, saved: _assign(module, saved, path))
         return f"warm start: weights of {folder}; {starts_anew}"
     state = json.loads(files[STATE])
@@ -92,7 +102,7 @@ def warm_start(
 
 def _read(path: Path) -> Files:
     folder, kind = _find(path)
-    wanted = {_WEIGHTS, _CONFIG} if kind is BUNDLE else {LEARNER, OPTIMIZER, STATE}
+    wanted = {_WEIGHTS, _CONFIG, _NORMALIZATION} if kind is BUNDLE else {LEARNER, OPTIMIZER, STATE}
     files = verified(folder, kind, keep=wanted)[1]
     if STATE in files:
         read_state(files[STATE], folder)
@@ -124,6 +134,29 @@ def _require_order(earlier: Mapping[str, Any], actions: Sequence[str], path: str
     if any(name in names and names.index(name) != index for index, name in enumerate(actions)):
         todo = "In another order a name would stand for another action"
         raise ConfigError(Problem("actions", f"{names}, the order at {path}", str(list(actions)), todo))
+
+
+def _require_columns(
+    earlier: Mapping[str, Mapping[str, Any]], normalization: Mapping[str, Mapping[str, Any]], path: str
+) -> None:
+    """Raises a ConfigError if features have other columns of the network's input than at an exported model."""
+    before = _columns(earlier)
+    now = _columns(normalization)
+    differs = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if differs:
+        todo = "Give the normalization files of the earlier run (state_norm_data_path, action_norm_data_path)"
+        expected = f"the features, types and values of {path}, each a column of the network's input"
+        raise ConfigError(Problem(_KEY, expected, f"others of {listed(differs)}", todo))
+
+
+def _columns(normalization: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[Any, Any]]:
+    """Returns what determines the columns of each feature: its type and possible values."""
+    columns = {}
+    for side, features in normalization.items():
+        for name, text in features.items():
+            parameters = json.loads(text)
+            columns[f"{side} feature {name}"] = (parameters["feature_type"], parameters.get("possible_values"))
+    return columns
 
 
 def _assign(module: nn.Module, saved: Mapping[str, Tensor], path: str) -> None:
