@@ -23,7 +23,6 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.agreement import Agreement, CopySummary
-from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.data.copy.texts import count_others, require_texts
 from reagent_lite.data.copy.training_copy import (
     TrainingCopy,
@@ -240,7 +239,7 @@ def _copy(
     items: ItemTable | None,
 ) -> tuple[TrainingCopy, Agreement]:
     """Returns this machine's training copy of a path, and features, names and counts over all machines."""
-    from reagent_lite.run.stages import pairing_of
+    from reagent_lite.run.stages import own_pairing, pairing_of
 
     group = shards.group
     actions = config.actions or None
@@ -271,7 +270,7 @@ def _copy(
     name = shown(path)
     agreement = shards.agree(CopySummary.of(copy, group.node, given), name)
     if path == config.training_data_path:  # the same episodes may be in the eval data of several machines
-        require_own_rows(copy, shards, name, events=shards.several and holds_events(path, data.columns))
+        require_own_rows(copy, shards, name, own_pairing(config, path) if shards.several else None)
     logger.info(f"{title}: {name}: {named_counts(agreement.counts)}")
     if shares := shares_of_counts(path, agreement.counts):
         logger.info(f"{title} by log: {shares_in_words(shares)}")
