@@ -30,7 +30,7 @@ from reagent_lite.data.copy.training_copy import (
     give_back_memory,
     prepare_training_copy,
 )
-from reagent_lite.data.features.normalization import check_covers, normalization_json
+from reagent_lite.data.features.normalization import left_out_features, normalization_json
 from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
@@ -132,8 +132,8 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     if config.eval_data_path is not None:
         held_out = _copy(config, config.eval_data_path, shards, "eval data", {}, items)
     normalization = given_or_fitted(config, *train, shards, given)
-    for copy, _ in filter(None, (train, held_out)):
-        _check_covers(config, copy, normalization)
+    for copy, agreement in filter(None, (train, held_out)):
+        _check_features(config, copy, agreement, normalization, group)
     if items is not None and normalization.action is not None:
         raise_any(items.lacking(normalization.action.feature_ids, f"{config.data.items}"))
     spec = normalization.spec(config.actions, train[1].metric_names)
@@ -279,13 +279,17 @@ def _copy(
     return copy, agreement
 
 
-def _check_covers(config: WorkflowConfig, copy: TrainingCopy, normalization: Normalization) -> None:
-    """Checks that the normalization has parameters for every feature of a copy, and texts where it has texts."""
+def _check_features(
+    config: WorkflowConfig, copy: TrainingCopy, agreement: Agreement, normalization: Normalization, group: Group
+) -> None:
+    """Warns of features that the normalization leaves out, and checks that it has texts where a copy has texts."""
     example = f", for {copy.files[0]}" if copy.files else ""
-    ids = {"state": copy.state_ids, "action": copy.action_ids}
+    ids = {"state": agreement.state_ids, "action": agreement.action_ids}
     for side, spec in normalization.sides.items():
         where = f"{normalization_paths(config)[side] or shown(config.training_data_path)}{example}"
-        check_covers(spec, ids[side], where=where)
+        sentence = left_out_features(spec, ids[side], where=where)
+        if sentence and group.is_first:
+            logger.warning(sentence)
         require_texts(copy, side, spec, where)
 
 
