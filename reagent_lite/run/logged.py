@@ -269,8 +269,9 @@ def _copy(
         copy = prepared(None)
     name = shown(path)
     agreement = shards.agree(CopySummary.of(copy, group.node, given), name)
-    if path == config.training_data_path:  # the same episodes may be in the eval data of several machines
-        require_own_rows(copy, shards, name, own_pairing(config, path) if shards.several else None)
+    pairing = own_pairing(config, path) if shards.several else None
+    repeats = path != config.training_data_path  # the same episodes may be in the eval data of several machines
+    require_own_rows(copy, shards, name, pairing, repeats=repeats)
     logger.info(f"{title}: {name}: {named_counts(agreement.counts)}")
     if shares := shares_of_counts(path, agreement.counts):
         logger.info(f"{title} by log: {shares_in_words(shares)}")

@@ -295,6 +295,16 @@ def test_differences_end_every_process_alike(
     assert [(run.code, message in run.err) for run in runs] == [(2, True)] * 2, runs
 
 
+def test_events_of_an_episode_in_the_eval_data_of_two_machines(tmp_path: Path) -> None:
+    folders = nodes(tmp_path, [named(random_rows(30), 0), named(random_rows(30, 1), 1)])
+    for folder, events in zip(folders, (EVENTS[::2], EVENTS[1::2]), strict=True):
+        write_lines(folder / "eval" / "log.jsonl", events)
+    changes = {"eval_data_path": "eval", "evaluation": {"learn_from_scored": False}}
+    message = "eval on node 0: expected whole episodes of events, as each node pairs its own, got episodes that lack 60"
+    runs = started(folders, "dqn", merged(SETTINGS, changes))
+    assert [(run.code, message in run.err) for run in runs] == [(2, True)] * 2, runs
+
+
 HELD_OUT: dict[str, Any] = merged(SETTINGS, {"evaluation": {"held_out_share": 0.3}})
 EVERY = [episode_code(str(number)) for number in range(20)]
 CHOSEN = [episode for episode, chosen in zip(EVERY, held_out(np.array(EVERY, np.uint64), 0.3), strict=True) if chosen]

@@ -31,14 +31,17 @@ _LISTS_AT_ONCE = 1 << 16
 _VALUES_AT_ONCE = 1 << 22  # some 30 MB; longer blocks are slower
 
 
-def require_own_rows(copy: TrainingCopy, shards: Shards, path: str, pairing: TimelineSection | None) -> None:
+def require_own_rows(
+    copy: TrainingCopy, shards: Shards, path: str, pairing: TimelineSection | None, *, repeats: bool
+) -> None:
     """Checks that no shard repeats rows of another one, or lacks events of its episodes; every rank calls it.
 
     Args:
-        copy: this machine's training data.
+        copy: this machine's training or eval data.
         shards: which process reads which rows.
         path: the data's path, the same on all machines, for errors.
         pairing: the settings by which this machine has paired its events; None if its rows are transitions.
+        repeats: whether a shard may repeat rows of another one.
 
     Raises:
         DataError: some do; raised on every rank.
@@ -55,7 +58,9 @@ def require_own_rows(copy: TrainingCopy, shards: Shards, path: str, pairing: Tim
         np.frombuffer(group.broadcast_bytes(sent if group.rank == reader else None, reader), np.uint64).reshape(4, -1)
         for reader in shards.first_readers
     ]
-    repeated = _repeated(copy, samples, shards.own, choices) if shards.is_first else []
+    repeated = [0] * len(samples)
+    if shards.is_first and not repeats:
+        repeated = _repeated(copy, samples, shards.own, choices)
     lacking = [0] * len(samples)
     if shards.is_first and pairing is not None:
         lacking = _lacking(copy, samples, made_ends=pairing.addTerminalStateRow)
