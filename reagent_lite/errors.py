@@ -69,7 +69,7 @@ def named_counts(counts: Mapping[str, int]) -> str:
 
     def named(key: str, count: int) -> str:
         name = key.replace("_", " ")
-        return counted(count, re.sub("(row|episode|value)s", r"\1", name), name)
+        return counted(count, re.sub("(row|episode|value|state)s", r"\1", name), name)
 
     return ", ".join(named(key, count) for key, count in counts.items() if count)
 

@@ -13,7 +13,7 @@ from reagent_lite import __version__
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
 from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.data.copy.location import locations_of
-from reagent_lite.data.features.normalization import check_covers, read_normalization
+from reagent_lite.data.features.normalization import left_out_features, read_normalization
 from reagent_lite.data.stage import data_files
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.launcher import Processes
@@ -199,7 +199,9 @@ def _normalization(config: WorkflowConfig, rows: "FirstRows") -> Iterator[Row]:
     for key, path, ids in columns:
         if path is not None:
             spec = read_normalization(path)
-            check_covers(spec, ids, where=path)
+            if sentence := left_out_features(spec, ids, where=path):
+                yield warning(key, sentence, "Compute the file again from this data to use them")
+                continue
             yield ok(
                 key,
                 f"{path}: {counted(len(spec.feature_ids), 'feature')} in {counted(spec.width, 'column')}; "

@@ -23,7 +23,6 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.agreement import Agreement, CopySummary
-from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.data.copy.texts import count_others, require_texts
 from reagent_lite.data.copy.training_copy import (
     TrainingCopy,
@@ -31,7 +30,7 @@ from reagent_lite.data.copy.training_copy import (
     give_back_memory,
     prepare_training_copy,
 )
-from reagent_lite.data.features.normalization import check_covers, normalization_json
+from reagent_lite.data.features.normalization import left_out_features, normalization_json
 from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
@@ -133,8 +132,8 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     if config.eval_data_path is not None:
         held_out = _copy(config, config.eval_data_path, shards, "eval data", {}, items)
     normalization = given_or_fitted(config, *train, shards, given)
-    for copy, _ in filter(None, (train, held_out)):
-        _check_covers(config, copy, normalization)
+    for copy, agreement in filter(None, (train, held_out)):
+        _check_features(config, copy, agreement, normalization, group)
     if items is not None and normalization.action is not None:
         raise_any(items.lacking(normalization.action.feature_ids, f"{config.data.items}"))
     spec = normalization.spec(config.actions, train[1].metric_names)
@@ -240,7 +239,7 @@ def _copy(
     items: ItemTable | None,
 ) -> tuple[TrainingCopy, Agreement]:
     """Returns this machine's training copy of a path, and features, names and counts over all machines."""
-    from reagent_lite.run.stages import pairing_of
+    from reagent_lite.run.stages import own_pairing, pairing_of
 
     group = shards.group
     actions = config.actions or None
@@ -270,8 +269,9 @@ def _copy(
         copy = prepared(None)
     name = shown(path)
     agreement = shards.agree(CopySummary.of(copy, group.node, given), name)
-    if path == config.training_data_path:  # the same episodes may be in the eval data of several machines
-        require_own_rows(copy, shards, name, events=shards.several and holds_events(path, data.columns))
+    pairing = own_pairing(config, path) if shards.several else None
+    repeats = path != config.training_data_path  # the same episodes may be in the eval data of several machines
+    require_own_rows(copy, shards, name, pairing, repeats=repeats)
     logger.info(f"{title}: {name}: {named_counts(agreement.counts)}")
     if shares := shares_of_counts(path, agreement.counts):
         logger.info(f"{title} by log: {shares_in_words(shares)}")
@@ -280,13 +280,17 @@ def _copy(
     return copy, agreement
 
 
-def _check_covers(config: WorkflowConfig, copy: TrainingCopy, normalization: Normalization) -> None:
-    """Checks that the normalization has parameters for every feature of a copy, and texts where it has texts."""
+def _check_features(
+    config: WorkflowConfig, copy: TrainingCopy, agreement: Agreement, normalization: Normalization, group: Group
+) -> None:
+    """Warns of features that the normalization leaves out, and checks that it has texts where a copy has texts."""
     example = f", for {copy.files[0]}" if copy.files else ""
-    ids = {"state": copy.state_ids, "action": copy.action_ids}
+    ids = {"state": agreement.state_ids, "action": agreement.action_ids}
     for side, spec in normalization.sides.items():
         where = f"{normalization_paths(config)[side] or shown(config.training_data_path)}{example}"
-        check_covers(spec, ids[side], where=where)
+        sentence = left_out_features(spec, ids[side], where=where)
+        if sentence and group.is_first:
+            logger.warning(sentence)
         require_texts(copy, side, spec, where)
 
 

@@ -22,6 +22,7 @@ from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineS
 from reagent_lite.console import logger
 from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.data.copy.location import parents_of
+from reagent_lite.data.stage import StageManifest
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.files import is_writable
@@ -83,6 +84,21 @@ def pairing_of(config: WorkflowConfig, path: DataPath | None) -> TimelineConfig 
         return None
     changes = {"inputTableName": "", "gamma": config.rl.gamma if section.steps > 1 else None}
     return TimelineConfig(timeline=section.model_copy(update=changes), query=QuerySection(tableSample=sample))
+
+
+def own_pairing(config: WorkflowConfig, path: DataPath) -> TimelineSection | None:
+    """Returns the settings by which this machine pairs its events at a path, or has paired them to write the path.
+
+    They are None for transitions of another origin.
+    """
+    if holds_events(path, config.data.columns):
+        return config.timeline or TimelineSection()
+    from reagent_lite.data.timeline.stage import KIND
+
+    manifest = StageManifest.of_input(path)
+    if manifest is None or manifest.kind != KIND:
+        return None
+    return TimelineSection(addTerminalStateRow=manifest.settings["timeline"]["addTerminalStateRow"])
 
 
 def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:

@@ -133,7 +133,7 @@ def test_without_a_gpu_there_is_one_warning(tmp_path: Path, capsys: pytest.Captu
     [
         ({"training_data_path": "bad/log.jsonl"}, 2, "log.jsonl:41: expected"),
         ({"training_data_path": "bad/log.jsonl", "num_processes_per_node": 2}, 2, "log.jsonl:41: expected"),
-        ({"state_norm_data_path": "bad/norm.json"}, 2, "none for 2 of 3: 1, 2"),
+        ({"state_norm_data_path": "bad/norm.json"}, 2, "none for 3 of 3: 0, 1, 2"),
         ({"model_output_path": "bad/log.jsonl/out"}, 2, "model_output_path: expected"),
         ({"training": {"optimizer": "SGD", "learning_rate": 1e30}}, 1, "expected a finite loss"),
     ],
@@ -144,7 +144,7 @@ def test_bad_input_is_one_clear_error(
 ) -> None:
     with write_lines(tmp_path / "bad/log.jsonl", random_rows(40, missing=0.0)).open("a") as log:
         log.write('{"mdp_id": "x", \n')
-    write_json(tmp_path / "bad/norm.json", {"0": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}})
+    write_json(tmp_path / "bad/norm.json", {"9": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}})
     done = run("dqn", merged(small, changes))
     assert (done.code, done.out, done.err.count(words), "Traceback" in done.err) == (code, "", 1, False), done.err
     assert not (tmp_path / "out" / "model").exists()

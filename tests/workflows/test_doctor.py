@@ -93,7 +93,7 @@ def test_a_machine_alone_that_can_train(examine: Examine, tmp_path: Path) -> Non
         ({"training_data_path": "nothing.jsonl"}, [], "training data", "nothing at this path"),
         ({"training_data_path": "row.jsonl"}, [], "training data", "row.jsonl:7"),
         ({"training_data_path": "column.jsonl"}, [], "training data", "a column 'reward'"),
-        ({"state_norm_data_path": "norm.json"}, [], "training data", "none for 2 of 3: 1, 2"),
+        ({"state_norm_data_path": "norm.json"}, [], "training data", "none for 3 of 3: 0, 1, 2"),
         ({"model_output_path": "norm.json/out"}, [], "model_output_path", "norm.json"),
         ({"simulation": {"env": "cartpole_v2", "share": 0}}, [], "environment", "Did you mean 'cartpole_v1'"),
         ({"simulation": {"env": "./broken.cuh", "share": 0}}, [], "environment", "broken.cuh"),
@@ -122,7 +122,7 @@ def test_what_cannot_be_learned_from_written_or_met(
     rows = random_rows(20)
     write_lines(Path("row.jsonl"), [*rows[:6], rows[6] | {"reward": "much"}, *rows[7:]])
     write_lines(Path("column.jsonl"), [{key: row[key] for key in row if key != "reward"} for row in rows])
-    Path("norm.json").write_text('{"0": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}')
+    Path("norm.json").write_text('{"9": {"feature_type": "CONTINUOUS", "mean": 0, "stddev": 1}}')
     Path("broken.cuh").write_text("this is no environment\n")
     code, by_name = examine(changes, *arguments)
     assert (code, name in failures(by_name)) == (2, True)

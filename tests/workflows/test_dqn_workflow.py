@@ -303,6 +303,19 @@ def test_a_log_that_changes_in_place_is_learned_with_its_own_features(small: dic
     assert [states(1, 0.0), states(2, 0.0), states(2, 0.5)] == [[1], [2], [1.5]]
 
 
+def test_features_that_a_normalization_file_lacks_are_left_out(
+    small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    same = {"0": 5, "1": 3, "kind": "left out"}
+    rows = [row | {"state_features": same, "next_state_features": same} for row in random_rows(40)]
+    write_lines(Path(small["training_data_path"]), rows)
+    parameters = {"feature_type": "CONTINUOUS", "mean": 2, "stddev": 1}
+    small["state_norm_data_path"] = str(write_json(tmp_path / "norm.json", {"1": parameters}))
+    data = prepare(checked(small), ALONE).train.rows
+    assert data.take(torch.arange(40), torch.ones(40)).state.tolist() == [[1]] * 40
+    assert "no parameters for 2 of 3 features, left out: 0, kind" in caplog.text
+
+
 def test_a_model_folder_of_something_else_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     write_json(tmp_path / "out/model/notes.json", "mine")
     with pytest.raises(BundleError, match=r"out/model: .*an older model"):

@@ -263,6 +263,7 @@ EVENTS = [{**row, "terminal": row["sequence_number"] == 9} for row in random_row
 for event in EVENTS:
     for column in ("next_state_features", "next_action", "possible_next_actions", "time_diff"):
         del event[column]
+CUT = [[event for event in EVENTS if (event["sequence_number"] < 5) is first] for first in (True, False)]
 THIRD = (named(LONG[:1500], 0), [*named(LONG[:2000], 1), *named(LONG[:1000], 0)])
 
 
@@ -277,15 +278,30 @@ THIRD = (named(LONG[:1500], 0), [*named(LONG[:2000], 1), *named(LONG[:1000], 0)]
          f"got rows of node 0: {sum(int(i * 2999 / 1023) < 1000 for i in range(1024))} of 1,024 rows"),
         ((EVENTS[::2], EVENTS[1::2]), {},
          "each node pairs its own, got episodes that lack 60 events of node 1, among those compared"),
+        ((EVENTS[::2], EVENTS[1::2]), {"timeline": {"outputTableName": "pairs"}},
+         "pairs on node 0: expected whole episodes of events, as each node pairs its own, got episodes that lack 60"),
+        (CUT, {"timeline": {"addTerminalStateRow": True}}, "data on node 0: expected whole episodes of events, as each "
+         "node pairs its own, got episodes that lack 100 events of node 1, among those compared"),
         ((random_rows(30), random_rows(30, 1)), {"norm_params": {"feature_overrides": {"8": "BINARY"}}},
          "norm_params.feature_overrides.8: expected a feature"),
     ],
-    ids=["other rows", "no rows", "59 rows more", "a third, sampled", "events of the same episodes", "no feature"],
+    ids=["other rows", "no rows", "59 rows more", "a third, sampled", "events of the same episodes",
+         "events that a timeline pairs", "later events of the same episodes", "no feature"],
 )  # fmt: skip
 def test_differences_end_every_process_alike(
     tmp_path: Path, shards: Sequence[Rows | None], changes: dict[str, Any], message: str
 ) -> None:
     runs = started(nodes(tmp_path, shards), "dqn", merged(SETTINGS, changes))
+    assert [(run.code, message in run.err) for run in runs] == [(2, True)] * 2, runs
+
+
+def test_events_of_an_episode_in_the_eval_data_of_two_machines(tmp_path: Path) -> None:
+    folders = nodes(tmp_path, [named(random_rows(30), 0), named(random_rows(30, 1), 1)])
+    for folder, events in zip(folders, (EVENTS[::2], EVENTS[1::2]), strict=True):
+        write_lines(folder / "eval" / "log.jsonl", events)
+    changes = {"eval_data_path": "eval", "evaluation": {"learn_from_scored": False}}
+    message = "eval on node 0: expected whole episodes of events, as each node pairs its own, got episodes that lack 60"
+    runs = started(folders, "dqn", merged(SETTINGS, changes))
     assert [(run.code, message in run.err) for run in runs] == [(2, True)] * 2, runs
 
 

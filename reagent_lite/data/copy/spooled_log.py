@@ -272,7 +272,7 @@ class SpooledLog(ABC, Generic[T]):
         """Writes the positions of next states among all `total` states."""
         self.save("next_index", next_index.astype(np.int32 if total < 2**31 else np.int64))
         self.save("follows", follows)
-        self.counts["side_rows"] = total - len(follows)
+        self.counts["further_next_states"] = total - len(follows)
 
     def write_matrix(self, name: str, rows: int, chunks: Iterable[NDArray[Any]]) -> None:
         """Writes a matrix with the columns of its spool."""

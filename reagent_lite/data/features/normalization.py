@@ -13,7 +13,7 @@ from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.data.features.feature_types import FEATURE_TYPES
 from reagent_lite.data.formats.files import local_path, read_bytes
-from reagent_lite.errors import ConfigError, DataError, Problem, listed, nearest, raise_any
+from reagent_lite.errors import ConfigError, DataError, Problem, counted, listed, nearest, raise_any
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import disk_errors, write_whole
 from reagent_lite.strict_json import unique_keys
@@ -169,15 +169,28 @@ def write_normalization(file: Path, spec: NormalizationSpec) -> None:
 
 
 def check_covers(spec: NormalizationSpec, ids: Sequence[int], *, where: str) -> None:
-    """Checks that the data's features `ids` are all in the normalization file `where`.
-
-    Features that only the file has are no error: they are missing in every row.
+    """Checks that the features `ids` are all in the normalization `where`, as an environment's have to be.
 
     Raises:
-        DataError: features of the data have no parameters; names them.
+        DataError: features have no parameters; names them.
     """
     lacking = sorted(set(ids) - set(spec.feature_ids))
     if lacking:
         got = f"none for {len(lacking)} of {len(set(ids))}: {listed(lacking)}"
-        todo = "Compute the file again from this data, or leave these features out of the data"
+        todo = "Compute the file again from this data"
         raise DataError(Problem(where, "parameters of every feature in the data", got, todo))
+
+
+def left_out_features(spec: NormalizationSpec, ids: Sequence[int], *, where: str) -> str:
+    """Returns a sentence on a log's features `ids` that the normalization `where` leaves out; "" if there are none.
+
+    Features that only the normalization has are missing in every row.
+
+    Raises:
+        DataError: it leaves out all of them.
+    """
+    lacking = sorted(set(ids) - set(spec.feature_ids))
+    if len(lacking) == len(set(ids)):
+        check_covers(spec, ids, where=where)
+    total = counted(len(set(ids)), "feature")
+    return f"{where}: no parameters for {len(lacking)} of {total}, left out: {listed(lacking)}" if lacking else ""

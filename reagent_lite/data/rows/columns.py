@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -116,12 +116,16 @@ def _as_json(value: Any) -> str:
 def column_of(block: Block, name: str) -> Column:
     """Returns a column of the block; if the block lacks it, a column of nulls.
 
-    In a column of maps or lists, strings are parsed as JSON, which is how databases export maps and lists.
+    In a column of maps or lists, strings are parsed as JSON, which is how databases export maps and lists. An empty
+    mdp_id is null, as in CSV.
     """
     index = block.table.schema.get_field_index(name)
     if index < 0:
         return Column(name, pa.nulls(block.table.num_rows))
     column = Column(name, in_one_piece(block.table.column(index)), text=is_text(block.table.schema.field(index)))
+    if name == "mdp_id" and is_string(column.array.type):
+        empty = pc.equal(column.array, '""' if column.text else "")
+        return replace(column, array=pc.if_else(empty, None, column.array))
     kind = kind_of(name)
     holds_json = kind in ("features", "metrics", "actions") or (kind == "action" and _first(column).startswith("{"))
     return of_cells(column, kind) if holds_json else column

@@ -5,7 +5,8 @@ own rows ─► sample ─► samples of all shards ─► look-up among own row
 Two rows are the same if they have the same mdp_id, sequence_number, state, candidates, action, reward and propensity.
 Machines that use the same mdp_ids for different episodes have rows with different values, and machines that each logged
 a part of the same episodes have different sequence numbers: neither is a repetition. Transitions may be divided like
-that, as each has its next state. Events may not: each machine pairs its own, and would pair two across one of another.
+that, as each has its next state. Events may not: each machine pairs its own, and would pair two across one of another,
+or with addTerminalStateRow make a true end of a row that another one goes on from.
 """
 
 import json
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from reagent_lite.config.timeline import TimelineSection
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.hashes import Hashes, list_hashes, mix, row_hashes
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
@@ -29,14 +31,17 @@ _LISTS_AT_ONCE = 1 << 16
 _VALUES_AT_ONCE = 1 << 22  # some 30 MB; longer blocks are slower
 
 
-def require_own_rows(copy: TrainingCopy, shards: Shards, path: str, *, events: bool) -> None:
-    """Checks that no shard repeats rows of another one, or pairs events across one of another; every rank calls it.
+def require_own_rows(
+    copy: TrainingCopy, shards: Shards, path: str, pairing: TimelineSection | None, *, repeats: bool
+) -> None:
+    """Checks that no shard repeats rows of another one, or lacks events of its episodes; every rank calls it.
 
     Args:
-        copy: this machine's training data.
+        copy: this machine's training or eval data.
         shards: which process reads which rows.
         path: the data's path, the same on all machines, for errors.
-        events: whether this machine's rows were events, which it has paired.
+        pairing: the settings by which this machine has paired its events; None if its rows are transitions.
+        repeats: whether a shard may repeat rows of another one.
 
     Raises:
         DataError: some do; raised on every rank.
@@ -53,9 +58,13 @@ def require_own_rows(copy: TrainingCopy, shards: Shards, path: str, *, events: b
         np.frombuffer(group.broadcast_bytes(sent if group.rank == reader else None, reader), np.uint64).reshape(4, -1)
         for reader in shards.first_readers
     ]
-    repeated = _repeated(copy, samples, shards.own, choices) if shards.is_first else []
-    between = _between(copy, samples) if shards.is_first and events else [0] * len(samples)
-    tables = [json.loads(text) for text in group.gather_text(json.dumps([repeated, between]))]
+    repeated = [0] * len(samples)
+    if shards.is_first and not repeats:
+        repeated = _repeated(copy, samples, shards.own, choices)
+    lacking = [0] * len(samples)
+    if shards.is_first and pairing is not None:
+        lacking = _lacking(copy, samples, made_ends=pairing.addTerminalStateRow)
+    tables = [json.loads(text) for text in group.gather_text(json.dumps([repeated, lacking]))]
     repetitions, gaps = zip(*(tables[reader] for reader in shards.first_readers), strict=True)
     raise_any([*_problems(repetitions, samples, path), *_gaps(gaps, path)])
 
@@ -85,10 +94,11 @@ def _repeated(
     return repeated
 
 
-def _between(copy: TrainingCopy, samples: list[NDArray[np.uint64]]) -> list[int]:
+def _lacking(copy: TrainingCopy, samples: list[NDArray[np.uint64]], *, made_ends: bool) -> list[int]:
     """Returns for each shard how many rows of its sample belong between two rows of an episode of this shard.
 
-    The number is 0 if this shard has rows with the same mdp_id and sequence_number: those are other episodes.
+    With `made_ends` rows after the true end of an episode are counted as well. The number is 0 if this shard has rows
+    with the same mdp_id and sequence_number: those are other episodes.
     """
     codes = np.concatenate([sample[2] for sample in samples])
     starts = range(0, len(copy.episode_hash), _BLOCK_ROWS)
@@ -99,26 +109,28 @@ def _between(copy: TrainingCopy, samples: list[NDArray[np.uint64]]) -> list[int]
     numbers = shared.astype(copy.episode.dtype)  # a search for another type would convert all rows
     begins = np.searchsorted(copy.episode, numbers).tolist()
     ends = np.searchsorted(copy.episode, numbers, side="right").tolist()
-    sequences = {
-        code: copy.sequence[begin:end]
+    rows = {
+        code: slice(begin, end)
         for code, begin, end in zip(copy.episode_hash[shared].tolist(), begins, ends, strict=True)
     }
-    between = []
+    lacking = []
     for sample in samples:
         number = 0
         for code, sequence in zip(sample[2].tolist(), sample[3].view(np.int64).tolist(), strict=True):
-            ordered = sequences.get(code, ())
+            own = rows.get(code, slice(0))
+            ordered = copy.sequence[own]
             later = np.searchsorted(ordered, sequence)
             if later < len(ordered) and ordered[later] == sequence:
                 number = 0
                 break
-            number += int(0 < later < len(ordered))
-        between.append(number)
-    return between
+            ended = made_ends and later == len(ordered) > 0 and not copy.bootstrap[own.stop - 1]
+            number += int(0 < later < len(ordered) or ended)
+        lacking.append(number)
+    return lacking
 
 
 def _gaps(tables: Sequence[list[int]], path: str) -> Iterator[Problem]:
-    """Yields a problem for each shard of events that lacks events of its episodes; `tables` are those of `_between`."""
+    """Yields a problem for each shard of events that lacks events of its episodes; `tables` are those of `_lacking`."""
     for shard, table in enumerate(tables):
         for other, number in enumerate(table):
             if number:

@@ -18,6 +18,7 @@ from oracles.transitions import code_of_text
 
 from reagent_lite.data.features.normalization import (
     check_covers,
+    left_out_features,
     normalization_json,
     parse_normalization,
     read_normalization,
@@ -200,6 +201,15 @@ def test_check_covers() -> None:
     check_covers(spec, (3, 1), where="norm.json")
     with pytest.raises(DataError, match=r"norm.json: expected parameters of every feature.*for 2 of 3: 4, 9\."):
         check_covers(spec, (9, 1, 4), where="norm.json")
+
+
+def test_left_out_features() -> None:
+    spec = spec_of(*(FeatureSpec(feature_id=i, feature_type=FeatureType.BINARY) for i in (1, 2, 3)))
+    assert not left_out_features(spec, (3, 1), where="norm.json")
+    expected = "norm.json: no parameters for 2 of 3 features, left out: 4, 9"
+    assert left_out_features(spec, (9, 1, 4), where="norm.json") == expected
+    with pytest.raises(DataError, match=r"norm.json: expected parameters of every feature.*for 2 of 2: 4, 9\."):
+        left_out_features(spec, (9, 4), where="norm.json")
 
 
 CATEGORY = FeatureSpec(

@@ -110,6 +110,8 @@ def test_what_a_column_takes(name: str, array: pa.Array, values: list[Any]) -> N
     ("ds", pa.array([10**15, None], pa.timestamp("s")),
      "a date such as 2026-01-31 in ds, got <value out of range: 1000000000000000>"),
     ("mdp_id", pa.array([1.5, 2.0]), "a string or an integer in mdp_id, got 1.5"),
+    ("mdp_id", pa.array(["", "u"]), "an mdp_id, got null"),
+    ("mdp_id", texts('""', "7"), "an mdp_id, got null"),
     ("mdp_id", pa.array([DAY, None]), 'a string or an integer in mdp_id, got "2026-01-31"'),
     ("ds", pa.array([20260115, None]), "a date such as 2026-01-31 in ds, got 20260115"),
     ("ds", texts("20260115", '"2026-01-31"'), "a date such as 2026-01-31 in ds, got 20260115"),
