@@ -285,8 +285,8 @@ def test_warm_start(
     for path in ("out", "out/model"):
         with pytest.raises(ConfigError, match=rf"actions: expected .*, the order at {path}, got"):
             started(path, False, reordered)
-    other = write_json(tmp_path / "norm.json", dict.fromkeys("012", {"feature_type": "BOXCOX"}))  # as many columns
-    with pytest.raises(ConfigError, match="at out/model, .* got others of state feature 0, state feature 1 and state"):
+    other = write_json(tmp_path / "norm.json", dict.fromkeys("012", {"feature_type": "BINARY"}))  # as many columns
+    with pytest.raises(ConfigError, match="at out/model, .* got others of state feature 0, state feature 1, state"):
         started("out/model", False, change | {"state_norm_data_path": str(other)})
 
 

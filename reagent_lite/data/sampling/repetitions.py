@@ -117,13 +117,13 @@ def _lacking(copy: TrainingCopy, samples: list[NDArray[np.uint64]], *, made_ends
     for sample in samples:
         number = 0
         for code, sequence in zip(sample[2].tolist(), sample[3].view(np.int64).tolist(), strict=True):
-            own = rows.get(code, slice(0))
-            ordered = copy.sequence[own]
+            episode = rows.get(code, slice(0))
+            ordered = copy.sequence[episode]
             later = np.searchsorted(ordered, sequence)
             if later < len(ordered) and ordered[later] == sequence:
                 number = 0
                 break
-            ended = made_ends and later == len(ordered) > 0 and not copy.bootstrap[own.stop - 1]
+            ended = made_ends and later == len(ordered) > 0 and not copy.bootstrap[episode.stop - 1]
             number += int(0 < later < len(ordered) or ended)
         lacking.append(number)
     return lacking
