@@ -14,9 +14,9 @@ from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import ESTIMATE, CPEResult, Estimate
 from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import Interval, number
-from reagent_lite.evaluation.overlap import Events, Overlap
+from reagent_lite.evaluation.overlap import FEWEST_SIZES, Events, Overlap
 from reagent_lite.evaluation.played import MODEL, RANDOM, EstimatedReturn, Played
-from reagent_lite.evaluation.verdict import FEWEST_SIZES, Verdict, has_small_propensities, shows_no_range
+from reagent_lite.evaluation.verdict import Verdict, has_small_propensities
 from reagent_lite.rl.estimators import ESTIMATORS
 
 LOGGED = "logged policy"
@@ -472,8 +472,8 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
     if has_small_propensities(overlap):
         return _CHECK
     events = comparison.events
-    if events is not None and shows_no_range(events):
-        needed = overlap.num_episodes * FEWEST_SIZES / max(events.logged, 1)
+    if events is not None and events.unsized:
+        needed = overlap.num_episodes * FEWEST_SIZES / events.unsized
         return (
             f"say in evaluation.reward_range which rewards are possible, or log about {number(float(f'{needed:.2g}'))} "
             f"episodes to score in place of {overlap.num_episodes:,}, for {FEWEST_SIZES} events; and evaluate again."

@@ -86,7 +86,7 @@ def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice
          "of 12 (11 to 13) against 10 (9 to 11) of the logged policy continued by the value model, a difference of 2"),
         (Evidence(comparisons=(replace(CONTINUED, rows=(estimated(PDIS, 12, 1),)),)), SHIP,
          "against 4 (3 to 5) of the logged policy, a"),
-        (Evidence(comparisons=(replace(EQUAL, events=Events(logged=40, expected=1.2, seen=0.0, spread=0.0)),)),
+        (Evidence(comparisons=(replace(EQUAL, events=Events(unsized=0, expected=1.2, seen=0.0)),)),
          UNCLEAR, ", which may be 0 (0 events met of 1.2 expected)"),
         # what flatters a policy speaks against it, not for it
         (Evidence(comparisons=(BETTER,), seen=True), UNCLEAR, "; but the policy has learned from scored episodes"),
@@ -136,7 +136,7 @@ UNSURE = comparison(undefined("IPS_Reward"))
         ([UNSURE], replace(RESULT, overlap=None), ["evaluate on a log with whole episodes"]),
         ([], RESULT, ["give more episodes"]),
         # few events of different sizes, 25 of 100 in 30 episodes: four times as many episodes
-        ([replace(UNSURE, events=Events(logged=25, expected=8.0, seen=7.0, spread=0.8))], RESULT,
+        ([replace(UNSURE, events=Events(unsized=25, expected=8.0, seen=7.0))], RESULT,
          ["say in evaluation.reward_range", "about 120 episodes to score in place of 30, for 100 events"]),
         ([replace(UNSURE, outlying="the 5 lowest outcomes")], RESULT,
          ["say in evaluation.reward_range which rewards are possible, or log more episodes; and evaluate again."]),

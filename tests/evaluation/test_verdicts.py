@@ -59,6 +59,14 @@ UNUSABLE = Verdict.DO_NOT_USE
         )),
         (bandit_page([1.0] * 197 + [1e6] * 3), {}, ("IPS_Reward",), TRUSTWORTHY,
          "200 effective rows, mean weight 1, 3 events met of 3 expected"),
+        # 120 events of one size, and two larger ones on the other side: 15 and 25 deviate by 0.25 of their mean
+        *((bandit_page([0.0] * 130 + [-sign] * 120 + [sign * size for size in sizes]), {}, ("IPS_Reward",), verdict,
+           reason) for sign, sizes, verdict, reason in (
+            (-1.0, (15.0, 25.0), TRUSTWORTHY, "252 effective rows"),
+            (-1.0, (14.0, 26.0), SUPPORT, "2 of the log's events differ too much in size to show how large one may be"),
+            (1.0, (14.0, 26.0), SUPPORT, "2 of the log's events differ too much in size to show how large one may be"),
+            (-1.0, (0.1, 0.9), TRUSTWORTHY, "252 effective rows"),
+        )),
         # 40 of 200 rows weigh 0, the others 1.25 = 0.625 / 0.5
         (weighing(bandit_page(REWARDS), [1.25] * 160 + [0.0] * 40), {}, ("Switch_Doubly_Robust_Reward",), SUPPORT,
          "a model replaces outcomes with weights above 10: 0 of 160"),
