@@ -50,6 +50,8 @@ _GROUP_BYTES = 2**24
 _OUTCOMES_AT_ONCE = 32
 _CHECKS = {False: "Self_Normalized_IPS_Reward", True: "Weighted_Per_Decision_Importance_Sampling"}
 """The weighted estimate that checks an estimate by a model alone; the key is `Estimator.sequential`."""
+_CHECK_OF_CUT: Final = "Weighted_Sequential_Doubly_Robust"
+"""The weighted estimate that checks it if records are cut: it continues them as the model does."""
 _REASONS = {
     1: "model is better",
     0: "the interval contains 0: no difference is shown",
@@ -400,7 +402,8 @@ def _family(
     """
     names = [name for name, estimator in ESTIMATORS.items() if estimator.sequential == sequential]
     model = names[0]
-    check = _CHECKS[sequential]
+    cut = sequential and overlap.cut_share > 0
+    check = _CHECK_OF_CUT if cut else _CHECKS[sequential]
     logged = continued = bases[mean_return.name if sequential else mean_reward.name]
     if sequential:
         rest = bases[continuation.name]
@@ -420,7 +423,7 @@ def _family(
         if ESTIMATORS[name].evidence is not None:
             figure_of[name] = figure_of[name].within(low, high)
     ranged = possible.bounds is not None
-    events = None if bases[check].missing else matched_events(weights, outcomes)
+    events = None if bases[_CHECKS[sequential]].missing else matched_events(weights, outcomes)
     outlying = "" if ranged else outlying_outcomes(outcomes)
     of_weights = weights_verdict(overlap, sequential=sequential, events=events)
 
@@ -430,7 +433,7 @@ def _family(
             return Verdict.DO_NOT_USE, bases[name].missing
         if name == model:
             checked = Verdict.DO_NOT_USE if bases[check].missing else of_weights[0]
-            verdict = model_verdict(figure, overlap, sequential=sequential, check=figure_of[check], checked=checked)
+            verdict = model_verdict(figure, overlap, check=figure_of[check], checked=checked)
         else:
             verdict = estimate_verdict(
                 figure,
@@ -456,10 +459,9 @@ def _family(
                 basis=bases[name],
             )
         )
-    cut = sequential and overlap.cut_share > 0 and not bases[model].missing
     return Family(
         logged=logged_figure,
-        continued=continued_figure if cut else None,
+        continued=continued_figure if cut and not bases[model].missing else None,
         events=events,
         outlying=outlying,
         estimates=tuple(estimates),

@@ -149,9 +149,7 @@ def reliance_on_model(name: str, overlap: Overlap) -> str:
     return "blends in a model, whose error its interval leaves out" if name == "MAGIC" else ""
 
 
-def model_verdict(
-    figure: Interval, overlap: Overlap, *, sequential: bool, check: Interval, checked: Verdict
-) -> Reasoned:
+def model_verdict(figure: Interval, overlap: Overlap, *, check: Interval, checked: Verdict) -> Reasoned:
     """Returns the verdict on an estimate by a fitted model alone, checked by a weighted estimate of the same quantity.
 
     Resampling episodes does not show a model's error, so even a narrow interval is never called trustworthy.
@@ -159,7 +157,6 @@ def model_verdict(
     Args:
         figure: the estimate.
         overlap: diagnostics of the weights.
-        sequential: whether returns of episodes are estimated.
         check: the weighted estimate.
         checked: verdict on the weighted estimate.
     """
@@ -172,10 +169,8 @@ def model_verdict(
     slack = _FITTED_ERROR * abs(figure.value)
     interval = f"{check.written(check.low)} to {check.written(check.high)}"
     if figure.value + slack < check.low or figure.value - slack > check.high:
-        beyond = f"; {percent(overlap.cut_share)} of episodes are cut, only the model counts what follows"
         return Verdict.DO_NOT_USE, (
             f"the model says {figure.written(figure.value)}, outside the weighted estimate's interval {interval}"
-            f"{beyond if sequential and overlap.cut_share else ''}"
         )
     return Verdict.SUPPORT, (
         f"agrees with the weighted estimate, {interval}; its own interval leaves out the model's error"

@@ -83,7 +83,11 @@ UNUSABLE = Verdict.DO_NOT_USE
          "the model says 0, outside the weighted estimate's interval"),
         (bandit_page([3.0]), {}, ("Fitted_Q_Evaluation",), UNUSABLE, "one episode has no interval"),
         (dataclasses.replace(bandit_page(REWARDS), bootstrap=torch.ones(200).double()), {}, ("Fitted_Q_Evaluation",),
-         UNUSABLE, "; 100% of episodes are cut"),
+         UNUSABLE, "the model says 0, outside the weighted estimate's interval"),
+        # 3, and 0.9 * 10 after the cut, which the log cannot have
+        (dataclasses.replace(RIGHT, bootstrap=torch.ones(200).double(), q_values=THREE + 9,
+                             next_value=torch.full((200, 1), 10.0).double()), {}, ("Fitted_Q_Evaluation",),
+         SUPPORT, "agrees with the weighted estimate, "),
         # models say 3, without any spread: they are not trusted by their own interval
         (RIGHT, {}, ("Fitted_Q_Evaluation",), SUPPORT, "agrees with the weighted estimate, "),
         (dataclasses.replace(RIGHT, propensity=torch.ones(200).double()), {}, ("Fitted_Q_Evaluation",), SUPPORT,
