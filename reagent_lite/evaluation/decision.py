@@ -198,7 +198,8 @@ def evidence_of(
         comparisons = [*compared(result, simulated=simulated, decides=not differences)]
         # the same outcomes of the same log
         comparisons += [
-            replace(other, outlying=logged.outlying) for other, logged in zip(models, comparisons, strict=False)
+            replace(other, events=logged.events, outlying=logged.outlying)
+            for other, logged in zip(models, comparisons, strict=False)
         ]
     return Evidence(
         result=result, seen=seen, other_seen=other_seen, comparisons=tuple(comparisons), played=played, gate=gate
@@ -409,7 +410,7 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
             f"{estimates} {comparison.unit} of {row.figure} against {value} of the {name}, "
             f"a difference of {row.difference}{'' if side else ', which may be 0'}"
         )
-    if comparison.events is not None:
+    if comparison.events is not None and comparison.reference is not None:  # of two policies, only the first one's
         reason += f" ({comparison.events})"
     if calibration is not None:
         reason += f"; {calibration}; {_UNSEEN}"

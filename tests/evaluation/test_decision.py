@@ -181,7 +181,9 @@ def test_the_reward_s_return_decides_and_metrics_have_their_own_title() -> None:
 
 def test_what_a_log_says_of_its_outcomes_is_the_same_for_two_models() -> None:
     by_row = Family(logged=FIGURE, continued=None, estimates=(undefined("IPS_Reward"),), events=None, outlying="lowest")
-    returns = replace(by_row, estimates=(undefined(PDIS),), outlying="")
+    returns = replace(
+        by_row, estimates=(undefined(PDIS),), outlying="", events=Events(unsized=25, expected=8.0, seen=7.0)
+    )
     outcome = OutcomeResult(name="Reward", one_step=by_row, sequential=returns)
     estimated_return = EstimatedReturn.of(RESULT.overlap, gamma=0.8, by_time=False, horizon=1000)
     evidence = evidence_of(
@@ -190,3 +192,4 @@ def test_what_a_log_says_of_its_outcomes_is_the_same_for_two_models() -> None:
     assert [(each.decides, each.outlying) for each in evidence.comparisons] == [
         (False, ""), (False, "lowest"), (True, ""), (False, "lowest"),
     ]  # fmt: skip
+    assert "for 100 events" in decide(evidence).next_step
