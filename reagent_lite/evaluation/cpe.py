@@ -215,14 +215,22 @@ def evaluate_page(
             )
             row_weights = page.weight[rows]
             for index, name in enumerate(part.names):
-                bounds = config.reward_range if first + index == 0 else None
+                is_reward = first + index == 0
+                bounds = config.reward_range if is_reward else None
                 bases = _bases(sums, index, samples[index], missing, bounds)
                 observed = (
                     (row_weights, part.outcomes[rows, index]),
                     (sums.episode_weights, sums.per_episode("discounted_reward", index)),
                 )
                 one_step, sequential = (
-                    _family(bases, overlap, *observed[by_episode], sequential=by_episode, level=config.confidence_level)
+                    _family(
+                        bases,
+                        overlap,
+                        *observed[by_episode],
+                        sequential=by_episode,
+                        is_reward=is_reward,
+                        level=config.confidence_level,
+                    )
                     for by_episode in (False, True)
                 )
                 outcomes.append(OutcomeResult(name=name, one_step=one_step, sequential=sequential))
@@ -388,7 +396,14 @@ def _bases(
 
 
 def _family(
-    bases: Mapping[str, Basis], overlap: Overlap, weights: Tensor, outcomes: Tensor, *, sequential: bool, level: float
+    bases: Mapping[str, Basis],
+    overlap: Overlap,
+    weights: Tensor,
+    outcomes: Tensor,
+    *,
+    sequential: bool,
+    is_reward: bool,
+    level: float,
 ) -> Family:
     """Returns the estimates of one quantity of an outcome, with intervals and verdicts.
 
@@ -398,6 +413,7 @@ def _family(
         weights: importance weight of each row, or episode.
         outcomes: outcome of each row, or episode.
         sequential: whether returns of episodes are estimated instead of rewards of rows.
+        is_reward: whether the reward is estimated, not a metric.
         level: confidence level.
     """
     names = [name for name, estimator in ESTIMATORS.items() if estimator.sequential == sequential]
@@ -442,6 +458,7 @@ def _family(
                 constant=low == high and not ranged,
                 events=None if ranged else events,
                 outlying=outlying,
+                is_reward=is_reward,
             )
         return verdict if overlap.calibration is None else with_calibration(verdict, overlap.calibration)
 

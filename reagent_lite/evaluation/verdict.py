@@ -29,8 +29,7 @@ _UNCHECKED = "the model cannot be checked against the log: there are no weighted
 _FEWEST = 2  # episodes
 _ONE_EPISODE = "one episode has no interval"
 _UNDEFINED = "the estimate or its interval is undefined on this log"
-_SAY_RANGE = "log more rows, or say in evaluation.reward_range which rewards are possible"
-_CONSTANT = f"all scored outcomes are equal, so the log does not show the effect of others: {_SAY_RANGE}"
+_SAY_RANGE = ", or say in evaluation.reward_range which rewards are possible"
 
 
 class Verdict(StrEnum):
@@ -102,7 +101,14 @@ def _faults(overlap: Overlap, count: float, unit: str, *, sequential: bool) -> I
 
 
 def estimate_verdict(
-    figure: Interval, *, weights: Reasoned, reliance: str, constant: bool, events: Events | None, outlying: str
+    figure: Interval,
+    *,
+    weights: Reasoned,
+    reliance: str,
+    constant: bool,
+    events: Events | None,
+    outlying: str,
+    is_reward: bool,
 ) -> Reasoned:
     """Returns the verdict on an estimate that weights logged outcomes.
 
@@ -113,19 +119,23 @@ def estimate_verdict(
         constant: whether all outcomes are equal and no others are known to be possible.
         events: outcomes other than the usual one; None if the possible rewards are known.
         outlying: result of outlying_outcomes; empty if the possible rewards are known.
+        is_reward: whether the reward is estimated, not a metric, which has no range in the config.
     """
+    advice = f"log more rows{_SAY_RANGE if is_reward else ''}"
     if weights[0] is Verdict.DO_NOT_USE:
         return weights
     if constant:
-        return Verdict.DO_NOT_USE, _CONSTANT
+        return Verdict.DO_NOT_USE, (
+            f"all scored outcomes are equal, so the log does not show the effect of others: {advice}"
+        )
     if not figure.defined:
         return Verdict.DO_NOT_USE, _UNDEFINED
     if weights[0] is Verdict.TRUSTWORTHY and events and events.unsized:
         return Verdict.SUPPORT, (
-            f"{events.unsized} of the log's events differ too much in size to show how large one may be: {_SAY_RANGE}"
+            f"{events.unsized} of the log's events differ too much in size to show how large one may be: {advice}"
         )
     if weights[0] is Verdict.TRUSTWORTHY and outlying:
-        return Verdict.SUPPORT, f"{outlying}: {_SAY_RANGE}"
+        return Verdict.SUPPORT, f"{outlying}: {advice}"
     if weights[0] is Verdict.TRUSTWORTHY and reliance:
         return Verdict.SUPPORT, reliance
     return weights

@@ -157,3 +157,9 @@ def test_a_mean_weight_that_may_be_one(base: float, weights: list[float], verdic
     assert not result.overlap.mean_episode_weight.excludes(1.0)
     estimate = estimate_of(result, "Weighted_Per_Decision_Importance_Sampling")
     assert estimate.verdict is verdict if verdict else "mean weight of an episode" not in estimate.reason
+
+
+def test_a_range_is_asked_for_rewards_only() -> None:
+    result = evaluated(bandit_page([1.0] * 200, metric=[1.0] * 200))
+    reward, metric = (estimate_of(result, "IPS_Reward", outcome).reason for outcome in (0, 1))
+    assert reward == f"{metric}, or say in evaluation.reward_range which rewards are possible"
