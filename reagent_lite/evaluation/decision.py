@@ -311,6 +311,9 @@ _NEARER = (
     "smaller one)"
 )
 _COMPARE = "compare it with the policy in use by workflows.evaluate: with its log (data_path) or its model (against)."
+_ALIKE = (
+    "keep the policy in use; both choose with the same probabilities in the scored rows: more will not tell them apart."
+)
 _SCORE_OTHERS = (
     "score it on other episodes than it learns from: train with evaluation.learn_from_scored false or with "
     "eval_data_path of other episodes, or evaluate it on a log of other episodes."
@@ -401,14 +404,15 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
         row = next(other for other in trusted if not other.difference.side)
     side = row.difference.side
     estimates = f"{row.name.replace('_', ' ')} estimates a"
+    doubt = "" if side else ", which may be 0"
     if comparison.reference is None:
-        reason = f"{estimates} difference of {row.difference} from the {name} in the {comparison.unit}"
+        reason = f"{estimates} difference of {row.difference} from the {name} in the {comparison.unit}{doubt}"
     else:
         continues = comparison.continued is not None and ESTIMATORS[row.name].continues
         name, value = list(comparison.references.items())[1 if continues else 0]
         reason = (
             f"{estimates} {comparison.unit} of {row.figure} against {value} of the {name}, "
-            f"a difference of {row.difference}{'' if side else ', which may be 0'}"
+            f"a difference of {row.difference}{doubt}"
         )
     if comparison.events is not None and comparison.reference is not None:  # of two policies, only the first one's
         reason += f" ({comparison.events})"
@@ -421,7 +425,7 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
 def _more_data(row: Estimate, reference: Interval | None, result: CPEResult | None) -> str:
     """Returns the advice to log more, with the number of episodes that would show a difference.
 
-    The difference is the present one, or 10 % of the logged value.
+    The difference is the present one, or 10 % of the logged value. No number shows one between equal policies.
 
     The width of an interval is inversely proportional to the root of the number of episodes.
     """
@@ -429,6 +433,8 @@ def _more_data(row: Estimate, reference: Interval | None, result: CPEResult | No
         return _TRY_BOTH
     count = result.overlap.num_episodes
     difference = row.difference
+    if difference.low == difference.high:
+        return _ALIKE
     toward_zero = difference.value - difference.low if difference.value > 0 else difference.high - difference.value
     sizes = [(toward_zero, abs(difference.value), f"a difference of {difference.written(abs(difference.value))}")]
     if reference is not None:

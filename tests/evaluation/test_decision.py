@@ -143,6 +143,8 @@ UNSURE = comparison(undefined("IPS_Reward"))
         # a difference of 0.5 (-1.5 to 2.5) from 30 episodes: (2 / 0.5)^2 = 16 times as many; 10 % of 10: (2 / 1)^2 = 4
         ([comparison(replace(estimated("MAGIC", 10.5, 2.0), difference=around(0.5, 2.0)))], RESULT,
          ["about 480 to show a difference of 0.5, about 120 to show one of 1, 10% of the logged value"]),
+        ([comparison(replace(estimated("MAGIC", 10.0, 2.0), difference=around(0.0, 0.0)))], RESULT,
+         ["both choose with the same probabilities in the scored rows"]),
     ],
 )  # fmt: skip
 def test_the_next_step_is_what_the_log_lacks(unsure: list[Comparison], result: CPEResult, steps: list[str]) -> None:
