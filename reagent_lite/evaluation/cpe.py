@@ -50,6 +50,8 @@ _GROUP_BYTES = 2**24
 _OUTCOMES_AT_ONCE = 32
 _CHECKS = {False: "Self_Normalized_IPS_Reward", True: "Weighted_Per_Decision_Importance_Sampling"}
 """The weighted estimate that checks an estimate by a model alone; the key is `Estimator.sequential`."""
+_CHECK_OF_CUT: Final = "Weighted_Sequential_Doubly_Robust"
+"""The weighted estimate that checks it if records are cut: it continues them as the model does."""
 _REASONS = {
     1: "model is better",
     0: "the interval contains 0: no difference is shown",
@@ -213,14 +215,22 @@ def evaluate_page(
             )
             row_weights = page.weight[rows]
             for index, name in enumerate(part.names):
-                bounds = config.reward_range if first + index == 0 else None
+                is_reward = first + index == 0
+                bounds = config.reward_range if is_reward else None
                 bases = _bases(sums, index, samples[index], missing, bounds)
                 observed = (
                     (row_weights, part.outcomes[rows, index]),
                     (sums.episode_weights, sums.per_episode("discounted_reward", index)),
                 )
                 one_step, sequential = (
-                    _family(bases, overlap, *observed[by_episode], sequential=by_episode, level=config.confidence_level)
+                    _family(
+                        bases,
+                        overlap,
+                        *observed[by_episode],
+                        sequential=by_episode,
+                        is_reward=is_reward,
+                        level=config.confidence_level,
+                    )
                     for by_episode in (False, True)
                 )
                 outcomes.append(OutcomeResult(name=name, one_step=one_step, sequential=sequential))
@@ -386,7 +396,14 @@ def _bases(
 
 
 def _family(
-    bases: Mapping[str, Basis], overlap: Overlap, weights: Tensor, outcomes: Tensor, *, sequential: bool, level: float
+    bases: Mapping[str, Basis],
+    overlap: Overlap,
+    weights: Tensor,
+    outcomes: Tensor,
+    *,
+    sequential: bool,
+    is_reward: bool,
+    level: float,
 ) -> Family:
     """Returns the estimates of one quantity of an outcome, with intervals and verdicts.
 
@@ -396,11 +413,13 @@ def _family(
         weights: importance weight of each row, or episode.
         outcomes: outcome of each row, or episode.
         sequential: whether returns of episodes are estimated instead of rewards of rows.
+        is_reward: whether the reward is estimated, not a metric.
         level: confidence level.
     """
     names = [name for name, estimator in ESTIMATORS.items() if estimator.sequential == sequential]
     model = names[0]
-    check = _CHECKS[sequential]
+    cut = sequential and overlap.cut_share > 0
+    check = _CHECK_OF_CUT if cut else _CHECKS[sequential]
     logged = continued = bases[mean_return.name if sequential else mean_reward.name]
     if sequential:
         rest = bases[continuation.name]
@@ -420,7 +439,7 @@ def _family(
         if ESTIMATORS[name].evidence is not None:
             figure_of[name] = figure_of[name].within(low, high)
     ranged = possible.bounds is not None
-    events = None if bases[check].missing else matched_events(weights, outcomes)
+    events = None if bases[_CHECKS[sequential]].missing else matched_events(weights, outcomes)
     outlying = "" if ranged else outlying_outcomes(outcomes)
     of_weights = weights_verdict(overlap, sequential=sequential, events=events)
 
@@ -430,7 +449,7 @@ def _family(
             return Verdict.DO_NOT_USE, bases[name].missing
         if name == model:
             checked = Verdict.DO_NOT_USE if bases[check].missing else of_weights[0]
-            verdict = model_verdict(figure, overlap, sequential=sequential, check=figure_of[check], checked=checked)
+            verdict = model_verdict(figure, overlap, check=figure_of[check], checked=checked)
         else:
             verdict = estimate_verdict(
                 figure,
@@ -439,6 +458,7 @@ def _family(
                 constant=low == high and not ranged,
                 events=None if ranged else events,
                 outlying=outlying,
+                is_reward=is_reward,
             )
         return verdict if overlap.calibration is None else with_calibration(verdict, overlap.calibration)
 
@@ -456,10 +476,9 @@ def _family(
                 basis=bases[name],
             )
         )
-    cut = sequential and overlap.cut_share > 0 and not bases[model].missing
     return Family(
         logged=logged_figure,
-        continued=continued_figure if cut else None,
+        continued=continued_figure if cut and not bases[model].missing else None,
         events=events,
         outlying=outlying,
         estimates=tuple(estimates),

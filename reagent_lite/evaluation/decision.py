@@ -14,9 +14,9 @@ from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import ESTIMATE, CPEResult, Estimate
 from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import Interval, number
-from reagent_lite.evaluation.overlap import Events, Overlap
+from reagent_lite.evaluation.overlap import FEWEST_SIZES, Events, Overlap
 from reagent_lite.evaluation.played import MODEL, RANDOM, EstimatedReturn, Played
-from reagent_lite.evaluation.verdict import FEWEST_SIZES, Verdict, has_small_propensities, shows_no_range
+from reagent_lite.evaluation.verdict import Verdict, has_small_propensities
 from reagent_lite.rl.estimators import ESTIMATORS
 
 LOGGED = "logged policy"
@@ -198,7 +198,8 @@ def evidence_of(
         comparisons = [*compared(result, simulated=simulated, decides=not differences)]
         # the same outcomes of the same log
         comparisons += [
-            replace(other, outlying=logged.outlying) for other, logged in zip(models, comparisons, strict=False)
+            replace(other, events=logged.events, outlying=logged.outlying)
+            for other, logged in zip(models, comparisons, strict=False)
         ]
     return Evidence(
         result=result, seen=seen, other_seen=other_seen, comparisons=tuple(comparisons), played=played, gate=gate
@@ -310,6 +311,9 @@ _NEARER = (
     "smaller one)"
 )
 _COMPARE = "compare it with the policy in use by workflows.evaluate: with its log (data_path) or its model (against)."
+_ALIKE = (
+    "keep the policy in use; both choose with the same probabilities in the scored rows: more will not tell them apart."
+)
 _SCORE_OTHERS = (
     "score it on other episodes than it learns from: train with evaluation.learn_from_scored false or with "
     "eval_data_path of other episodes, or evaluate it on a log of other episodes."
@@ -400,16 +404,17 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
         row = next(other for other in trusted if not other.difference.side)
     side = row.difference.side
     estimates = f"{row.name.replace('_', ' ')} estimates a"
+    doubt = "" if side else ", which may be 0"
     if comparison.reference is None:
-        reason = f"{estimates} difference of {row.difference} from the {name} in the {comparison.unit}"
+        reason = f"{estimates} difference of {row.difference} from the {name} in the {comparison.unit}{doubt}"
     else:
         continues = comparison.continued is not None and ESTIMATORS[row.name].continues
         name, value = list(comparison.references.items())[1 if continues else 0]
         reason = (
             f"{estimates} {comparison.unit} of {row.figure} against {value} of the {name}, "
-            f"a difference of {row.difference}{'' if side else ', which may be 0'}"
+            f"a difference of {row.difference}{doubt}"
         )
-    if comparison.events is not None:
+    if comparison.events is not None and comparison.reference is not None:  # of two policies, only the first one's
         reason += f" ({comparison.events})"
     if calibration is not None:
         reason += f"; {calibration}; {_UNSEEN}"
@@ -420,7 +425,7 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
 def _more_data(row: Estimate, reference: Interval | None, result: CPEResult | None) -> str:
     """Returns the advice to log more, with the number of episodes that would show a difference.
 
-    The difference is the present one, or 10 % of the logged value.
+    The difference is the present one, or 10 % of the logged value. No number shows one between equal policies.
 
     The width of an interval is inversely proportional to the root of the number of episodes.
     """
@@ -428,6 +433,8 @@ def _more_data(row: Estimate, reference: Interval | None, result: CPEResult | No
         return _TRY_BOTH
     count = result.overlap.num_episodes
     difference = row.difference
+    if difference.low == difference.high:
+        return _ALIKE
     toward_zero = difference.value - difference.low if difference.value > 0 else difference.high - difference.value
     sizes = [(toward_zero, abs(difference.value), f"a difference of {difference.written(abs(difference.value))}")]
     if reference is not None:
@@ -472,8 +479,8 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
     if has_small_propensities(overlap):
         return _CHECK
     events = comparison.events
-    if events is not None and shows_no_range(events):
-        needed = overlap.num_episodes * FEWEST_SIZES / max(events.logged, 1)
+    if events is not None and events.unsized:
+        needed = overlap.num_episodes * FEWEST_SIZES / events.unsized
         return (
             f"say in evaluation.reward_range which rewards are possible, or log about {number(float(f'{needed:.2g}'))} "
             f"episodes to score in place of {overlap.num_episodes:,}, for {FEWEST_SIZES} events; and evaluate again."

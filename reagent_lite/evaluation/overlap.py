@@ -13,6 +13,12 @@ from reagent_lite.rl.sums import SHRINKAGE, SWITCH_TAU, EpisodeSums
 
 _CERTAIN = 1e-9
 _USUAL_SHARE = 0.5
+# With about 6 purchases of lognormal amounts, 95 % intervals covered the truth in only 83 % of 500 logs.
+FEWEST_SIZES = 100
+_SPREAD = 0.5
+# Among 10 % purchases, about five lognormal chargebacks that cancel a gain: 9 % of 100 logs of 2 000 rows were shipped
+# by the rule for all events alone, now 3 %. Neither fees beside purchases nor symmetric noise has a larger side.
+_SPREAD_OF_SIDE = 0.25
 # Without this rule a policy whose rare lognormal losses cancel its gain is shipped in up to 40 % of logs of 2000 rows.
 _FARTHEST = 5
 _MORE = 1.5
@@ -23,16 +29,15 @@ class Events:
     """Outcomes other than the usual one, if most outcomes are equal: clicks, purchases, failures.
 
     Attributes:
-        logged: number of events in the scored rows or episodes.
+        unsized: number of events that are too few, and of too different sizes, to show how large one may be: all, or
+            those on the side of the usual outcome that has the larger ones; 0 if they show it.
         expected: number that the evaluated policy would meet if events did not depend on the choice.
         seen: number that it met: the effective number of weighted events.
-        spread: standard deviation of their sizes over the mean size; 0 if all are equal.
     """
 
-    logged: int
+    unsized: int
     expected: float
     seen: float
-    spread: float
 
     def __str__(self) -> str:
         return f"{number(self.seen)} events met of {number(self.expected)} expected"
@@ -41,16 +46,31 @@ class Events:
 def matched_events(weights: torch.Tensor, outcomes: torch.Tensor) -> Events | None:
     """Counts events for weights [n] of outcomes [n]; None if no outcome is more frequent than all others together."""
     values, counts = torch.unique(outcomes, return_counts=True)
-    event = outcomes != values[counts.argmax()]
+    distance = outcomes - values[counts.argmax()]
+    event = distance != 0
     if not event.any() or float(event.double().mean()) >= _USUAL_SHARE:
         return None
-    sizes = (outcomes[event] - values[counts.argmax()]).abs()
     return Events(
-        logged=int(event.sum()),
+        unsized=_unsized(distance[event]),
         expected=float(effective_sample_size(weights) * event.double().mean()),
         seen=float(effective_sample_size(weights[event])),
-        spread=float(sizes.std(correction=0) / sizes.mean()),
     )
+
+
+def _unsized(distance: torch.Tensor) -> int:
+    """Returns Events.unsized for the distances [n] of events from the usual outcome."""
+    groups = [(distance.abs(), _SPREAD)]
+    sides = [-distance[distance < 0], distance[distance > 0]]
+    if all(map(len, sides)):
+        smaller, larger = sorted(sides, key=torch.mean)
+        if larger.mean() > _MORE * smaller.mean():
+            groups.append((larger, _SPREAD_OF_SIDE))
+    few = [
+        len(sizes)
+        for sizes, most in groups
+        if len(sizes) < FEWEST_SIZES and sizes.std(correction=0) > most * sizes.mean()
+    ]
+    return min(few, default=0)
 
 
 def outlying_outcomes(outcomes: torch.Tensor) -> str:

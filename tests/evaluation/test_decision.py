@@ -86,7 +86,7 @@ def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice
          "of 12 (11 to 13) against 10 (9 to 11) of the logged policy continued by the value model, a difference of 2"),
         (Evidence(comparisons=(replace(CONTINUED, rows=(estimated(PDIS, 12, 1),)),)), SHIP,
          "against 4 (3 to 5) of the logged policy, a"),
-        (Evidence(comparisons=(replace(EQUAL, events=Events(logged=40, expected=1.2, seen=0.0, spread=0.0)),)),
+        (Evidence(comparisons=(replace(EQUAL, events=Events(unsized=0, expected=1.2, seen=0.0)),)),
          UNCLEAR, ", which may be 0 (0 events met of 1.2 expected)"),
         # what flatters a policy speaks against it, not for it
         (Evidence(comparisons=(BETTER,), seen=True), UNCLEAR, "; but the policy has learned from scored episodes"),
@@ -136,13 +136,15 @@ UNSURE = comparison(undefined("IPS_Reward"))
         ([UNSURE], replace(RESULT, overlap=None), ["evaluate on a log with whole episodes"]),
         ([], RESULT, ["give more episodes"]),
         # few events of different sizes, 25 of 100 in 30 episodes: four times as many episodes
-        ([replace(UNSURE, events=Events(logged=25, expected=8.0, seen=7.0, spread=0.8))], RESULT,
+        ([replace(UNSURE, events=Events(unsized=25, expected=8.0, seen=7.0))], RESULT,
          ["say in evaluation.reward_range", "about 120 episodes to score in place of 30, for 100 events"]),
         ([replace(UNSURE, outlying="the 5 lowest outcomes")], RESULT,
          ["say in evaluation.reward_range which rewards are possible, or log more episodes; and evaluate again."]),
         # a difference of 0.5 (-1.5 to 2.5) from 30 episodes: (2 / 0.5)^2 = 16 times as many; 10 % of 10: (2 / 1)^2 = 4
         ([comparison(replace(estimated("MAGIC", 10.5, 2.0), difference=around(0.5, 2.0)))], RESULT,
          ["about 480 to show a difference of 0.5, about 120 to show one of 1, 10% of the logged value"]),
+        ([comparison(replace(estimated("MAGIC", 10.0, 2.0), difference=around(0.0, 0.0)))], RESULT,
+         ["both choose with the same probabilities in the scored rows"]),
     ],
 )  # fmt: skip
 def test_the_next_step_is_what_the_log_lacks(unsure: list[Comparison], result: CPEResult, steps: list[str]) -> None:
@@ -181,7 +183,9 @@ def test_the_reward_s_return_decides_and_metrics_have_their_own_title() -> None:
 
 def test_what_a_log_says_of_its_outcomes_is_the_same_for_two_models() -> None:
     by_row = Family(logged=FIGURE, continued=None, estimates=(undefined("IPS_Reward"),), events=None, outlying="lowest")
-    returns = replace(by_row, estimates=(undefined(PDIS),), outlying="")
+    returns = replace(
+        by_row, estimates=(undefined(PDIS),), outlying="", events=Events(unsized=25, expected=8.0, seen=7.0)
+    )
     outcome = OutcomeResult(name="Reward", one_step=by_row, sequential=returns)
     estimated_return = EstimatedReturn.of(RESULT.overlap, gamma=0.8, by_time=False, horizon=1000)
     evidence = evidence_of(
@@ -190,3 +194,4 @@ def test_what_a_log_says_of_its_outcomes_is_the_same_for_two_models() -> None:
     assert [(each.decides, each.outlying) for each in evidence.comparisons] == [
         (False, ""), (False, "lowest"), (True, ""), (False, "lowest"),
     ]  # fmt: skip
+    assert "for 100 events" in decide(evidence).next_step

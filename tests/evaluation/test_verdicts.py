@@ -59,6 +59,14 @@ UNUSABLE = Verdict.DO_NOT_USE
         )),
         (bandit_page([1.0] * 197 + [1e6] * 3), {}, ("IPS_Reward",), TRUSTWORTHY,
          "200 effective rows, mean weight 1, 3 events met of 3 expected"),
+        # 120 events of one size, and two larger ones on the other side: 15 and 25 deviate by 0.25 of their mean
+        *((bandit_page([0.0] * 130 + [-sign] * 120 + [sign * size for size in sizes]), {}, ("IPS_Reward",), verdict,
+           reason) for sign, sizes, verdict, reason in (
+            (-1.0, (15.0, 25.0), TRUSTWORTHY, "252 effective rows"),
+            (-1.0, (14.0, 26.0), SUPPORT, "2 of the log's events differ too much in size to show how large one may be"),
+            (1.0, (14.0, 26.0), SUPPORT, "2 of the log's events differ too much in size to show how large one may be"),
+            (-1.0, (1.0, 1.9), TRUSTWORTHY, "252 effective rows"),
+        )),
         # 40 of 200 rows weigh 0, the others 1.25 = 0.625 / 0.5
         (weighing(bandit_page(REWARDS), [1.25] * 160 + [0.0] * 40), {}, ("Switch_Doubly_Robust_Reward",), SUPPORT,
          "a model replaces outcomes with weights above 10: 0 of 160"),
@@ -75,7 +83,11 @@ UNUSABLE = Verdict.DO_NOT_USE
          "the model says 0, outside the weighted estimate's interval"),
         (bandit_page([3.0]), {}, ("Fitted_Q_Evaluation",), UNUSABLE, "one episode has no interval"),
         (dataclasses.replace(bandit_page(REWARDS), bootstrap=torch.ones(200).double()), {}, ("Fitted_Q_Evaluation",),
-         UNUSABLE, "; 100% of episodes are cut"),
+         UNUSABLE, "the model says 0, outside the weighted estimate's interval"),
+        # 3, and 0.9 * 10 after the cut, which the log cannot have
+        (dataclasses.replace(RIGHT, bootstrap=torch.ones(200).double(), q_values=THREE + 9,
+                             next_value=torch.full((200, 1), 10.0).double()), {}, ("Fitted_Q_Evaluation",),
+         SUPPORT, "agrees with the weighted estimate, "),
         # models say 3, without any spread: they are not trusted by their own interval
         (RIGHT, {}, ("Fitted_Q_Evaluation",), SUPPORT, "agrees with the weighted estimate, "),
         (dataclasses.replace(RIGHT, propensity=torch.ones(200).double()), {}, ("Fitted_Q_Evaluation",), SUPPORT,
@@ -145,3 +157,9 @@ def test_a_mean_weight_that_may_be_one(base: float, weights: list[float], verdic
     assert not result.overlap.mean_episode_weight.excludes(1.0)
     estimate = estimate_of(result, "Weighted_Per_Decision_Importance_Sampling")
     assert estimate.verdict is verdict if verdict else "mean weight of an episode" not in estimate.reason
+
+
+def test_a_range_is_asked_for_rewards_only() -> None:
+    result = evaluated(bandit_page([1.0] * 200, metric=[1.0] * 200))
+    reward, metric = (estimate_of(result, "IPS_Reward", outcome).reason for outcome in (0, 1))
+    assert reward == f"{metric}, or say in evaluation.reward_range which rewards are possible"
