@@ -207,7 +207,7 @@ def test_gridworld_values_within_one_percent(tmp_path: Path, workflow: str, sars
         "rl": {"gamma": 0.9, "target_update_rate": 0.1, "maxq_learning": not sarsa},
         "rainbow": {"dueling_architecture": False},
         "training": {"layers": [-1, -1], "activations": ["linear"], "minibatch_size": 1024, "l2_decay": 0.0,
-                     "learning_rate": 0.05, "lr_policy": "exponential", "lr_decay": 0.8 if sarsa else 0.96 if parametric else 0.98},
+                     "learning_rate": 0.05, "lr_policy": "exponential", "lr_decay": 1 - 6 / epochs},
         "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1,
                        "learn_from_scored": True},
         **(choices if parametric else {"actions": list(gridworld.ACTIONS)}),
@@ -285,7 +285,7 @@ def test_warm_start(
     for path in ("out", "out/model"):
         with pytest.raises(ConfigError, match=rf"actions: expected .*, the order at {path}, got"):
             started(path, False, reordered)
-    other = write_json(tmp_path / "norm.json", dict.fromkeys("012", {"feature_type": "BINARY"}))  # as many columns
+    other = write_json(tmp_path / "norm.json", {i: {"feature_type": "BINARY"} for i in "012"})  # as many columns
     with pytest.raises(ConfigError, match="of out/model, .*, got others of state feature 0"):
         started("out/model", False, change | {"state_norm_data_path": str(other)})
 
