@@ -286,7 +286,7 @@ def test_warm_start(
         with pytest.raises(ConfigError, match=rf"actions: expected .*, the order at {path}, got"):
             started(path, False, reordered)
     other = write_json(tmp_path / "norm.json", {i: {"feature_type": "BINARY"} for i in "012"})  # as many columns
-    with pytest.raises(ConfigError, match="of out/model, .*, got others of state feature 0"):
+    with pytest.raises(ConfigError, match=r"of out/model, .*, got others of state feature 0"):
         started("out/model", False, change | {"state_norm_data_path": str(other)})
 
 
