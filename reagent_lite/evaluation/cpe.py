@@ -417,13 +417,9 @@ def _family(
         level: confidence level.
     """
     names = [name for name, estimator in ESTIMATORS.items() if estimator.sequential == sequential]
-    model = names[0]
     cut = sequential and overlap.cut_share > 0
     check = _CHECK_OF_CUT if cut else _CHECKS[sequential]
-    logged = continued = bases[mean_return.name if sequential else mean_reward.name]
-    if sequential:
-        rest = bases[continuation.name]
-        continued = Basis(samples=logged.samples + rest.samples, question=rest.question)
+    logged, continued = _logged(bases, sequential=sequential)
     references = {name: continued if ESTIMATORS[name].continues else logged for name in names}
     estimated = [bases[name] for name in names]
     differences = [bases[name].minus(references[name]) for name in names]
@@ -435,24 +431,23 @@ def _family(
     possible, _ = logged.question
     low = min(possible.outcomes[0], float(outcomes.min()))
     high = max(possible.outcomes[1], float(outcomes.max()))
-    for name in () if sequential else names:  # a policy may earn returns that no logged episode has
-        if ESTIMATORS[name].evidence is not None:
-            figure_of[name] = figure_of[name].within(low, high)
+    if not sequential:  # a policy may earn returns that no logged episode has
+        weighted = [name for name in names if ESTIMATORS[name].evidence is not None]
+        figure_of |= {name: figure_of[name].within(low, high) for name in weighted}
     ranged = possible.bounds is not None
     events = None if bases[_CHECKS[sequential]].missing else matched_events(weights, outcomes)
     outlying = "" if ranged else outlying_outcomes(outcomes)
     of_weights = weights_verdict(overlap, sequential=sequential, events=events)
 
     def reasoned(name: str) -> Reasoned:
-        figure = figure_of[name]
         if bases[name].missing:
             return Verdict.DO_NOT_USE, bases[name].missing
-        if name == model:
+        if name == names[0]:  # by a model alone
             checked = Verdict.DO_NOT_USE if bases[check].missing else of_weights[0]
-            verdict = model_verdict(figure, overlap, check=figure_of[check], checked=checked)
+            verdict = model_verdict(figure_of[name], overlap, check=figure_of[check], checked=checked)
         else:
             verdict = estimate_verdict(
-                figure,
+                figure_of[name],
                 weights=of_weights,
                 reliance=reliance_on_model(name, overlap),
                 constant=low == high and not ranged,
@@ -462,27 +457,33 @@ def _family(
             )
         return verdict if overlap.calibration is None else with_calibration(verdict, overlap.calibration)
 
-    estimates = []
-    for name, figure in figure_of.items():
-        verdict, reason = reasoned(name)
-        estimates.append(
-            Estimate(
-                name=name,
-                figure=figure,
-                normalized=figure.value / float(references[name].samples[0]) if logged_figure.side else math.nan,
-                difference=difference_of[name],
-                verdict=verdict,
-                reason=reason,
-                basis=bases[name],
-            )
+    def estimate(name: str, verdict: Verdict, reason: str) -> Estimate:
+        return Estimate(
+            name=name,
+            figure=figure_of[name],
+            normalized=figure_of[name].value / float(references[name].samples[0]) if logged_figure.side else math.nan,
+            difference=difference_of[name],
+            verdict=verdict,
+            reason=reason,
+            basis=bases[name],
         )
+
     return Family(
         logged=logged_figure,
-        continued=continued_figure if cut and not bases[model].missing else None,
+        continued=continued_figure if cut and not bases[names[0]].missing else None,
         events=events,
         outlying=outlying,
-        estimates=tuple(estimates),
+        estimates=tuple(estimate(name, *reasoned(name)) for name in names),
     )
+
+
+def _logged(bases: Mapping[str, Basis], *, sequential: bool) -> tuple[Basis, Basis]:
+    """Returns the bases of the logged value, and of that value continued by the value model after cut records."""
+    if not sequential:
+        return bases[mean_reward.name], bases[mean_reward.name]
+    logged = bases[mean_return.name]
+    rest = bases[continuation.name]
+    return logged, Basis(samples=logged.samples + rest.samples, question=rest.question)
 
 
 def figures_of(bases: Sequence[Basis], level: float) -> list[Interval]:
