@@ -5,8 +5,8 @@ own rows ─► sample ─► samples of all shards ─► look-up among own row
 Two rows are the same if they have the same mdp_id, sequence_number, state, candidates, action, reward and propensity.
 Machines that use the same mdp_ids for different episodes have rows with different values, and machines that each logged
 a part of the same episodes have different sequence numbers: neither is a repetition. Transitions may be divided like
-that, as each has its next state. Events may not: each machine pairs its own, and would pair two across one of another,
-or with addTerminalStateRow make a true end of a row that another one goes on from.
+that, as each has its next state. Events may not, as each machine pairs its own: it would skip an event that another
+machine has between two of them, or with addTerminalStateRow end an episode that goes on elsewhere.
 """
 
 import json
