@@ -218,7 +218,8 @@ def test_writing_drawing_and_updating_never_wait_for_the_device(prioritized: boo
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_a_captured_graph_writes_and_draws(prioritized: bool) -> None:
-    ring = ring_of(num_envs=64, slots=20, gamma=1.0, n_step=3, prioritized=prioritized, device="cuda")
+    given = {"num_envs": 64, "slots": 20, "gamma": 1.0, "n_step": 3, "prioritized": prioritized}
+    ring = ring_of(**given, seed=None, device="cuda")  # a graph captures the device's default generator by itself
     with torch.device("cuda"):
         time = torch.zeros(64, 1)
         step = plain_step(64, observation=time, action=torch.zeros(64, dtype=torch.uint8), reward=torch.ones(64))
