@@ -9,8 +9,6 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-_ROWS_AT_ONCE: Final = 1024
-
 
 class Forest(nn.Module):
     """Sums of regression trees, the same number of trees for each of G outputs.
@@ -31,28 +29,31 @@ class Forest(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns [N, G] for x [N, W] without NaN."""
-        return forest_values(x, self.feature, self.threshold, self.value, self.outputs)
-
-
-def forest_values(x: Tensor, feature: Tensor, threshold: Tensor, value: Tensor, outputs: int) -> Tensor:
-    """Returns the sums of trees [N, G]; see `Forest` for the arguments."""
-    parts = [
-        tree_values(rows, feature, threshold, value).view(-1, outputs, value.shape[0] // outputs).sum(2)
-        for rows in x.split(_ROWS_AT_ONCE)
-    ]
-    return torch.cat(parts)
+        return _forest_values(x, self.feature, self.threshold, self.value, self.outputs)
 
 
 def tree_values(x: Tensor, feature: Tensor, threshold: Tensor, value: Tensor) -> Tensor:
     """Returns the value of each tree, [N, T]; see `Forest` for the arguments."""
     tests = feature.shape[1]
-    first = torch.arange(len(feature), device=x.device) * tests
+    first = torch.arange(feature.shape[0], device=x.device) * tests
     flat_feature = feature.flatten()
     flat_threshold = threshold.flatten()
-    node = torch.zeros(len(x), len(feature), dtype=torch.int64, device=x.device)
-    for _ in range(value.shape[1].bit_length() - 1):
+    node = torch.zeros([x.shape[0], feature.shape[0]], dtype=torch.int64, device=x.device)
+    tested = 0
+    while tested < tests:
+        tested = 2 * tested + 1
         test = node + first
         fails = x.gather(1, flat_feature[test]) > flat_threshold[test]
         node = 2 * node + 1 + fails
-    leaf = node - tests + torch.arange(len(feature), device=x.device) * value.shape[1]
+    leaf = node - tests + torch.arange(feature.shape[0], device=x.device) * value.shape[1]
     return value.flatten()[leaf]
+
+
+@torch.jit.script_if_tracing
+def _forest_values(x: Tensor, feature: Tensor, threshold: Tensor, value: Tensor, outputs: int) -> Tensor:
+    """Returns the sums of trees [N, G]; scripted in a trace, which would fix the number of blocks of rows."""
+    sums = []
+    for rows in x.split(1024):
+        values = tree_values(rows, feature, threshold, value)
+        sums.append(values.view([rows.shape[0], outputs, value.shape[0] // outputs]).sum(2))
+    return torch.cat(sums)
