@@ -87,4 +87,3 @@ class Boosting(PolicyLearner):
 
     def after_step(self) -> None:
         """Does nothing: there is no target network to move."""
-

@@ -103,7 +103,7 @@ class TreeSettings:
         most: largest number of trees for each action.
         depth: largest depth of a tree.
         leaves: largest number of leaves of a tree.
-        learning_rate: factor of each tree.
+        shrinkage: factor of each tree.
         threads: threads of LightGBM.
         seed: seed of LightGBM.
     """
@@ -111,7 +111,7 @@ class TreeSettings:
     most: int
     depth: int
     leaves: int
-    learning_rate: float
+    shrinkage: float
     threads: int
     seed: int
 
@@ -119,7 +119,7 @@ class TreeSettings:
         """Returns LightGBM's parameters."""
         return {
             "objective": "regression",
-            "learning_rate": self.learning_rate,
+            "learning_rate": self.shrinkage,
             "num_leaves": self.leaves,
             "max_depth": self.depth,
             "min_data_in_leaf": 20,
@@ -164,7 +164,7 @@ def _fit_linear(model: RewardModel, rows: Decisions) -> Tensor:
     shared = Regression(
         x=torch.cat((ones, inputs), 1), targets=rows.reward.expand(FOLDS + 1, -1), fold=rows.fold, free=1
     )
-    (shared_weights,) = shared.weights([best_penalty([shared])])
+    shared_weights = shared.weights(best_penalty([shared]))
     left = rows.reward - shared_weights @ shared.x.T
     predicted = shared.unseen(shared_weights)
     weights = shared_weights[-1].float()
@@ -176,7 +176,7 @@ def _fit_linear(model: RewardModel, rows: Decisions) -> Tensor:
             model.item_weight.copy_(weights[1 + width :])
             if 0 < model.pair_weight.numel() <= _MOST_PAIRS:
                 regression = Regression(x=_pairs(rows), targets=left, fold=rows.fold)
-                (own,) = regression.weights([best_penalty([regression])])
+                own = regression.weights(best_penalty([regression]))
                 model.pair_weight.copy_(own[-1].view(width, -1).T)
                 predicted = predicted + regression.unseen(own)
             return predicted
@@ -185,7 +185,7 @@ def _fit_linear(model: RewardModel, rows: Decisions) -> Tensor:
         most = torch.bincount(rows.action, minlength=len(model.bias)).argsort(descending=True).tolist()
         penalty = best_penalty(of for _, _, of in _by_action(shared.x, left, rows, most[:_PENALTY_ACTIONS]))
         for action, numbers, regression in _by_action(shared.x, left, rows, most):
-            (own,) = regression.weights([penalty])
+            own = regression.weights(penalty)
             model.bias[action] += own[-1, 0].float()
             model.weight[action] += own[-1, 1:].float()
             predicted[numbers] += regression.unseen(own)
@@ -228,7 +228,7 @@ def _fit_trees(rows: Decisions, outputs: int, settings: TreeSettings) -> tuple[F
             fitted = numbers[fold[numbers] != f]
             unseen = numbers[fold[numbers] == f]
             if len(unseen) and len(fitted) >= _FEWEST_ROWS // 2:
-                trees = _boosted(inputs[fitted], target[fitted], most, settings)
+                trees = grow_trees(inputs[fitted], target[fitted], most, settings)
                 predicted = _cumulated(trees, inputs[unseen])
                 gains[:, unseen] = target[unseen] ** 2 - (target[unseen] - predicted) ** 2
     tried = np.concatenate(largest[:_PENALTY_ACTIONS] or [np.zeros(0, np.int64)])
@@ -240,9 +240,9 @@ def _fit_trees(rows: Decisions, outputs: int, settings: TreeSettings) -> tuple[F
     if not mean[best] > _CERTAIN * error:
         return None, 0.0
     forests = [
-        _boosted(inputs[numbers], target[numbers], best + 1, settings)
+        grow_trees(inputs[numbers], target[numbers], best + 1, settings)
         if len(numbers) >= _FEWEST_ROWS
-        else _no_trees(best + 1, settings.depth)
+        else _zero_trees(best + 1, settings.depth)
         for numbers in by_output
     ]
     feature, threshold, value = (torch.cat(parts) for parts in zip(*forests, strict=True))
@@ -253,19 +253,19 @@ Trees = tuple[Tensor, Tensor, Tensor]
 """Features, thresholds and values of trees; see `Forest`."""
 
 
-def _boosted(inputs: NDArray[np.float32], target: NDArray[np.float64], count: int, settings: TreeSettings) -> Trees:
+def grow_trees(inputs: NDArray[np.float32], target: NDArray[np.float64], count: int, settings: TreeSettings) -> Trees:
     """Returns `count` trees, each fitted to what those before leave."""
     import lightgbm  # an extra: `needing` has found it
 
     data = lightgbm.Dataset(inputs, target, params={"max_bin": 63, "verbosity": -1})
     booster = lightgbm.train(settings.parameters(), data, num_boost_round=count)
-    trees = _no_trees(count, settings.depth)
+    trees = _zero_trees(count, settings.depth)
     for number, tree in enumerate(booster.dump_model()["tree_info"]):
         _fill(tree["tree_structure"], [table[number] for table in trees], 0, settings.depth)
     return trees
 
 
-def _no_trees(count: int, depth: int) -> Trees:
+def _zero_trees(count: int, depth: int) -> Trees:
     """Returns trees whose values are 0."""
     tests = 2**depth - 1
     feature = torch.zeros(count, tests, dtype=torch.int64)

@@ -75,7 +75,7 @@ class BoostingConfig(AlgorithmSection):
     """Largest depth of a tree."""
     leaves: Annotated[int, Field(ge=2, le=256)] = 8
     """Largest number of leaves of a tree."""
-    learning_rate: PositiveShare = 0.1
+    shrinkage: PositiveShare = 0.1
     """Factor of each tree; a smaller one needs more trees."""
 
     takes_steps: ClassVar[bool] = False

@@ -270,16 +270,15 @@ def _forest(w: _Writer, forest: Forest, x: Node) -> str:
                 node = 2 * node + 1
             return node
 
+        # onnxruntime takes only ids below the number of all nodes, so they are numbered as they are met
         waiting = [held(0)]
-        while waiting:
-            node = waiting.pop()
+        for number, node in enumerate(waiting):
             if node >= tests:
-                nodes.append((tree, node, 0, 0.0, "LEAF", 0, 0))
-                leaves.append((tree, node, tree // trees_of_output, value[node - tests]))
+                nodes.append((tree, number, 0, 0.0, "LEAF", 0, 0))
+                leaves.append((tree, number, tree // trees_of_output, value[node - tests]))
                 continue
-            below = held(2 * node + 1), held(2 * node + 2)
-            nodes.append((tree, node, feature[node], threshold[node], "BRANCH_LEQ", *below))
-            waiting += below
+            nodes.append((tree, number, feature[node], threshold[node], "BRANCH_LEQ", len(waiting), len(waiting) + 1))
+            waiting += (held(2 * node + 1), held(2 * node + 2))
     names = ("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids")
     attributes = {f"nodes_{name}": column for name, column in zip(names, zip(*nodes, strict=True), strict=True)}
     targets = zip(("treeids", "nodeids", "ids", "weights"), zip(*leaves, strict=True), strict=True)

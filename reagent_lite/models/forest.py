@@ -29,7 +29,8 @@ class Forest(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns [N, G] for x [N, W] without NaN."""
-        return _forest_values(x, self.feature, self.threshold, self.value, self.outputs)
+        values: Tensor = _forest_values(x, self.feature, self.threshold, self.value, self.outputs)
+        return values
 
 
 def tree_values(x: Tensor, feature: Tensor, threshold: Tensor, value: Tensor) -> Tensor:
@@ -49,11 +50,11 @@ def tree_values(x: Tensor, feature: Tensor, threshold: Tensor, value: Tensor) ->
     return value.flatten()[leaf]
 
 
-@torch.jit.script_if_tracing
+@torch.jit.script_if_tracing  # type: ignore[untyped-decorator]
 def _forest_values(x: Tensor, feature: Tensor, threshold: Tensor, value: Tensor, outputs: int) -> Tensor:
     """Returns the sums of trees [N, G]; scripted in a trace, which would fix the number of blocks of rows."""
     sums = []
-    for rows in x.split(1024):
+    for rows in x.split(1024):  # type: ignore[no-untyped-call]
         values = tree_values(rows, feature, threshold, value)
         sums.append(values.view([rows.shape[0], outputs, value.shape[0] // outputs]).sum(2))
     return torch.cat(sums)

@@ -18,6 +18,8 @@ from reagent_lite.evaluation.episodes import spread
 from reagent_lite.rl.td import chosen
 from reagent_lite.run.logged import Data
 
+_VALUES_PER_THREAD = 10_000_000  # with fewer, LightGBM's threads wait for each other longer than they save
+
 
 def fit_reward_model(learner: Boosting, config: WorkflowConfig, data: Data, group: Group) -> None:
     """Fits the learner's model to the rows that it learns from; every rank calls it.
@@ -30,17 +32,15 @@ def fit_reward_model(learner: Boosting, config: WorkflowConfig, data: Data, grou
         import lightgbm  # noqa: F401
     rows = _gathered(_part(data, group), group)
     model = None
-    with group.waiting_at_most(
-        config.rendezvous.startup_timeout_seconds, then=config.rendezvous.step_timeout_seconds
-    ):
+    with group.waiting_at_most(config.rendezvous.startup_timeout_seconds, then=config.rendezvous.step_timeout_seconds):
         if rows is not None:
             with progress("fitting the reward model", "rows", brief=True, enabled=group.is_first):
                 trees = TreeSettings(
                     most=settings.most_trees,
                     depth=settings.depth,
                     leaves=settings.leaves,
-                    learning_rate=settings.learning_rate,
-                    threads=group.cores,
+                    shrinkage=settings.shrinkage,
+                    threads=group.cores if rows.inputs.numel() > _VALUES_PER_THREAD else 1,
                     seed=config.seed,
                 )
                 learner.fit_rows(rows, trees)

@@ -239,8 +239,8 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
             capture=update_capture(config, group),
         )
         if not config.takes_steps:
-            position.rows = stream.rows
-            steps = [_report_of_fit(setup.learner, position.rows)]
+            position.rows = stream.rows  # a checkpoint comes after the only report
+            steps = [_report_of_fit(setup.learner, position.rows)] if history.state is None else []
         for report in steps:
             if report is not None:
                 reporter.write(report)
