@@ -48,10 +48,6 @@ class Boosting(PolicyLearner):
         boost = 0.0 if self.reward_boost is None else self.reward_boost.cpu().double()[rows.action]
         self.fit = fit_rewards(self.model, replace(rows, reward=rows.reward + boost), settings)
 
-    def fitted_tensors(self) -> dict[str, Tensor]:
-        """Returns the fitted model, as `load_fitted` takes it."""
-        return dict(self.model.state_dict())
-
     def load_fitted(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes over a model that was fitted elsewhere."""
         if "trees.value" in tensors:

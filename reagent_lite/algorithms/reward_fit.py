@@ -80,8 +80,8 @@ class RewardFit:
         trees = f"{self.trees} trees for each choice" if self.trees else "no trees, which would not predict better"
         return (
             f"reward model: linear, and {trees}; on rows that it has not seen it explains "
-            f"{_explained(self.model, self.constant)} of the variance of rewards (linear alone "
-            f"{_explained(self.linear, self.constant)})"
+            f"{explained(self.model, self.constant)} of the variance of rewards (linear alone "
+            f"{explained(self.linear, self.constant)})"
         )
 
     def json(self) -> dict[str, float | int]:
@@ -137,7 +137,7 @@ class TreeSettings:
 def fit_rewards(model: RewardModel, rows: Decisions, settings: TreeSettings) -> RewardFit:
     """Sets the weights and trees of a model; the same rows and settings give the same model."""
     outputs = 1 if rows.chosen is not None else len(model.bias)
-    linear = _fit_linear(model, rows)
+    linear = fit_linear(model, rows)
     left = rows.reward - linear
     errors = left.square()
     forest, gain = _fit_trees(replace(rows, reward=left), outputs, settings)
@@ -157,7 +157,7 @@ def fit_rewards(model: RewardModel, rows: Decisions, settings: TreeSettings) -> 
     return fit
 
 
-def _fit_linear(model: RewardModel, rows: Decisions) -> Tensor:
+def fit_linear(model: RewardModel, rows: Decisions) -> Tensor:
     """Sets the weights of the linear part, and returns its predictions [n] of unseen rows."""
     inputs = rows.inputs.double()
     ones = torch.ones(len(inputs), 1, dtype=torch.float64)
@@ -299,5 +299,6 @@ def _cumulated(trees: Trees, inputs: NDArray[np.float32]) -> NDArray[np.float64]
     return tree_values(torch.from_numpy(inputs), *trees).double().cumsum(1).T.numpy()
 
 
-def _explained(error: float, constant: float) -> str:
+def explained(error: float, constant: float) -> str:
+    """Returns the share of a variance that a model explains, in words."""
     return f"{1 - error / constant:.2%}" if constant > 0 else "nothing"

@@ -107,3 +107,18 @@ def test_what_has_no_effect_is_refused(tmp_path: Path, sections: Tree, where: st
     with pytest.raises(ConfigError) as refused:
         checked(config(tmp_path, **sections))
     assert where in str(refused.value)
+
+
+def test_values_that_predict_worse_than_a_line_are_named(tmp_path: Path) -> None:
+    """One step of a network: a line explains a third of what the offers earn."""
+    frame = offers()
+    right = frame["bought"].to_numpy()
+    frame.assign(age=np.where(frame["offer"] == "mail", 70.0 * right, 70.0 - 70 * right)).to_csv(
+        tmp_path / "offers.csv", index=False
+    )
+    own = {"algorithm": None, "evaluation": {"learn_from_scored": False}, "training": {"minibatch_size": 2000}}
+    outcome = trained(config(tmp_path, **own))
+    document = json.loads(Path(outcome.model, "evaluation.json").read_text())
+    errors = document["reward_model"]
+    assert errors["linear_error"] < 0.5 * errors["constant_error"]
+    assert any("A linear model predicts the rewards" in warning for warning in document["warnings"])

@@ -235,7 +235,7 @@ def test_results_are_frames(tmp_path: Path) -> None:
     inspected = reagent_lite.inspect(frame)
     table = inspected.table.set_index("column")
     assert table.loc["click", ["kind", "distinct", "read_as"]].tolist() == ["integer", 2, "reward"]
-    quickly = {"model_output_path": str(tmp_path / "out"), "use_gpu": False, "epochs": 3, "evaluation": FAST}
+    quickly = {"model_output_path": str(tmp_path / "out"), "use_gpu": False, "evaluation": FAST}
     outcome = reagent_lite.train(merged(inspected.config, quickly), frame)
     assert outcome.metrics["step"].tolist() == [line["step"] for line in metrics(tmp_path / "out")]
     settings = {"evaluation": FAST}
