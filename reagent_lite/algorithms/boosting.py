@@ -32,6 +32,7 @@ class Boosting(PolicyLearner):
 
     name: ClassVar[str] = "boosting"
     score: ClassVar[str] = "expected reward"
+    advice: ClassVar[str] = "Check"
 
     def __init__(self, model: RewardModel, settings: TargetSettings, reward_boost: Tensor | None = None) -> None:
         super().__init__(model, ScalarHead(), settings, reward_boost)
