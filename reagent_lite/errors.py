@@ -14,7 +14,7 @@ MAX_NAMES = 10
 EXTRAS = {
     "compiler": ("ziglang",),
     "cuda": ("pycuda",),
-    "data": ("pandas", "pyarrow", "scipy"),
+    "data": ("pandas", "pyarrow", "scipy", "lightgbm"),
     "gymnasium": ("gymnasium",),
     "minari": ("minari", "h5py"),
     "pictures": ("PIL",),

@@ -92,6 +92,11 @@ class PolicyLearner(nn.Module, ABC):
     """The config's `algorithm`."""
     score: ClassVar[str] = "value"
     """Meaning of a score, for the model card."""
+    advice: ClassVar[str] = (
+        "Take more optimizer steps (epochs, or a smaller training.minibatch_size), try another training.learning_rate, "
+        "and check"
+    )
+    """What to do about values that help no more than a constant; "that ..." follows."""
 
     def __init__(
         self, online: nn.Module, head: nn.Module, settings: TargetSettings, reward_boost: Tensor | None

@@ -4,18 +4,29 @@ To add an algorithm, add its section here, and its name and key to `AlgorithmCon
 """
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from reagent_lite.config.section import Fraction, NoEffect, Positive, Section
+from reagent_lite.config.section import Count, Fraction, NoEffect, Positive, PositiveShare, Section
 from reagent_lite.errors import Problem
 
 Q_TEMPERATURE = 0.01
 """Default of rl.temperature for a policy made of values."""
 
 
-class ActorSection(Section):
+class AlgorithmSection(Section):
+    """Keys of one algorithm."""
+
+    temperature: ClassVar[float] = Q_TEMPERATURE
+    """Default of rl.temperature."""
+    takes_steps: ClassVar[bool] = True
+    """Whether a run learns by optimizer steps; otherwise the model is fitted before the evaluation."""
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Keys of other sections that have no effect with the algorithm."""
+
+
+class ActorSection(AlgorithmSection):
     """An algorithm with a policy network, the actor, beside the critic Q."""
 
     temperature: ClassVar[float] = 1.0
@@ -28,7 +39,6 @@ class ActorSection(Section):
         "rainbow.categorical",
         "rainbow.quantile",
     )
-    """Keys of other sections that have no effect with the algorithm."""
 
 
 class CRRConfig(ActorSection):
@@ -55,16 +65,50 @@ class IQLConfig(ActorSection):
     """The largest weight."""
 
 
+class BoostingConfig(AlgorithmSection):
+    """A model of the reward of a decision: linear, and gradient-boosted trees if they predict unseen rows better."""
+
+    most_trees: Count = 100
+    """Largest number of trees for each named action, and in all for candidates; errors on unseen rows choose it. With
+    more than 40 actions there are at most 4096 trees in all."""
+    depth: Annotated[int, Field(ge=1, le=8)] = 4
+    """Largest depth of a tree."""
+    leaves: Annotated[int, Field(ge=2, le=256)] = 8
+    """Largest number of leaves of a tree."""
+    shrinkage: PositiveShare = 0.1
+    """Factor of each tree; a smaller one needs more trees."""
+
+    takes_steps: ClassVar[bool] = False
+    unused: ClassVar[tuple[str, ...]] = (
+        "epochs",
+        "rl.maxq_learning",
+        "rl.cql_alpha",
+        "rl.multi_steps",
+        "rl.target_update_rate",
+        "rl.q_network_loss",
+        "rl.value_bounds",
+        "rl.tensorboard_logging_freq",
+        *("rainbow.categorical", "rainbow.quantile", "rainbow.bcq", "rainbow.c51_l2_decay"),
+        *("training.network", "training.minibatches_per_step", "training.learning_rate", "training.optimizer"),
+        *("training.lr_policy", "training.lr_decay", "training.dropout_ratio", "training.use_batch_norm"),
+        *("training.l2_decay", "training.clip_grad_norm", "training.warm_start_model_path"),
+    )
+
+
 class AlgorithmConfig(Section):
     """Choice of the algorithm."""
 
-    algorithm: Literal["dqn", "crr", "iql"] = "dqn"
+    algorithm: Literal["dqn", "crr", "iql", "boosting"] = "dqn"
     """dqn: values Q and a policy made of them; keys of rl and rainbow choose variants (double, dueling, SARSA, BCQ,
-    C51, QR-DQN, CQL). crr, iql: a critic, and a policy network that imitates the better part of the log."""
+    C51, QR-DQN, CQL). crr, iql: a critic, and a policy network that imitates the better part of the log. boosting: for
+    decisions with one reward each (gamma 0): a linear model of the reward and boosted trees, without optimizer
+    steps."""
     crr: CRRConfig | None = None
     """Keys of algorithm crr; absent: its defaults."""
     iql: IQLConfig | None = None
     """Keys of algorithm iql; absent: its defaults."""
+    boosting: BoostingConfig | None = None
+    """Keys of algorithm boosting; absent: its defaults."""
 
     @model_validator(mode="before")
     @classmethod
@@ -76,15 +120,20 @@ class AlgorithmConfig(Section):
         return {**tree, name: {} if tree.get(name) is None else tree[name]}
 
     @property
-    def section(self) -> ActorSection | None:
+    def section(self) -> AlgorithmSection | None:
         """The algorithm's section; None for dqn, whose keys are in rl and rainbow."""
         return getattr(self, self.algorithm, None)
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether the run learns by optimizer steps."""
+        return self.section is None or self.section.takes_steps
 
     def algorithm_rules(self) -> Iterator[Problem]:
         """Yields the sections of other algorithms, and the keys that have no effect with this one."""
         for name in AlgorithmConfig.model_fields:
             section = getattr(self, name)
-            if isinstance(section, ActorSection) and name != self.algorithm:
+            if isinstance(section, AlgorithmSection) and name != self.algorithm:
                 yield self.wrong(name, f"absent with algorithm {self.algorithm}", f'Or set algorithm to "{name}"')
         unused = () if self.section is None else self.section.unused
         expected = f"its default with algorithm {self.algorithm}"

@@ -387,6 +387,8 @@ class WorkflowConfig(AlgorithmConfig):
         if not self.training_data_path and self.simulation is None:
             yield self.wrong("training_data_path", "a path", "Or give a simulation section to train in")
         yield from self.algorithm_rules()
+        if not self.takes_steps:
+            yield from self._fitted_rules()
         yield from self._loss_rules()
         yield from self._parallel_rules()
         if self.simulation is not None:
@@ -394,6 +396,15 @@ class WorkflowConfig(AlgorithmConfig):
         if self.data.global_minibatch_size is not None and "minibatch_size" in self.training.changed:
             expected = "absent while training.minibatch_size is given"
             yield self.wrong("data.global_minibatch_size", expected, "Keep one of them", got="both")
+
+    def _fitted_rules(self) -> Iterator[Problem]:
+        """Yields what a model of rewards that is fitted without steps cannot learn."""
+        if self.rl.gamma != 0:
+            todo = 'It learns the reward of a row, not later ones. Set rl.gamma to 0, or algorithm to "dqn"'
+            yield self.wrong("rl.gamma", f"0 with algorithm {self.algorithm}", todo)
+        if self.collects or self.follows or self.simulated_share:
+            expected = "dqn, crr or iql where rows are simulated"
+            yield self.wrong("algorithm", expected, "Or set simulation.share to 0")
 
     def _loss_rules(self) -> Iterator[Problem]:
         rl = self.rl

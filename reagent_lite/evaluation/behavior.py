@@ -284,9 +284,9 @@ class FoldedSoftmax:
         return -(fitted * mixed.log()).sum(), torch.cat((by_weight.flatten(1), by_share), 1)
 
 
-def fold_of(episode_hash: Hashes) -> NDArray[np.int64]:
+def fold_of(episode_hash: Hashes, folds: int = FOLDS) -> NDArray[np.int64]:
     """Returns the fold of each episode, the same on every machine and independent of which episodes are scored."""
-    return (mix(mix(episode_hash ^ np.uint64(0xF01D))) % np.uint64(FOLDS)).astype(np.int64)
+    return (mix(mix(episode_hash ^ np.uint64(0xF01D))) % np.uint64(folds)).astype(np.int64)
 
 
 def fitted_policy(parts: Sequence[LoggedChoices], spec: SourceSpec, group: Group) -> FoldedSoftmax:

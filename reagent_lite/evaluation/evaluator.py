@@ -165,7 +165,11 @@ class PolicyEvaluator:
         passes = fit_passes(log.settings, final=final)
         steps = log.steps(final=final)
         source = log.source(self.models.passes, steps)
-        policy = self._cached_policy(source) if self._cached else self.policy
+        policy = self.policy
+        if not (log.gamma and log.fit_rows.continues):
+            policy = _any_choice  # no later reward counts
+        elif self._cached:
+            policy = self._cached_policy(source)
         checked = [
             (batch, self.policy(batch.next_state, batch.next_actions)) for batch in (log.checked if final else ())
         ]
@@ -296,6 +300,11 @@ class PolicyEvaluator:
     ) -> Iterator[TransitionBatch]:
         count = self.log.fit_rows.count if rows is None else rows
         return with_progress(f"{title} {self._title}", batches, count, enabled=self.log.group.is_first)
+
+
+def _any_choice(state: Tensor, actions: Actions) -> Tensor:
+    """Returns a probability of 1 for every allowed choice, in place of a policy whose choices do not matter."""
+    return actions.mask.to(state.dtype)
 
 
 def _first(source: LoggedSource, steps: int) -> Iterator[TransitionBatch]:

@@ -6,6 +6,7 @@ torch's own exporter writes users' networks, with any calls, and takes longer (f
 _CALLS. writer.py compares the written file with the module.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,9 +17,12 @@ from torch import Tensor, nn
 from torch.fx import Interpreter, Node, Tracer
 
 from reagent_lite.export.predictor import Axes
+from reagent_lite.models.forest import Forest
 
 OPSET: Final = 18
 _IR_VERSION: Final = 10
+_TREES: Final = "ai.onnx.ml"
+_TREES_OPSET: Final = 3
 _END: Final = torch.iinfo(torch.int64).max
 _TYPES: Final = {
     torch.float32: TensorProto.FLOAT,
@@ -54,16 +58,19 @@ def onnx_model(
     graph = helper.make_graph(
         writer.nodes, "model", described[: len(inputs)], described[len(inputs) :], list(writer.constants.values())
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR_VERSION)
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(_TREES, _TREES_OPSET)]
+    used = {node.domain for node in writer.nodes}
+    opsets = [opset for opset in opsets if opset.domain in {"", *used}]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
     onnx.checker.check_model(model)
     return model
 
 
 class _FunctionTracer(Tracer):
-    """Traces into torch's own modules too, so that only calls of functions are left."""
+    """Traces into torch's own modules too, so that only calls of functions and trees are left."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return False
+        return isinstance(m, Forest)
 
 
 class _Writer(Interpreter):
@@ -92,12 +99,17 @@ class _Writer(Interpreter):
         elif n.op == "get_attr":
             self._names[n] = self.constant(self.value, name=str(n.target))
         elif isinstance(self.value, Tensor | torch.Size | int):
+            arguments = n.args
             call = n.target if isinstance(n.target, str) else n.target.__name__
+            if n.op == "call_module":
+                module = self.fetch_attr(call)
+                call = type(module).__name__
+                arguments = (module, *arguments)
             advice = f"has no ONNX form here: one may be added to _CALLS of {__name__}"
             if call not in _CALLS:
                 raise NotImplementedError(f"torch's {call} {advice}")
             try:
-                self._names[n] = _CALLS[call](self, *n.args, **n.kwargs)
+                self._names[n] = _CALLS[call](self, *arguments, **n.kwargs)
             except (AttributeError, IndexError, KeyError, TypeError) as error:
                 given = ", ".join([*map(str, n.args), *(f"{name}={value}" for name, value in n.kwargs.items())])
                 raise NotImplementedError(f"torch's {call} of ({given}) {advice}") from error
@@ -243,7 +255,39 @@ def _gelu(w: _Writer, x: Node, **_: Any) -> str:
     return w.add("Mul", w.add("Mul", w.name_of(x), twice), w.constant(0.5))
 
 
+def _forest(w: _Writer, forest: Forest, x: Node) -> str:
+    """Writes trees as one node of ONNX's operators for machine learning; tests that always hold are left out."""
+    tests = forest.feature.shape[1]
+    trees_of_output = len(forest.value) // forest.outputs
+    nodes: list[tuple[int | float | str, ...]] = []
+    leaves: list[tuple[int | float, ...]] = []
+    for tree in range(len(forest.value)):
+        feature, threshold, value = (table[tree].tolist() for table in (forest.feature, forest.threshold, forest.value))
+
+        def held(node: int, threshold: list[float] = threshold) -> int:
+            """Returns the first node on the way down from a node whose test may fail, or a leaf."""
+            while node < tests and threshold[node] == math.inf:
+                node = 2 * node + 1
+            return node
+
+        # onnxruntime takes only ids below the number of all nodes, so they are numbered as they are met
+        waiting = [held(0)]
+        for number, node in enumerate(waiting):
+            if node >= tests:
+                nodes.append((tree, number, 0, 0.0, "LEAF", 0, 0))
+                leaves.append((tree, number, tree // trees_of_output, value[node - tests]))
+                continue
+            nodes.append((tree, number, feature[node], threshold[node], "BRANCH_LEQ", len(waiting), len(waiting) + 1))
+            waiting += (held(2 * node + 1), held(2 * node + 2))
+    names = ("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids")
+    attributes = {f"nodes_{name}": column for name, column in zip(names, zip(*nodes, strict=True), strict=True)}
+    targets = zip(("treeids", "nodeids", "ids", "weights"), zip(*leaves, strict=True), strict=True)
+    attributes |= {f"target_{name}": column for name, column in targets}
+    return w.add("TreeEnsembleRegressor", w.name_of(x), domain=_TREES, n_targets=forest.outputs, **attributes)
+
+
 _CALLS: Final[dict[str, _Call]] = {
+    "Forest": _forest,
     "add": _elementwise("Add"),
     "and_": _elementwise("And"),
     "cat": lambda w, tensors, dim=0: w.add("Concat", *map(w.operand, tensors), axis=dim),

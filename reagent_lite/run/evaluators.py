@@ -44,6 +44,7 @@ from reagent_lite.rl.policies import Softmax
 from reagent_lite.run.environments import EPOCH, FINAL, ObservationEncoder, part_of
 from reagent_lite.run.learner import rollout_capture, target_policy
 from reagent_lite.run.logged import Data, single_step_rows
+from reagent_lite.run.reward_model import reward_errors
 from reagent_lite.run.simulated import tag_of
 from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.checkpoint import Tree
@@ -245,6 +246,10 @@ class LogEvaluator(Evaluator):
         entropy = None
         if final and isinstance(self._target, Softmax):
             entropy = PolicyEntropy.of(self._softmax_rows(), self._target, self._logged_entropy)
+        rewards = None
+        if final and self._config.takes_steps:
+            numbers = self.policy.log.split.scored.numbers
+            rewards = reward_errors(self._learner, self._config, self._data, numbers, self._group)
         losses = self.policy.fit(final=final)
         page, choices = self.policy.page(final=final)
         self._learner.train()
@@ -262,11 +267,14 @@ class LogEvaluator(Evaluator):
         seen = self._data.seen and result.overlap is not None
         warm_start = [WARM_START] if self._config.training.warm_start_model_path else []
         warnings = [LEARNED_FROM] if seen else warm_start
+        errors = {} if rewards is None else {"reward_model": rewards.json()}
+        if rewards is not None and rewards.warning is not None:
+            warnings.append(f"{rewards.warning[0].upper()}{rewards.warning[1:]}.")
         for sentence in (*warnings, *notes, *evaluation_notes(result)):
             logger.warning(sentence)
         return Evaluation(
             scalars=scalars,
-            document={"cpe": as_json(result) | choices, "warnings": warnings, **policy},
+            document={"cpe": as_json(result) | choices, "warnings": warnings, **policy, **errors},
             result=result,
             seen=seen,
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from reagent_lite.algorithms.bcq import LoggingPolicy
+from reagent_lite.algorithms.boosting import Boosting
 from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger
@@ -30,6 +31,7 @@ from reagent_lite.run.learner import captures
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
 from reagent_lite.run.pictures import draw_pictures
+from reagent_lite.run.reward_model import fit_reward_model
 from reagent_lite.run.roles.collected import CollectedReplay, CollectedSource
 from reagent_lite.run.samples import logged_facts, logged_sample, simulated_sample
 from reagent_lite.run.simulated import SimulatedPlan, as_source, open_rollouts, simulated_plan, training_scalars
@@ -71,7 +73,8 @@ class Stream:
     @property
     def rows(self) -> int:
         """Number of rows that all ranks read in the whole run."""
-        return self.order.rows * self.plan.num_steps // self.plan.steps_per_epoch
+        passes = self.plan.num_steps / self.plan.steps_per_epoch or 1  # a fit without steps reads every row once
+        return round(self.order.rows * passes)
 
     @property
     def env_steps(self) -> int:
@@ -145,8 +148,8 @@ class Source(Protocol):
         """Returns the evaluators of the learner."""
         ...
 
-    def fit_logging_policy(self, learner: Learner) -> None:
-        """Gives BCQ the estimated logging policy, if the config asks for it."""
+    def fit(self, learner: Learner) -> None:
+        """Fits what is not learned by optimizer steps: BCQ's estimated logging policy, a model of the reward."""
         return
 
     def sample(self, count: int, kind: str = ONLY) -> SampleRows:
@@ -221,17 +224,22 @@ class LoggedExperience(Source):
     def stream(self, learner: Learner) -> Stream:
         """Returns batches in the order of a read plan over all machines."""
         plan = logged_plan(self.config, self.data, self.config.minibatch_over(self._group.world_size))
-        _log_plan(self.config, plan, self._group, continues=self.data.continues)
         order = _order(plan, plan, simulated=0, only_simulated=False)
-        warning = _few_steps(self.config, plan, order.rows, self._group)
+        warning = None
+        if self.config.takes_steps:
+            _log_plan(self.config, plan, self._group, continues=self.data.continues)
+            warning = _few_steps(self.config, plan, order.rows, self._group)
         source: BatchSource = self._source(plan)
         if captures(self.config, self._group):
             source = FixedBatches(source, plan.rows_of_step(0))
         return Stream(source=source, plan=plan, order=order, group=self._group, warning=warning)
 
-    def fit_logging_policy(self, learner: Learner) -> None:
-        """Fits BCQ's logging policy to the rows that the learner learns from, if propensities are estimated."""
-        logging_policy = getattr(learners_of(learner)[ONLY], "behavior_cloning", None)
+    def fit(self, learner: Learner) -> None:
+        """Fits a model of the reward, or BCQ's logging policy, to the rows that the learner learns from."""
+        learner = learners_of(learner)[ONLY]
+        if isinstance(learner, Boosting):
+            fit_reward_model(learner, self.config, self.data, self._group)
+        logging_policy = getattr(learner, "behavior_cloning", None)
         if isinstance(logging_policy, LoggingPolicy):
             fit_logging_policy(logging_policy, self.data.train.copy, self.data.learned, self.spec, self.data.shards)
 
@@ -365,7 +373,7 @@ def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:
     return ReadPlan(
         shards=data.counts,
         minibatch=minibatch,
-        epochs=config.epochs,
+        epochs=config.epochs if config.takes_steps else 0,
         seed=config.seed,
         reads=data.shards.of_rank,
         minibatches_per_step=config.training.minibatches_per_step,

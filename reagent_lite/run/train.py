@@ -1,7 +1,8 @@
 """A training run from config to exported model, for named actions and for candidates."""
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -173,7 +174,7 @@ def set_up(source: Source, history: History) -> Setup:
         path = config.training.warm_start_model_path
         normalization = source.normalization.json()
         logger.info(warm_start(path, learner, optimizer, group, config.actions, normalization))
-    source.fit_logging_policy(learner)
+    source.fit(learner)
     stream = source.stream(learner)
     torch.manual_seed(config.seed + group.rank)  # dropout differs between ranks, initial weights do not
     evaluators = source.evaluators(learner)
@@ -228,7 +229,7 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
                 schedule.stop()
 
         reporter = _Reporter(setup, writer, callback)
-        steps = fit(
+        steps: Iterable[StepReport | None] = fit(
             running,
             stream.plan,
             group,
@@ -237,6 +238,9 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
             every_steps=config.rl.tensorboard_logging_freq,
             capture=update_capture(config, group),
         )
+        if not config.takes_steps:
+            position.rows = stream.rows  # a checkpoint comes after the only report
+            steps = [_report_of_fit(setup.learner, position.rows)] if history.state is None else []
         for report in steps:
             if report is not None:
                 reporter.write(report)
@@ -260,6 +264,13 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
     )
 
 
+def _report_of_fit(learner: Learner, rows: int) -> StepReport:
+    """Returns the only report of a run without optimizer steps; rank 0, which wrote the fit, has its error."""
+    fit = getattr(learner, "fit", None)
+    metrics = {"td_loss": 0.0 if fit is None else fit.model}
+    return StepReport(step=0, epoch=1, end_of_epoch=True, rows=rows, metrics=metrics, seconds=math.inf)
+
+
 def _learning_of(setup: Setup, figures: Mapping[str, float], evaluation: Evaluation) -> dict[str, Any]:
     """Returns the entries of evaluation.json on values and on learning, and logs their warnings.
 
@@ -274,6 +285,9 @@ def _learning_of(setup: Setup, figures: Mapping[str, float], evaluation: Evaluat
     if constant_warning is not None and setup.history.group.is_first:
         logger.warning(constant_warning)
     warnings = [f"{warning}." for warning in (constant_warning, setup.stream.warning) if warning is not None]
+    fit = getattr(setup.learner, "fit", None)
+    if fit is not None:
+        entries["reward_model"] = fit.json()
     if entries or warnings:
         entries["warnings"] = [*entries.get("warnings", ()), *warnings, *evaluation.document.get("warnings", ())]
     return entries

@@ -80,8 +80,7 @@ class ReturnBounds:
             return None
         return (
             f"the policy has learned nothing that helps: its values have a TD loss of {loss:.4g} on evaluated rows, "
-            f"and the same value for every row has {constant:.4g}. Take more optimizer steps (epochs, or a smaller "
-            "training.minibatch_size), try another training.learning_rate, and check that the rewards depend on the "
+            f"and the same value for every row has {constant:.4g}. {learner.advice} that the rewards depend on the "
             "state features and the actions"
         )
 

@@ -67,7 +67,7 @@ RULES: list[tuple[str, str | dict[str, Any], str, str]] = [
     ("logged", "rl.value_bounds=[1,1]", "rl.value_bounds", "low < high"),
     ("logged", "rl.value_bounds=[0,1] rl.q_network_loss=bce_with_logits rl.gamma=0", "rl.value_bounds",
      "rewards themselves"),
-    ("logged", "algorithm=crrr", "algorithm", "'dqn', 'crr' or 'iql', got \"crrr\""),
+    ("logged", "algorithm=crrr", "algorithm", "'dqn', 'crr', 'iql' or 'boosting', got \"crrr\""),
     ("logged", "crr.beta=2", "crr", 'Or set algorithm to "crr"'),
     ("logged", "algorithm=crr crr.beta=0", "crr.beta", "greater than 0"),
     ("logged", "algorithm=iql iql.expectil=0.9", "iql.expectil", "Did you mean 'expectile'?"),

@@ -91,6 +91,7 @@ class _Proposal:
         self.problems: list[str] = []
         self.decide: list[str] = []
         self._left_out: list[str] = []
+        self._alone = False
         self._settings = settings
         self._columns = columns
         self._rows = len(columns[0].values) if columns else 0
@@ -147,7 +148,8 @@ class _Proposal:
             orders = [column.name for column in free if fits("sequence_number", column)]
             self._lacking("sequence_number", "the order of decisions", orders)
         if not shown:
-            return "no episodes: each row is a decision of its own, rl.gamma has no effect"
+            self._alone = True
+            return "no episodes: each row is a decision of its own"
         self.decide.append("rl.gamma: what a later reward counts, 0.9 for each row by default")
         if not ends:
             self.decide.append(
@@ -362,7 +364,7 @@ class _Proposal:
         tree: Json = {
             "training_data_path": self._settings.data_path,
             "model_output_path": f"outputs/{words or 'model'}",
-            "epochs": 10,
+            **({"algorithm": "boosting", "rl": {"gamma": 0}} if self._alone else {"epochs": 10}),
         }
         if actions is not None:
             tree["actions"] = list(actions)

@@ -1,0 +1,206 @@
+"""Models of the reward of single decisions: fitted to the rows of all machines, and compared with a learner's values.
+
+Every rank sends its part of the rows to rank 0, which fits the model, and all ranks get it.
+"""
+
+import math
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from reagent_lite.algorithms.boosting import Boosting
+from reagent_lite.algorithms.policy_learner import PolicyLearner
+from reagent_lite.algorithms.reward_fit import FOLDS, MOST_VALUES, Decisions, TreeSettings, explained, fit_linear
+from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.algorithm import BoostingConfig
+from reagent_lite.console import logger, progress
+from reagent_lite.data.sampling.plan import apportion
+from reagent_lite.data.sampling.source import rows_in_order
+from reagent_lite.distributed.group import Group
+from reagent_lite.errors import needing
+from reagent_lite.evaluation.behavior import fold_of
+from reagent_lite.evaluation.episodes import spread
+from reagent_lite.models.reward_models import build_reward_model
+from reagent_lite.rl.td import chosen
+from reagent_lite.run.logged import Data
+
+_VALUES_PER_THREAD = 10_000_000  # with fewer, LightGBM's threads wait for each other longer than they save
+
+
+def fit_reward_model(learner: Boosting, config: WorkflowConfig, data: Data, group: Group) -> None:
+    """Fits the learner's model to the rows that it learns from; every rank calls it.
+
+    Of more rows than `MOST_VALUES` feature values a sample is used, spread evenly over the rows of all machines.
+    """
+    settings = config.section
+    assert isinstance(settings, BoostingConfig)
+    with needing("data", "algorithm"):
+        import lightgbm  # noqa: F401
+    rows = _gathered(_part(data, group), group)
+    model = None
+    with _one_rank_works(config, group):
+        if rows is not None:
+            with progress("fitting the reward model", "rows", brief=True):
+                trees = TreeSettings(
+                    most=settings.most_trees,
+                    depth=settings.depth,
+                    leaves=settings.leaves,
+                    shrinkage=settings.shrinkage,
+                    threads=group.cores if rows.inputs.numel() > _VALUES_PER_THREAD else 1,
+                    seed=config.seed,
+                )
+                learner.fit_rows(rows, trees)
+            model = save(_saved(learner.model))
+        learner.load_fitted(load(group.broadcast_bytes(model)))
+    learner.to(group.device)
+    data.learned.release()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardErrors:
+    """Mean squared errors on scored rows, from which nothing was learned.
+
+    Attributes:
+        rows: number of rows.
+        constant: error of the mean reward of the rows that the policy learns from.
+        linear: error of a linear model of the same rows.
+        values: error of the policy's values.
+        certain: whether the linear model's errors are smaller by more than two standard errors.
+    """
+
+    rows: int
+    constant: float
+    linear: float
+    values: float
+    certain: bool
+
+    def json(self) -> dict[str, float | int]:
+        """Returns the entries of evaluation.json."""
+        return {
+            "rows": self.rows,
+            "constant_error": self.constant,
+            "linear_error": self.linear,
+            "error": self.values,
+        }
+
+    @property
+    def warning(self) -> str | None:
+        """A warning if a linear model predicts rewards better than the policy's values, or None."""
+        if not self.certain or not self.constant > self.linear:
+            return None
+        return (
+            "a linear model predicts the rewards of scored rows better than this policy's values: it explains "
+            f"{explained(self.linear, self.constant)} of their variance, the values "
+            f'{explained(self.values, self.constant)}. Set algorithm to "boosting" with rl.gamma 0'
+        )
+
+
+@torch.no_grad()
+def reward_errors(
+    learner: PolicyLearner, config: WorkflowConfig, data: Data, scored: NDArray[np.int64], group: Group
+) -> RewardErrors | None:
+    """Compares a learner's values of scored rows with a linear model; every rank calls it.
+
+    None if later rewards count, if the policy learns from scored rows, or if no row is scored.
+
+    Args:
+        learner: the learner.
+        config: the run's config.
+        data: the rows.
+        scored: [n] numbers of this rank's scored rows.
+        group: the ranks.
+    """
+    if (config.rl.gamma and data.continues) or data.seen or not any(group.all_gather(len(scored))):
+        return None
+    rows = _gathered(_part(data, group), group)
+    linear = build_reward_model(data.spec)
+    model = None
+    with _one_rank_works(config, group):
+        if rows is not None:
+            boost = 0.0 if learner.reward_boost is None else learner.reward_boost.cpu().double()[rows.action]
+            rows = replace(rows, reward=rows.reward + boost)
+            fit_linear(linear, rows)
+            model = _saved(linear) | {"mean": rows.reward.mean()}
+        tensors = load(group.broadcast_bytes(None if model is None else save(model)))
+    mean = tensors.pop("mean")
+    linear.load_state_dict(tensors)
+    linear.to(group.device).eval()
+    sums = torch.zeros(6, dtype=torch.float64)
+    for batch in rows_in_order(data.evaluated.rows, scored, group.device):
+        target = learner.rewards(batch)[0].double().cpu()
+        values = chosen(learner.evaluate(batch).q, batch.action).double().cpu()
+        by_line = chosen(linear(batch.state, batch.actions.mask, batch.actions.features), batch.action)
+        of_values = (values - target).square()
+        of_line = (by_line.squeeze(1).double().cpu() - target).square()
+        gain = of_values - of_line
+        constant = (target - mean).square()
+        counts = torch.ones_like(gain)
+        sums += torch.stack([column.sum() for column in (counts, constant, of_line, of_values, gain, gain.square())])
+    count, constant_error, linear_error, error, gain_sum, squares = group.all_reduce(sums).tolist()
+    spread = math.sqrt(max(squares / count - (gain_sum / count) ** 2, 0.0) / count)
+    return RewardErrors(
+        rows=int(count),
+        constant=constant_error / count,
+        linear=linear_error / count,
+        values=error / count,
+        certain=gain_sum / count > 2 * spread,
+    )
+
+
+def _one_rank_works(config: WorkflowConfig, group: Group) -> AbstractContextManager[None]:
+    """Returns the context in which other ranks wait long for rank 0."""
+    waits = config.rendezvous
+    return group.waiting_at_most(waits.startup_timeout_seconds, then=waits.step_timeout_seconds)
+
+
+def _part(data: Data, group: Group) -> Decisions:
+    """Returns this rank's part of the rows."""
+    width = data.spec.num_state_features + data.spec.num_action_features
+    total = sum(data.counts)
+    most = min(total, max(MOST_VALUES // max(width, 1), 1))
+    if most < total and group.is_first:
+        logger.info(f"reward model: fitted to {most:,} of {total:,} rows, spread over all")
+    rows = data.learned
+    shards = data.shards
+    numbers = np.arange(len(rows.scalars)) if rows.usable is None else rows.usable.cpu().numpy()
+    part = shards.part(spread(numbers, apportion(data.counts, most)[shards.own]))
+    copy = data.train.copy
+    folds = fold_of(np.asarray(copy.episode_hash), FOLDS)[copy.episode] if len(copy) else np.zeros(1, np.int64)
+    states, items, actions, rewards = [], [], [], []
+    for batch in rows_in_order(rows, part, torch.device("cpu")):
+        states.append(batch.state)
+        rewards.append(batch.reward.double())
+        if batch.actions.features is None:
+            actions.append(batch.action)
+        else:
+            items.append(chosen(batch.actions.features, batch.action))
+            actions.append(torch.zeros_like(batch.action))
+    empty = torch.zeros(0, dtype=torch.int64)
+    return Decisions(
+        state=torch.cat(states) if states else torch.zeros(0, data.spec.num_state_features),
+        chosen=(torch.cat(items) if items else torch.zeros(0, data.spec.num_action_features))
+        if data.spec.parametric
+        else None,
+        action=torch.cat(actions) if actions else empty,
+        reward=torch.cat(rewards) if rewards else empty.double(),
+        fold=torch.from_numpy(folds[part]) if len(part) else empty,
+    )
+
+
+def _gathered(part: Decisions, group: Group) -> Decisions | None:
+    """Returns the rows of all ranks on rank 0, and None on the others."""
+    columns = {}
+    for name in ("state", "chosen", "action", "reward", "fold"):
+        column = getattr(part, name)
+        parts = [] if column is None else list(group.gather(column))
+        columns[name] = torch.cat(parts) if parts else None
+    return Decisions(**columns) if group.is_first else None  # type: ignore[arg-type]
+
+
+def _saved(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}

@@ -1,0 +1,114 @@
+"""Reward models on rewards whose means are known: what they choose, and when they grow trees."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from reagent_lite.algorithms.reward_fit import FOLDS, Decisions, RewardFit, TreeSettings, fit_rewards
+from reagent_lite.models.reward_models import RewardModel, build_reward_model
+from reagent_lite.types import SourceSpec
+
+TREES = TreeSettings(most=60, depth=4, leaves=8, shrinkage=0.1, threads=1, seed=0)
+NAMED = SourceSpec(num_state_features=3, action_names=("a", "b", "c"))
+LISTS = SourceSpec(num_state_features=2, num_action_features=2)
+
+
+def decisions(count: int, mean: Tensor, state: Tensor, action: Tensor, noise: float, **columns: Tensor) -> Decisions:
+    random = torch.Generator().manual_seed(1)
+    reward = mean + noise * torch.randn(count, generator=random)
+    fold = torch.randint(0, FOLDS, (count,), generator=random)
+    return Decisions(state=state, chosen=columns.get("chosen"), action=action, reward=reward.double(), fold=fold)
+
+
+def named(means: Tensor, state: Tensor, noise: float, share: float = 1 / 3) -> tuple[RewardModel, RewardFit]:
+    """Fits a model to rewards with means [n, 3]; action c has a share of the rows."""
+    random = torch.Generator().manual_seed(2)
+    chances = torch.tensor([(1 - share) / 2, (1 - share) / 2, share]).expand(len(state), -1)
+    action = torch.multinomial(chances, 1, generator=random).squeeze(1)
+    mean = means.gather(1, action.unsqueeze(1)).squeeze(1)
+    model = build_reward_model(NAMED)
+    return model, fit_rewards(model, decisions(len(state), mean, state, action, noise), TREES)
+
+
+def states(count: int, width: int = 3) -> Tensor:
+    return torch.rand(count, width, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+def values(model: RewardModel, state: Tensor, features: Tensor | None = None) -> Tensor:
+    with torch.no_grad():
+        return model(state, torch.ones(len(state), 1), features).squeeze(2)
+
+
+def test_lines_are_found_exactly_without_trees() -> None:
+    state = states(900)
+    means = torch.stack((state[:, 0], -state[:, 1] + 1, 2 * state[:, 2]), 1)
+    model, fit = named(means, state, noise=0.0)
+    torch.testing.assert_close(values(model, state), means, rtol=0, atol=0.01)
+    assert fit.linear < 1e-4 < 0.1 < fit.constant
+
+
+def test_noise_is_a_constant() -> None:
+    state = states(600)
+    model, fit = named(torch.full((600, 3), 2.0), state, noise=1.0)
+    assert fit.trees == 0
+    torch.testing.assert_close(values(model, state), torch.full((600, 3), 2.0), rtol=0, atol=0.15)
+
+
+def test_products_need_trees() -> None:
+    state = states(6000)
+    product = (state[:, 0] * state[:, 1]).sign()
+    means = torch.stack((product, -product, torch.full_like(product, 0.2)), 1)
+    model, fit = named(means, state, noise=1.0)
+    chosen = means.gather(1, values(model, state).argmax(1, keepdim=True))
+    assert fit.trees > 10
+    assert fit.model < 0.7 * fit.linear
+    assert chosen.mean() > 0.95 * means.amax(1).mean()
+
+
+def test_an_action_of_few_rows_has_what_all_share() -> None:
+    """c is b, but has five rows: its own line would be noise; what a and b share is known."""
+    state = states(3000)
+    means = torch.stack((3 * state[:, 0] - 1, 3 * state[:, 0], 3 * state[:, 0]), 1)
+    model, _ = named(means, state, noise=1.0, share=0.002)
+    assert (values(model, state)[:, 2] - means[:, 2]).abs().mean() < 0.6
+
+
+def test_an_action_that_was_never_taken_has_the_shared_value() -> None:
+    state = states(300)
+    model, _ = named(state[:, :1].expand(-1, 3), state, noise=0.1, share=0.0)
+    torch.testing.assert_close(values(model, state)[:, 2], state[:, 0], rtol=0, atol=0.1)
+
+
+def test_one_value_of_all_rewards() -> None:
+    model, fit = named(torch.full((60, 3), 7.0), states(60), noise=0.0)
+    assert (fit.trees, fit.constant) == (0, pytest.approx(0, abs=1e-9))
+    torch.testing.assert_close(values(model, states(60)), torch.full((60, 3), 7.0))
+
+
+@pytest.mark.parametrize("threshold", [False, True], ids=["bilinear", "thresholds"])
+def test_candidates(threshold: bool) -> None:
+    """What a candidate earns depends on state and candidate together; the model ranks lists that it has not seen."""
+    random = torch.Generator().manual_seed(3)
+    state = states(6000, 2)
+    chosen = torch.rand(6000, 2, generator=random) * 2 - 1
+
+    def mean_of(state: Tensor, item: Tensor) -> Tensor:
+        product = state[..., 0] * item[..., 0]
+        return (product > 0).float() if threshold else 2 * product + item[..., 1]
+
+    model = build_reward_model(LISTS)
+    rows = decisions(6000, mean_of(state, chosen), state, torch.zeros(6000).long(), 0.5, chosen=chosen)
+    fit = fit_rewards(model, rows, TREES)
+    lists = torch.rand(1000, 5, 2, generator=random) * 2 - 1
+    means = mean_of(states(1000, 2).unsqueeze(1).expand(-1, 5, -1), lists)
+    best = means.gather(1, values(model, states(1000, 2), lists).argmax(1, keepdim=True))
+    assert best.mean() > 0.95 * means.amax(1).mean()
+    assert (fit.trees > 0) is threshold
+
+
+def test_the_same_rows_give_the_same_model() -> None:
+    state = states(1500)
+    product = (state[:, :1] * state[:, 1:2]).sign().expand(-1, 3)
+    first, second = (named(product, state, noise=0.5)[0].state_dict() for _ in range(2))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)

@@ -1,0 +1,62 @@
+"""Ridge regression against NumPy's least squares, on rows with a penalty as further rows."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reagent_lite.rl.ridge import PENALTIES, Regression, best_penalty
+
+
+def rows(count: int, noise: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 4, dtype=torch.float64, generator=random)
+    y = x @ torch.tensor([1.0, -2, 0, 0.5], dtype=torch.float64) + 3
+    fold = torch.randint(0, 3, (count,), generator=random)
+    return x, y + noise * torch.randn(count, dtype=torch.float64, generator=random), fold
+
+
+def least_squares(x: Tensor, y: Tensor, penalty: float, free: int) -> Tensor:
+    """A penalty p of a weight is a row with sqrt(p) in its column and the target 0."""
+    more = torch.eye(x.shape[1], dtype=torch.float64)[free:] * penalty**0.5
+    stacked = torch.cat((x, more)).numpy()
+    target = torch.cat((y, torch.zeros(len(more), dtype=torch.float64))).numpy()
+    return torch.from_numpy(np.linalg.lstsq(stacked, target, rcond=None)[0])
+
+
+def regression(free: int, noise: float = 1.0) -> Regression:
+    x, y, fold = rows(40, noise)
+    return Regression(x=torch.cat((torch.ones(40, 1), x), 1), targets=y.expand(4, -1), fold=fold, free=free)
+
+
+def test_weights_are_those_of_least_squares_without_each_fold_and_of_all_rows() -> None:
+    for free in (0, 1):
+        given = regression(free)
+        for f, weights in enumerate(given.weights(2.5)):
+            fitted = given.fold != f
+            expected = least_squares(given.x[fitted], given.targets[f, fitted], 2.5, free)
+            torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_errors_are_those_on_rows_that_a_fit_has_not_seen() -> None:
+    given = regression(1)
+    weights = given.weights(10.0)
+    by_hand = sum(
+        float((given.x[row] @ weights[fold] - given.targets[0, row]) ** 2)
+        for row, fold in enumerate(given.fold.tolist())
+    )
+    errors = given.errors([1.0, 10.0])
+    torch.testing.assert_close(float(errors[1]), by_hand)
+    torch.testing.assert_close(float((given.unseen(weights) - given.targets[0]).square().sum()), by_hand)
+
+
+def test_noise_asks_for_the_largest_penalty_and_a_line_for_the_smallest() -> None:
+    x, _, fold = rows(40, 0)
+    noise = torch.randn(40, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    assert best_penalty([Regression(x=x, targets=noise.expand(4, -1), fold=fold)]) >= 1e2
+    assert best_penalty([regression(1, noise=0.0)]) == PENALTIES[0]
+
+
+def test_a_column_without_a_value_has_weight_zero() -> None:
+    given = regression(1)
+    empty = Regression(x=given.x * torch.tensor([1.0, 1, 0, 1, 1]), targets=given.targets, fold=given.fold, free=1)
+    assert empty.weights(0.1)[:, 2].tolist() == [0, 0, 0, 0]
