@@ -36,18 +36,18 @@ class Forest(nn.Module):
 def tree_values(x: Tensor, feature: Tensor, threshold: Tensor, value: Tensor) -> Tensor:
     """Returns the value of each tree, [N, T]; see `Forest` for the arguments."""
     tests = feature.shape[1]
-    first = torch.arange(feature.shape[0], device=x.device) * tests
+    number = torch.arange(feature.shape[0], device=x.device)
     flat_feature = feature.flatten()
     flat_threshold = threshold.flatten()
-    node = torch.zeros([x.shape[0], feature.shape[0]], dtype=torch.int64, device=x.device)
-    tested = 0
-    while tested < tests:
-        tested = 2 * tested + 1
-        test = node + first
-        fails = x.gather(1, flat_feature[test]) > flat_threshold[test]
-        node = 2 * node + 1 + fails
-    leaf = node - tests + torch.arange(feature.shape[0], device=x.device) * value.shape[1]
-    return value.flatten()[leaf]
+    place = (x.index_select(1, feature[:, 0]) > threshold[:, 0]).long()  # in its level of the tree
+    before = 1  # number of tests above the level
+    while before < tests:
+        test = (place + (number * tests + before)).flatten()  # index_select of flat indices is the fastest gather
+        column = flat_feature.index_select(0, test).view(place.shape)
+        place = 2 * place + (x.gather(1, column) > flat_threshold.index_select(0, test).view(place.shape))
+        before = 2 * before + 1
+    leaf = (place + number * value.shape[1]).flatten()
+    return value.flatten().index_select(0, leaf).view(place.shape)
 
 
 @torch.jit.script_if_tracing  # type: ignore[untyped-decorator]
