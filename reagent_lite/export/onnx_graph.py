@@ -270,7 +270,7 @@ def _forest(w: _Writer, forest: Forest, x: Node) -> str:
                 node = 2 * node + 1
             return node
 
-        # onnxruntime takes only ids below the number of all nodes, so they are numbered as they are met
+        # ids of nodes have to be sequential, so they are numbered as they are met
         waiting = [held(0)]
         for number, node in enumerate(waiting):
             if node >= tests:
