@@ -259,7 +259,10 @@ class Part:
         with tempfile.TemporaryDirectory() as folder:
             log, result = f"{folder}/log.npz", f"{folder}/result.npz"
             np.savez(log, **arrays)
-            subprocess.run([python, *self.program, log, result, peer], cwd=ROOT, check=True)
+            command = [python, *self.program, log, result, peer]
+            finished = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+            if finished.returncode:
+                raise SystemExit(f"{peer}: {finished.stderr[-2000:]}")
             with np.load(result) as written:
                 return dict(written)
 
@@ -403,8 +406,9 @@ if __name__ == "__main__":
     logging.disable(logging.WARNING)
     options = options_of(__doc__, part="", only="", seeds=5, large=False, alone=False, peers=False)
     for name, part in PARTS.items():
-        only = options.only.split(",") if options.only else part.worlds
-        worlds = [world for world in part.worlds if world in only and (options.large or world not in LARGE)]
+        usual = [world for world in part.worlds if options.large or world not in LARGE]
+        named = options.only.split(",")
+        worlds = [world for world in part.worlds if world in named] if options.only else usual
         if not worlds or options.part not in ("", name):
             continue
         print(header(part, options.seeds))

@@ -11,7 +11,6 @@ boosting  HistGradientBoostingRegressor at its defaults, one model per action, c
 vw        Vowpal Wabbit's cb_adf, -q of state and action, standardized numbers, four passes without a holdout.
 """
 
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""One-step worlds of known mean rewards: what is known of a row, the reward of every action, and who logged. NumPy only.
+"""One-step worlds of known mean rewards: features, the mean reward of every action, and a logger. NumPy only.
 
 world(rows, rng, truth) ─► Rows: features, means, probabilities of the logger ─► Log: one action and its reward a row
 
@@ -239,7 +239,7 @@ def cities(rows: int, rng: Generator, truth: Generator) -> Rows:
 
 
 def stores(rows: int, rng: Generator, truth: Generator) -> Rows:
-    """60 000 rows, 3 actions; 1 000 stores of 8 kinds, clicks of 10 % in the mean; the log prefers an action by store."""
+    """60 000 rows, 3 actions; 1 000 stores, clicks of 10 % in the mean; in each store the log prefers an action."""
     kind = truth.integers(8, size=1_000)
     taste = truth.normal(scale=0.6, size=(8, 3))[kind] + truth.normal(scale=0.4, size=(1_000, 3))
     store, weekend = rng.integers(1_000, size=rows), rng.integers(2, size=rows)
@@ -292,7 +292,7 @@ def steps(rows: int, rng: Generator, truth: Generator) -> Rows:
 
 
 def habit(rows: int, rng: Generator, truth: Generator) -> Rows:
-    """15 000 rows, 3 doses, an age and 4 numbers; 98 % of the log follows a rule by age, which the reward depends on."""
+    """15 000 rows, 3 doses, an age and 4 numbers; 98 % of the log follows a rule by age, as the reward does."""
     age, x = rng.integers(18, 95, rows), rng.normal(size=(rows, 4))
     frailty = (age - 55) / 20
     fits = np.stack([frailty + x[:, 0], 0.6 + 0.3 * x[:, 1], 0.4 - frailty + x[:, 2] * x[:, 0]], 1)

@@ -314,7 +314,7 @@ def taxi_mixed() -> Finite:
 
 
 def lake_random() -> Finite:
-    """FrozenLake-v1, 4 x 4 and slippery: 5 000 episodes of random moves, 1.4 % of which arrive; a state is a category."""
+    """FrozenLake-v1, slippery: 5 000 episodes of random moves, 1.4 % of which arrive; a state is a category."""
     transition, reward = _table_of(gymnasium.make("FrozenLake-v1").unwrapped)
     return Finite(
         columns={"cell": names("s", np.arange(16))},
@@ -364,6 +364,13 @@ def _left_of(stock: Ints, demand: Array) -> Array:
 
 
 _WORLDS = (
-    cartpole_random, cartpole_expert, acrobot_mixed, gridworld_random, lake_random, taxi_mixed, inventory_rule, icu_sepsis
-)  # fmt: skip
+    cartpole_random,
+    cartpole_expert,
+    acrobot_mixed,
+    gridworld_random,
+    lake_random,
+    taxi_mixed,
+    inventory_rule,
+    icu_sepsis,
+)
 WORLDS: dict[str, Callable[[], Finite | Simulated]] = {make.__name__: cache(make) for make in _WORLDS}
