@@ -394,11 +394,12 @@ def summary(rows: Sequence[Row]) -> str:
     shares = [row.share for row in rows if row.share is not None]
     if not shares:
         return ""
-    above = sum(bool(row.above) for row in rows)
+    compared = [row for row in rows if row.above is not None]
+    above = sum(bool(row.above) for row in compared)
     below = sum(row.below for row in rows)
     return (
         f"share: mean {statistics.mean(shares):.3f}, least {min(shares):.3f}; above the best peer in {above} of "
-        f"{len(rows)} worlds; below the log in {below} of {sum(len(row.ours) for row in rows)} runs"
+        f"{len(compared)} worlds; below the log in {below} of {sum(len(row.ours) for row in rows)} runs"
     )
 
 
