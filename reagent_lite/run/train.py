@@ -42,7 +42,7 @@ from reagent_lite.run.publish import (
 )
 from reagent_lite.run.roles.policies import shared_folders
 from reagent_lite.run.scaling.auto_scale import auto_scaled
-from reagent_lite.run.simulated import tag_of
+from reagent_lite.run.simulated import RETURN, tag_of
 from reagent_lite.run.sources import Source, Stream, open_source
 from reagent_lite.run.value_bounds import ReturnBounds
 from reagent_lite.sim.cuda import on_stream
@@ -245,8 +245,10 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
         schedule.at_end()
         stream.at_end(position.step)
     rate = (position.rows - begin) / (time.monotonic() - start)
+    figures = setup.evaluators.restore_best()
+    writer.figures |= figures
     evaluation = setup.evaluators.at_end()
-    writer.write(position.step, evaluation.scalars)
+    writer.write(position.step, figures | evaluation.scalars)
     writer.keep()
     evaluation = replace(evaluation, document=evaluation.document | _learning_of(setup, writer.figures, evaluation))
     callback.on_evaluation(evaluation.document)
@@ -329,7 +331,7 @@ class _Reporter:
             if return_bounds is not None and mean is not None and self._setup.history.group.is_first:
                 self._excess = return_bounds.warned(mean, self._excess)
             for kind in self._setup.source.types:
-                if (tag := tag_of(kind, "simulation/return/mean")) in scalars:
+                if (tag := tag_of(kind, RETURN)) in scalars:
                     self.note += f", {f'{kind} ' if kind else ''}return {scalars[tag]:.4g}"
         self._writer.write(report.step, scalars)
         if report.end_of_epoch:
