@@ -54,6 +54,7 @@ LOGS = "logs"
 PLAY = "play"
 """Names of evaluators in checkpoints."""
 VALIDATION_LOSS = "validation/td_loss/mean"
+_STOPPED = "stopped"
 _FEWEST_FIGURE_ROWS = 256
 _ENTROPY_ROWS = 8192
 _STEPS_BETWEEN_ESTIMATES = 20
@@ -114,10 +115,12 @@ class Evaluators:
 
     Attributes:
         parts, best: as given.
+        stopped: whether a callback ended the run.
     """
 
     def __init__(self, parts: dict[str, Evaluator], best: BestState | None = None) -> None:
         self.parts = parts
+        self.stopped = False
         self.best = best
 
     def state_dict(self) -> Tree:
@@ -125,7 +128,7 @@ class Evaluators:
         state = {name: part.state_dict() for name, part in self.parts.items()}
         if self.best is not None:
             state[BEST] = self.best.state_dict()
-        return state
+        return state | ({_STOPPED: 1} if self.stopped else {})
 
     def load_state_dict(self, state: Tree) -> None:
         """Restores states that `state_dict` returned."""
@@ -133,6 +136,7 @@ class Evaluators:
             part.load_state_dict(state.get(name, {}))
         if self.best is not None:
             self.best.load_state_dict(state.get(BEST, {}))
+        self.stopped = _STOPPED in state
 
     def after_epoch(self, *, final: bool, estimates: bool = True) -> dict[str, float]:
         """Returns the figures of all evaluators; an epoch is final too once one of them is satisfied."""
@@ -145,18 +149,18 @@ class Evaluators:
         return scalars
 
     def satisfied(self) -> bool:
-        """Returns whether an evaluator or checkpoint.patience ends the run early."""
+        """Returns whether an evaluator, a callback or checkpoint.patience ends the run early."""
         exhausted = self.best is not None and self.best.exhausted
-        return exhausted or any(part.satisfied() for part in self.parts.values())
+        return self.stopped or exhausted or any(part.satisfied() for part in self.parts.values())
 
     def restore_best(self) -> dict[str, float]:
         """Puts the kept state into the learner; returns figures of all logged rows if the last ones are not final.
 
-        They are not final if another state is kept than the last.
+        They are not final if another state is kept than the last, or if the run ended early.
         """
         if self.best is not None:
             self.best.restore()
-        final = self.best is None or self.best.is_last
+        final = not self.stopped and (self.best is None or self.best.is_last)
         logs = self.parts.get(LOGS)
         scalars = {} if final or logs is None else logs.after_epoch(final=True)
         scalars.pop(VALIDATION_LOSS, None)  # the last value of its curve is that of the last epoch

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -55,12 +55,20 @@ from reagent_lite.training.stop import StopSignal
 from reagent_lite.training.tracking import require_trackers, trackers
 from reagent_lite.training.warm_start import warm_start
 
+STOP = "stop"
+
 
 class Callback:
     """Follows a run from Python; subclasses override the methods they need. An error in a method ends the run."""
 
-    def on_epoch(self, figures: Mapping[str, float]) -> None:
-        """Called at the end of each epoch with its line of metrics.jsonl: step, epoch, losses, returns."""
+    def on_epoch(self, figures: Mapping[str, float]) -> Literal["stop"] | None:
+        """Called at the end of each epoch with its line of metrics.jsonl: step, epoch, losses, returns.
+
+        Returns:
+            None to continue, or "stop": the run then evaluates and exports as at its end. With several processes,
+            "stop" from any of them ends the run. Any other value raises a ConfigError.
+        """
+        return None
 
     def on_evaluation(self, document: Mapping[str, Any]) -> None:
         """Called before the export with the final evaluation, in the form of evaluation.json."""
@@ -335,7 +343,15 @@ class _Reporter:
                     self.note += f", {f'{kind} ' if kind else ''}return {scalars[tag]:.4g}"
         self._writer.write(report.step, scalars)
         if report.end_of_epoch:
-            self._callback.on_epoch({"step": float(report.step), **scalars})
+            self._call({"step": float(report.step), **scalars})
+
+    def _call(self, figures: Mapping[str, float]) -> None:
+        """Calls the callback, and ends the run if that of any rank returns "stop"."""
+        answer = self._callback.on_epoch(figures)
+        if answer is not None and answer != STOP:
+            raise ConfigError(Problem("Callback.on_epoch", f'None or "{STOP}" as its result', repr(answer)))
+        stops = int(answer == STOP)
+        self._setup.evaluators.stopped |= any(self._setup.history.group.all_gather(stops))
 
     def _evaluated(self, report: StepReport) -> dict[str, float]:
         config = self._setup.history.config
