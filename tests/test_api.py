@@ -69,7 +69,7 @@ def test_a_frame_trains_the_model_of_the_same_rows_in_a_file(
     frame.to_parquet(file)
     command = run("dqn", {**tree, "model_output_path": "by_command", "training_data_path": str(file)})
     assert command.code == 0, command.err
-    watching = Mock(spec=reagent_lite.Callback)
+    watching = Mock(spec=reagent_lite.Callback, on_epoch=Mock(return_value=None))
     outcome = reagent_lite.train(tree, frame, callback=watching)
     name = "model/weights.safetensors"
     assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "by_command" / name).read_bytes()

@@ -80,7 +80,7 @@ class BoostingConfig(AlgorithmSection):
 
     takes_steps: ClassVar[bool] = False
     unused: ClassVar[tuple[str, ...]] = (
-        "epochs",
+        *("epochs", "checkpoint.keep_best"),
         "rl.maxq_learning",
         "rl.cql_alpha",
         "rl.multi_steps",

@@ -25,6 +25,10 @@ from reagent_lite.evaluation.page import held_out
 # largest block: about 30 MB; longer blocks are slower
 _DIGEST_ROWS = 1 << 16
 _DIGEST_VALUES = 1 << 22
+FEWEST_TO_VALIDATE = 50
+"""Fewest episodes besides the scored ones of which some are for validation."""
+_VALIDATION_SHARE = 0.1
+_FEWEST_VALIDATED = 10
 _EVAL_DATA = 1 << 32  # larger than every shard number
 
 
@@ -122,6 +126,26 @@ def scored_episodes(
         sequence=np.asarray(copy.sequence[numbers], np.int64),
         notes=(*notes, *draw_notes),
     )
+
+
+def validation_episodes(sides: TrainEvalLogs, scored: ScoredEpisodes, seed: int) -> NDArray[np.bool_]:
+    """Returns which of this shard's training episodes are for validation, [episodes]; every rank calls it.
+
+    About a tenth of the episodes that are not scored, chosen by hash of mdp_id and seed, the same on every machine; at
+    least about ten, or none if there are too few episodes.
+
+    Args:
+        sides: training and eval data.
+        scored: the scored episodes, of which none is chosen.
+        seed: another seed chooses other episodes.
+    """
+    hashes = sides.hashes(sides.train)
+    remaining = ~np.isin(hashes, scored.hashes)
+    count = sum(sides.shards.counts(int(remaining.sum())))
+    if count < FEWEST_TO_VALIDATE:
+        return np.zeros(len(hashes), np.bool_)
+    share = max(_VALIDATION_SHARE, _FEWEST_VALIDATED / count)
+    return remaining & held_out(hashes ^ mix(np.array([seed], np.uint64)), share)
 
 
 def _balance(hashes: Hashes, scored: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None:

@@ -53,6 +53,23 @@ def figures(
     return means | {"td_target/variance": max(squares / rows - means["td_target/mean"] ** 2, 0.0)}
 
 
+@torch.no_grad()
+def mean_td_loss(batches: Iterable[TransitionBatch], learner: PolicyLearner, group: Group) -> float:
+    """Returns the mean TD loss over the rows of all ranks, the same on every rank, which all call it.
+
+    Args:
+        batches: this rank's rows, each of weight 1; may be empty.
+        learner: computes the loss of rows.
+        group: sums over ranks.
+    """
+    sums = torch.zeros(2, dtype=torch.float64, device=group.device)
+    with evaluating(learner):
+        for batch in batches:
+            sums += torch.stack((batch.weight.sum().double(), learner.evaluate(batch).td_loss.double()))
+    rows, total = group.all_reduce(sums).tolist()
+    return float(total / max(rows, 1.0))
+
+
 def _sums(batch: TransitionBatch, learner: PolicyLearner, count: int, policy: TargetPolicy) -> Tensor:
     evaluated = learner.evaluate(batch)
     q = evaluated.q

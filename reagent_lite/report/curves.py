@@ -25,7 +25,14 @@ _TOGETHER = {
             "simulation/training_return/mean": "episodes that ended while learning",
         },
     ),
-    "TD loss": ("loss", {"train/td_loss": "while learning", "td_loss/mean": "evaluated rows"}),
+    "TD loss": (
+        "loss",
+        {
+            "train/td_loss": "while learning",
+            "td_loss/mean": "evaluated rows",
+            "validation/td_loss/mean": "validation rows",
+        },
+    ),
     "Value": (
         "discounted return",
         {"value/logged/mean": "logged choices", "value/model/mean": "learned policy's choices"},

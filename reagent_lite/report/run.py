@@ -37,6 +37,7 @@ from reagent_lite.report.sections import (
     evaluation_notes,
     evaluation_sections,
 )
+from reagent_lite.training.best import KEPT
 from reagent_lite.types import FeatureType
 
 PAGE = "report.html"
@@ -191,7 +192,7 @@ def evaluation_of_run(
     """
     if evaluation.agents:
         of_types = {kind: evaluation_of_run(config, policy, of_type, {}) for kind, of_type in evaluation.agents.items()}
-        return _joint_report(of_types, evaluation.document["agents"])
+        return _joint_report(of_types, evaluation.document)
     result = evaluation.result
     played = evaluation.played
     estimated = EstimatedReturn.of(
@@ -215,7 +216,10 @@ def evaluation_of_run(
             *evaluation.document.get("policy", {}).get("notes", ()),
             *evaluation_notes(result),
         ),
-        facts=tuple((name, scores[tag]) for tag, name in _SCORES.items() if tag in scores),
+        facts=(
+            *_kept_facts(evaluation.document),
+            *((name, scores[tag]) for tag, name in _SCORES.items() if tag in scores),
+        ),
         sections=evaluation_sections(
             evidence,
             decision,
@@ -227,8 +231,18 @@ def evaluation_of_run(
     )
 
 
-def _joint_report(reports: Mapping[str, Report], agents: Mapping[str, Any]) -> Report:
+def _kept_facts(document: Mapping[str, Any]) -> tuple[tuple[str, Cell], ...]:
+    """Returns which epoch's policy is evaluated, () if checkpoint.keep_best kept none."""
+    if KEPT not in document:
+        return ()
+    kept = document[KEPT]
+    chosen = f"{kept['by']}: {number(kept['value'])}"
+    return (("Policy kept", f"that of {kept['unit']} {kept['number']} of {kept['of']}, by the {chosen}"),)
+
+
+def _joint_report(reports: Mapping[str, Report], document: Mapping[str, Any]) -> Report:
     """Returns the joint evaluation of several types of agents; its decision is the most cautious of theirs."""
+    agents = document["agents"]
     decisions = {kind: report.decision for kind, report in reports.items()}
     by_caution = (Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH, Choice.SHIP)
     most_cautious = min(decisions.values(), key=lambda decision: by_caution.index(decision.choice))
@@ -246,6 +260,7 @@ def _joint_report(reports: Mapping[str, Report], agents: Mapping[str, Any]) -> R
         title="Evaluation",
         decision=decision,
         facts=(
+            *_kept_facts(document),
             ("Episodes that ended before the time limit", percent(agents["terminated_share"])),
             *((f"Return of an agent: {kind}", value) for kind, value in agents["returns"].items()),
         ),

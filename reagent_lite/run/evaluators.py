@@ -26,7 +26,7 @@ from reagent_lite.config.paths import shown
 from reagent_lite.console import logger, with_progress
 from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.data.sampling.plan import apportion
-from reagent_lite.data.sampling.source import rows_in_order
+from reagent_lite.data.sampling.source import LoggedRows, rows_in_order
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.evaluation.behavior import estimated_behavior, replaced_propensities, without_propensity
@@ -35,7 +35,7 @@ from reagent_lite.evaluation.document import scalars as cpe_scalars
 from reagent_lite.evaluation.entropy import PolicyEntropy, SoftmaxRows
 from reagent_lite.evaluation.episodes import spread
 from reagent_lite.evaluation.evaluator import EvaluationRows, PolicyEvaluator, own_seed
-from reagent_lite.evaluation.figures import figures
+from reagent_lite.evaluation.figures import figures, mean_td_loss
 from reagent_lite.evaluation.fitting import Learning, split_log
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.returns import play
@@ -45,11 +45,17 @@ from reagent_lite.run.environments import EPOCH, FINAL, ObservationEncoder, part
 from reagent_lite.run.learner import rollout_capture, target_policy
 from reagent_lite.run.logged import Data, single_step_rows
 from reagent_lite.run.reward_model import reward_errors
-from reagent_lite.run.simulated import tag_of
+from reagent_lite.run.simulated import RETURN, tag_of
 from reagent_lite.sim.rollout import ONLY
+from reagent_lite.training.best import BEST, BestState
 from reagent_lite.training.checkpoint import Tree
 from reagent_lite.types import Actions, TransitionBatch
 
+LOGS = "logs"
+PLAY = "play"
+"""Names of evaluators in checkpoints."""
+VALIDATION_LOSS = "validation/td_loss/mean"
+_STOPPED = "stopped"
 _FEWEST_FIGURE_ROWS = 256
 _ENTROPY_ROWS = 8192
 _STEPS_BETWEEN_ESTIMATES = 20
@@ -106,22 +112,32 @@ class Evaluators:
 
     Args:
         parts: evaluators by their names in checkpoints; those that may end the run come first.
+        best: keeps the learner's best state, or None if the last one is evaluated.
 
     Attributes:
-        parts: as given.
+        parts, best: as given.
+        stopped: whether a callback ended the run.
     """
 
-    def __init__(self, parts: dict[str, Evaluator]) -> None:
+    def __init__(self, parts: dict[str, Evaluator], best: BestState | None = None) -> None:
         self.parts = parts
+        self.stopped = False
+        self.best = best
 
     def state_dict(self) -> Tree:
         """Returns the states of all evaluators for a checkpoint."""
-        return {name: part.state_dict() for name, part in self.parts.items()}
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        if self.best is not None:
+            state[BEST] = self.best.state_dict()
+        return state | ({_STOPPED: 1} if self.stopped else {})
 
     def load_state_dict(self, state: Tree) -> None:
         """Restores states that `state_dict` returned."""
         for name, part in self.parts.items():
             part.load_state_dict(state.get(name, {}))
+        if self.best is not None:
+            self.best.load_state_dict(state.get(BEST, {}))
+        self.stopped = _STOPPED in state
 
     def after_epoch(self, *, final: bool, estimates: bool = True) -> dict[str, float]:
         """Returns the figures of all evaluators; an epoch is final too once one of them is satisfied."""
@@ -129,11 +145,27 @@ class Evaluators:
         for part in self.parts.values():
             scalars |= part.after_epoch(final=final, estimates=estimates)
             final |= part.satisfied()
+        if self.best is not None:
+            self.best.compare(scalars)
         return scalars
 
     def satisfied(self) -> bool:
-        """Returns whether one of the evaluators lets the run end early."""
-        return any(part.satisfied() for part in self.parts.values())
+        """Returns whether an evaluator, a callback or checkpoint.patience ends the run early."""
+        exhausted = self.best is not None and self.best.exhausted
+        return self.stopped or exhausted or any(part.satisfied() for part in self.parts.values())
+
+    def restore_best(self) -> dict[str, float]:
+        """Puts the kept state into the learner; returns figures of all logged rows if the last ones are not final.
+
+        They are not final if another state is kept than the last, or if the run ended early.
+        """
+        if self.best is not None:
+            self.best.restore()
+        final = not self.stopped and (self.best is None or self.best.is_last)
+        logs = self.parts.get(LOGS)
+        scalars = {} if final or logs is None else logs.after_epoch(final=True)
+        scalars.pop(VALIDATION_LOSS, None)  # the last value of its curve is that of the last epoch
+        return scalars
 
     def with_chosen_temperature(self, config: WorkflowConfig) -> WorkflowConfig:
         """Returns the config with a number in place of rl.temperature "auto", the same on every rank."""
@@ -143,7 +175,8 @@ class Evaluators:
 
     def at_end(self) -> Evaluation:
         """Returns the final evaluation, whose document has a section for each evaluator."""
-        whole = Evaluation()
+        kept = {} if self.best is None else self.best.document()
+        whole = Evaluation(document=kept)
         for evaluator in reversed(self.parts.values()):  # estimates before returns
             part = evaluator.evaluate(final=True)
             whole = Evaluation(
@@ -154,7 +187,8 @@ class Evaluators:
                 played=whole.played or part.played,
                 agents=whole.agents or part.agents,
             )
-        return whole
+        of_types = {kind: replace(part, document=part.document | kept) for kind, part in whole.agents.items()}
+        return replace(whole, agents=of_types)
 
 
 class LogEvaluator(Evaluator):
@@ -211,9 +245,17 @@ class LogEvaluator(Evaluator):
             batches = with_progress("valuing rows", rows, len(numbers), enabled=self._group.is_first)
         names = self._data.spec.action_names
         scalars = figures(batches, self._learner, self._group, action_names=names, policy=self._target)
+        if self._data.validation is not None:
+            scalars[VALIDATION_LOSS] = self._validation_loss(self._data.validation)
         if self._config.evaluation.calc_cpe_in_training and estimates and not final:
             scalars |= self.evaluate(final=False).scalars
         return scalars
+
+    def _validation_loss(self, rows: LoggedRows) -> float:
+        """Returns the mean TD loss on the validation rows of all machines."""
+        assert rows.usable is not None
+        numbers = self._data.shards.part(rows.usable.cpu().numpy().astype(np.int64))
+        return mean_td_loss(rows_in_order(rows, numbers, self._group.device), self._learner, self._group)
 
     @cached_property
     def _counts(self) -> tuple[int, ...]:
@@ -450,7 +492,7 @@ class SimulationEvaluator(Evaluator):
         """Returns the evaluations of several types of agents as one, with figures of the episodes they share."""
         ended = 1 - float(next(iter(tables.values()))[3].mean())
         returns = {kind: float(table[0].mean()) for kind, table in tables.items()}
-        scalars = {tag_of(kind, "simulation/return/mean"): value for kind, value in returns.items()}
+        scalars = {tag_of(kind, RETURN): value for kind, value in returns.items()}
         scalars |= {tag: value for evaluation in evaluations.values() for tag, value in evaluation.scalars.items()}
         agents = {"terminated_share": ended, "returns": returns}
         played = {agent_type.name: agent_type.played for agent_type in self._simulation.types}

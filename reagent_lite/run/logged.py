@@ -7,6 +7,7 @@
 5 columns           normalized once by the first process of each node and memory-mapped by the others
 6 rows              read by the source that builds batches
 7 scored episodes   chosen by all machines together; evaluation.learn_from_scored keeps them out of learning
+8 validation        with checkpoint.keep_best, episodes that are neither learned from nor scored
 """
 
 import json
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from reagent_lite.algorithms.table import ALGORITHMS
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.console import logger, progress
@@ -40,7 +42,13 @@ from reagent_lite.data.sampling.source import LoggedRows, build_rows, no_rows
 from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted, listed, named_counts, raise_any
-from reagent_lite.evaluation.episodes import ScoredEpisodes, TrainEvalLogs, scored_episodes
+from reagent_lite.evaluation.episodes import (
+    FEWEST_TO_VALIDATE,
+    ScoredEpisodes,
+    TrainEvalLogs,
+    scored_episodes,
+    validation_episodes,
+)
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
 from reagent_lite.item_table import ItemTable
@@ -87,8 +95,9 @@ class Data:
         train: training data.
         held_out: eval data, or None without eval_data_path.
         learned: the training rows that the policy learns from.
-        counts: number of these rows in each shard.
-        continues: whether any of these rows, on any machine, has a next state; false for logs of single steps.
+        validation: the training rows whose TD loss chooses the best epoch, or None.
+        counts: number of the rows learned from in each shard.
+        continues: whether any row learned from, on any machine, has a next state; false for logs of single steps.
         sides: training and eval data as the evaluation sees them.
         scored: the episodes on which the policy is scored.
         seen: whether the policy learns from some of the scored episodes.
@@ -101,6 +110,7 @@ class Data:
     train: LoggedData
     held_out: LoggedData | None
     learned: LoggedRows
+    validation: LoggedRows | None
     counts: tuple[int, ...]
     continues: bool
     sides: TrainEvalLogs
@@ -153,7 +163,8 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         shards=shards,
     )
     scored = scored_episodes(sides, config.evaluation, config.seed)
-    learned, seen = _to_learn(config, train_log, sides, scored)
+    validated = _validated(config, train_log, sides, scored)
+    learned, seen = _to_learn(config, train_log, sides, scored, validated)
     counts = shards.counts(learned.count)
     if not sum(counts):
         raise DataError(_nothing_to_learn(config))
@@ -172,6 +183,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         train=train_log,
         held_out=None if held_out is None else scored_log,
         learned=learned,
+        validation=None if validated is None else train_log.rows.only(_rows_of(train_log, validated)),
         counts=counts,
         continues=any(group.all_gather(int(learned.continues))),
         sides=sides,
@@ -205,16 +217,53 @@ def _items(config: WorkflowConfig, group: Group) -> ItemTable | None:
     return items
 
 
-def _to_learn(
+def _validated(
     config: WorkflowConfig, log: LoggedData, sides: TrainEvalLogs, scored: ScoredEpisodes
+) -> NDArray[np.bool_] | None:
+    """Returns the training episodes for validation, [episodes]; None if there are none. Every rank calls it.
+
+    Warns if the log cannot tell which epoch is the best; run/README.md has the reasons.
+    """
+    if not config.checkpoint.keep_best or config.simulated_share:
+        return None
+    group = sides.shards.group
+    continues = any(group.all_gather(int(log.rows.continues)))
+    validated = validation_episodes(sides, scored, config.seed)
+    reason = ""
+    if ALGORITHMS[config.algorithm].score != "value":
+        reason = f"the policy of {config.algorithm} does not follow from the values whose loss could be compared"
+    elif config.rl.gamma and continues:
+        reason = "with rl.gamma > 0 and next states, losses of two epochs have different targets"
+    elif not any(sides.shards.counts(len(_rows_of(log, validated)))):
+        reason = f"it needs at least {FEWEST_TO_VALIDATE} episodes besides the scored ones"
+    if not reason:
+        return validated
+    if group.is_first:
+        logger.warning(f"checkpoint.keep_best has no effect, the last epoch is exported: {reason}")
+    return None
+
+
+def _rows_of(log: LoggedData, episodes: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Returns the usable rows of the episodes for which `episodes` [episodes] is true."""
+    rows = np.arange(len(log.copy)) if log.rows.usable is None else log.rows.usable.cpu().numpy()
+    return rows[episodes[log.copy.episode[rows]]]
+
+
+def _to_learn(
+    config: WorkflowConfig,
+    log: LoggedData,
+    sides: TrainEvalLogs,
+    scored: ScoredEpisodes,
+    validated: NDArray[np.bool_] | None,
 ) -> tuple[LoggedRows, bool]:
     """Returns the training rows that the policy learns from, and whether some of them are of scored episodes."""
     is_scored = np.isin(sides.hashes(log.copy), scored.hashes)  # by episode
     if config.learns_from_scored:
         seen = any(sides.shards.group.all_gather(int(is_scored.any())))
-        return log.rows, seen and config.simulated_share < 1  # at 1, logged rows are only evaluated
-    rows = np.arange(len(log.copy)) if log.rows.usable is None else log.rows.usable.cpu().numpy()
-    return log.rows.only(rows[~is_scored[log.copy.episode[rows]]]), False
+        learned = log.rows if validated is None else log.rows.only(_rows_of(log, ~validated))
+        return learned, seen and config.simulated_share < 1  # at 1, logged rows are only evaluated
+    left_out = is_scored if validated is None else is_scored | validated
+    return log.rows.only(_rows_of(log, ~left_out)), False
 
 
 def _nothing_to_learn(config: WorkflowConfig) -> Problem:

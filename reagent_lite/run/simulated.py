@@ -15,6 +15,9 @@ from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
 from reagent_lite.sim.rollout import Experience, Exploration, Rollout, RolloutSource, UpdateSchedule
 from reagent_lite.sim.spec import EnvSpec
 
+RETURN = "simulation/return/mean"
+"""Tag of the mean return of an evaluation."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPlan:

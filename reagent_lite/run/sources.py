@@ -26,7 +26,7 @@ from reagent_lite.export.content import SampleRows
 from reagent_lite.item_table import ItemTable
 from reagent_lite.report.run import DataFacts
 from reagent_lite.run.environments import ObservationEncoder, Simulation, given_or_unchanged
-from reagent_lite.run.evaluators import Evaluators, LogEvaluator, SimulationEvaluator
+from reagent_lite.run.evaluators import LOGS, PLAY, VALIDATION_LOSS, Evaluators, LogEvaluator, SimulationEvaluator
 from reagent_lite.run.learner import captures
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, write_fitted
@@ -34,9 +34,18 @@ from reagent_lite.run.pictures import draw_pictures
 from reagent_lite.run.reward_model import fit_reward_model
 from reagent_lite.run.roles.collected import CollectedReplay, CollectedSource
 from reagent_lite.run.samples import logged_facts, logged_sample, simulated_sample
-from reagent_lite.run.simulated import SimulatedPlan, as_source, open_rollouts, simulated_plan, training_scalars
+from reagent_lite.run.simulated import (
+    RETURN,
+    SimulatedPlan,
+    as_source,
+    open_rollouts,
+    simulated_plan,
+    tag_of,
+    training_scalars,
+)
 from reagent_lite.run.value_bounds import ReturnBounds, return_bounds
 from reagent_lite.sim.rollout import ONLY, RolloutSource
+from reagent_lite.training.best import BestState
 from reagent_lite.training.capture import FixedBatches
 from reagent_lite.training.checkpoint import Tree
 from reagent_lite.training.loop import StepPlan
@@ -247,8 +256,20 @@ class LoggedExperience(Source):
         return LoggedSource(self.data.learned, plan, self._group.rank, self._group.device)
 
     def evaluators(self, learner: Learner) -> Evaluators:
-        """Returns the evaluator on logged rows."""
-        return Evaluators({"logs": LogEvaluator(self.config, self.data, learners_of(learner)[ONLY], self._group)})
+        """Returns the evaluator on logged rows, by whose validation rows the best state is chosen."""
+        logs = LogEvaluator(self.config, self.data, learners_of(learner)[ONLY], self._group)
+        if self.data.validation is None:
+            return Evaluators({LOGS: logs})
+        rows = sum(self.data.shards.counts(self.data.validation.count))
+        best = BestState(
+            learner,
+            tags=(VALIDATION_LOSS,),
+            lowest=True,
+            patience=self.config.checkpoint.patience,
+            unit="epoch",
+            described=f"lowest TD loss on {rows:,} validation rows",
+        )
+        return Evaluators({LOGS: logs}, best)
 
     def return_bounds(self) -> ReturnBounds | None:
         """Returns the range of values that the rewards of all machines allow."""
@@ -298,8 +319,9 @@ class SimulatedExperience(Source):
         return open_rollouts(self.encoder, learner, plan, self._group)
 
     def evaluators(self, learner: Learner) -> Evaluators:
-        """Returns the evaluator that plays episodes."""
-        return Evaluators({"play": SimulationEvaluator(self.encoder, learner, self._group)})
+        """Returns the evaluator that plays episodes, by whose returns the best state is chosen."""
+        play = SimulationEvaluator(self.encoder, learner, self._group)
+        return Evaluators({PLAY: play}, _best_by_return(self.config, learner, self.types))
 
     def sample(self, count: int, kind: str = ONLY) -> SampleRows:
         """Returns observations of random play."""
@@ -361,11 +383,28 @@ class MixedExperience(LoggedExperience):
     def evaluators(self, learner: Learner) -> Evaluators:
         """Returns the evaluator that plays episodes and the evaluator on logged rows."""
         play = SimulationEvaluator(self.encoder, learner, self._group)
-        return Evaluators({"play": play, **super().evaluators(learner).parts})
+        on_logs = super().evaluators(learner)
+        best = _best_by_return(self.config, learner, self.types) if self.config.simulated_share else on_logs.best
+        return Evaluators({PLAY: play, **on_logs.parts}, best)
 
     def draw(self, folder: Path, learner: Learner) -> None:
         """Draws one episode."""
         draw_pictures(folder, self.encoder, learner)
+
+
+def _best_by_return(config: WorkflowConfig, learner: Learner, types: Sequence[str]) -> BestState | None:
+    """Returns the state of the highest return in simulation, or None without checkpoint.keep_best."""
+    if not config.checkpoint.keep_best:
+        return None
+    each = "highest mean return" if len(types) == 1 else f"highest sum of the mean returns of {' and '.join(types)}"
+    return BestState(
+        learner,
+        tags=[tag_of(kind, RETURN) for kind in types],
+        lowest=False,
+        patience=config.checkpoint.patience,
+        unit="evaluation" if config.only_simulates else "epoch",
+        described=f"{each} in {config.environments.evaluation_episodes:,} simulated episodes",
+    )
 
 
 def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:

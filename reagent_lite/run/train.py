@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from reagent_lite.run.publish import (
 )
 from reagent_lite.run.roles.policies import shared_folders
 from reagent_lite.run.scaling.auto_scale import auto_scaled
-from reagent_lite.run.simulated import tag_of
+from reagent_lite.run.simulated import RETURN, tag_of
 from reagent_lite.run.sources import Source, Stream, open_source
 from reagent_lite.run.value_bounds import ReturnBounds
 from reagent_lite.sim.cuda import on_stream
@@ -56,12 +56,20 @@ from reagent_lite.training.stop import StopSignal
 from reagent_lite.training.tracking import require_trackers, trackers
 from reagent_lite.training.warm_start import warm_start
 
+STOP = "stop"
+
 
 class Callback:
     """Follows a run from Python; subclasses override the methods they need. An error in a method ends the run."""
 
-    def on_epoch(self, figures: Mapping[str, float]) -> None:
-        """Called at the end of each epoch with its line of metrics.jsonl: step, epoch, losses, returns."""
+    def on_epoch(self, figures: Mapping[str, float]) -> Literal["stop"] | None:
+        """Called at the end of each epoch with its line of metrics.jsonl: step, epoch, losses, returns.
+
+        Returns:
+            None to continue, or "stop": the run then evaluates and exports as at its end. With several processes,
+            "stop" from any of them ends the run. Any other value raises a ConfigError.
+        """
+        return None
 
     def on_evaluation(self, document: Mapping[str, Any]) -> None:
         """Called before the export with the final evaluation, in the form of evaluation.json."""
@@ -249,8 +257,10 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
         schedule.at_end()
         stream.at_end(position.step)
     rate = (position.rows - begin) / (time.monotonic() - start)
+    figures = setup.evaluators.restore_best()
+    writer.figures |= figures
     evaluation = setup.evaluators.at_end()
-    writer.write(position.step, evaluation.scalars)
+    writer.write(position.step, figures | evaluation.scalars)
     writer.keep()
     evaluation = replace(evaluation, document=evaluation.document | _learning_of(setup, writer.figures, evaluation))
     callback.on_evaluation(evaluation.document)
@@ -343,11 +353,19 @@ class _Reporter:
             if return_bounds is not None and mean is not None and self._setup.history.group.is_first:
                 self._excess = return_bounds.warned(mean, self._excess)
             for kind in self._setup.source.types:
-                if (tag := tag_of(kind, "simulation/return/mean")) in scalars:
+                if (tag := tag_of(kind, RETURN)) in scalars:
                     self.note += f", {f'{kind} ' if kind else ''}return {scalars[tag]:.4g}"
         self._writer.write(report.step, scalars)
         if report.end_of_epoch:
-            self._callback.on_epoch({"step": float(report.step), **scalars})
+            self._call({"step": float(report.step), **scalars})
+
+    def _call(self, figures: Mapping[str, float]) -> None:
+        """Calls the callback, and ends the run if that of any rank returns "stop"."""
+        answer = self._callback.on_epoch(figures)
+        if answer is not None and answer != STOP:
+            raise ConfigError(Problem("Callback.on_epoch", f'None or "{STOP}" as its result', repr(answer)))
+        stops = int(answer == STOP)
+        self._setup.evaluators.stopped |= any(self._setup.history.group.all_gather(stops))
 
     def _evaluated(self, report: StepReport) -> dict[str, float]:
         config = self._setup.history.config

@@ -45,7 +45,11 @@ MAY_CHANGE = {
         *("node_index", "num_nodes", "num_processes_per_node", "use_all_avail_gpus", "use_gpu", "init_method"),
         *("parallel", "rendezvous", "data.training_copy_dir", "data.residency", "simulation.dataset"),
     ),
-    "where and how often it is saved": ("model_output_path", "checkpoint"),
+    "where and how often it is saved": (
+        "model_output_path",
+        *(f"checkpoint.{key}" for key in ("every_steps", "every_minutes", "keep", "resume")),
+    ),
+    "when it ends": ("checkpoint.patience",),
     "what follows it": ("tracking",),
     "whether its model is exported": ("publish_if",),
 }

@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem, listed
 from reagent_lite.manifest import BUNDLE, CHECKPOINT, FILE_NAME, FolderKind, verified
+from reagent_lite.training.best import kept_tensors
 from reagent_lite.training.checkpoint import (
+    EVALUATORS,
     LEARNER,
     OPTIMIZER,
     STATE,
@@ -85,7 +87,7 @@ def warm_start(
     state = json.loads(files[STATE])
     _require_order(state["config"], actions, path)
     with fitting(Path(folder)):
-        saved = load(files[LEARNER])
+        saved = kept_tensors(files.get(EVALUATORS)) or load(files[LEARNER])
     _assign(learner, saved, path)
     if optimizer is None:
         return f"warm start: learner of {folder}; the optimizer starts anew"
@@ -103,7 +105,7 @@ def warm_start(
 def _read(path: Path) -> Files:
     folder, kind = _find(path)
     wanted = {_WEIGHTS, _CONFIG, _NORMALIZATION} if kind is BUNDLE else {LEARNER, OPTIMIZER, STATE}
-    files = verified(folder, kind, keep=wanted)[1]
+    files = verified(folder, kind, keep=wanted, if_present=set() if kind is BUNDLE else {EVALUATORS})[1]
     if STATE in files:
         read_state(files[STATE], folder)
     return {_FOLDER: str(folder).encode(), **files}

@@ -51,6 +51,7 @@ RULES: list[tuple[str, str | dict[str, Any], str, str]] = [
     ("logged", "rl.value_bounds=[1]", "rl.value_bounds", "or null, got [1] (array)"),
     ("logged", "publish_if.lower_bound_above=high", "publish_if.lower_bound_above", '"logged" or number'),
     ("logged", 'data.columns={"mdp_id":3}', "data.columns.mdp_id", "got 3 (integer)"),
+    ("logged", "checkpoint.patience=3", "checkpoint.patience", "absent while keep_best is false"),
     ("logged", "training.lr=0.1", "training.lr", "Known keys: minibatch_size,"),
     ("logged", 'actions=["a"]', "actions", "at least two"),
     ("logged", 'rl.reward_boost={"2":1.0}', "rl.reward_boost.2", "one of ['0', '1']"),

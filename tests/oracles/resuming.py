@@ -47,6 +47,7 @@ class Laboratory:
     def run(self, name: str, **checkpoint: Any) -> End:
         """Learns to the end in the folder `name`, from what stands there."""
         folder, group = self.root / name, self.group
+        checkpoint = {**self._tree.get("checkpoint", {}), **checkpoint}
         config = checked({**self._tree, "model_output_path": str(folder), "checkpoint": checkpoint})
         if config.simulation is not None:
             self._simulation = self._simulation or open_simulation(config, group)
@@ -130,6 +131,17 @@ def logged(folder: Path, **sections: Tree) -> Tree:
         "evaluation": {"calc_cpe_in_training": True, "bootstrap_resamples": 100, "fit_passes": 1,
                        "final_fit_passes": 1, "learn_from_scored": True},
     }, sections)  # fmt: skip
+
+
+def decisions(folder: Path, **sections: Tree) -> Tree:
+    """800 random rows, 12 steps an epoch, with gamma 0; the best epoch's state is kept."""
+    return merged(logged(folder), {
+        "training_data_path": str(write_lines(folder / "data" / "decisions.jsonl", random_rows(800))),
+        "rl": {"gamma": 0.0},
+        "training": {"minibatch_size": 64, "learning_rate": 0.05},
+        "checkpoint": {"keep_best": True},
+        **sections,
+    })  # fmt: skip
 
 
 def simulated(folder: Path, **sections: Tree) -> Tree:

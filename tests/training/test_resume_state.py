@@ -21,7 +21,7 @@ CONFIG = check(DqnConfig, {"training_data_path": "log", "model_output_path": "ou
     [
         {},
         {"node_index": 0, "num_nodes": 2, "rendezvous": {"port": 3}, "use_gpu": True},
-        {"checkpoint": {"keep": 5, "every_steps": 3}},
+        {"checkpoint": {"keep": 5, "every_steps": 3, "patience": 3}},
         {"data": {"residency": "host"}},
         {"epochs": 7},
         {"publish_if": {"outcome": "x"}},  # a key that runs of before did not have
@@ -40,11 +40,12 @@ def test_a_key_that_the_saved_config_does_not_have_has_its_default() -> None:
 
 
 def test_configs_that_learn_something_else_are_refused_by_key() -> None:
-    now = merged(SAVED, {"training": {"learning_rate": 0.2}, "epochs": 3, "data": {"layout": "replicas"}})
+    now = merged(SAVED, {"training": {"learning_rate": 0.2}, "epochs": 3, "data": {"layout": "replicas"},
+                         "checkpoint": {"keep_best": True}})  # fmt: skip
     with pytest.raises(ConfigError) as error:
         require_same_learning(SAVED, now, "step_000007", may_grow=False)
     problems = {problem.where: str(problem) for problem in error.value.problems}
-    assert problems.keys() == {"training.learning_rate", "epochs", "data.layout"}
+    assert problems.keys() == {"training.learning_rate", "epochs", "data.layout", "checkpoint.keep_best"}
     assert re.search(
         r"expected 0\.1.*step_000007.*got 0\.2.*checkpoint\.resume=false", problems["training.learning_rate"]
     )

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,12 +13,14 @@ import torch
 from oracles import gridworld
 from oracles.disks import small_disk
 from oracles.logs import enum_normalization, gridworld_rows, random_rows, write_json, write_lines
+from oracles.ranks import call_on_ranks
 from oracles.runs import ALONE, Runner, checked, merged, metrics, over_candidates, quick, trained
 from safetensors.torch import load_file
 from scipy.special import softmax
 from scipy.stats import entropy
 
 from reagent_lite import console
+from reagent_lite.distributed.group import Group
 from reagent_lite.errors import BundleError, ConfigError, DataError, UnavailableError
 from reagent_lite.export import load_bundle
 from reagent_lite.run.learner import build_learner, build_optimization
@@ -94,6 +97,47 @@ def test_values_of_clicks_are_probabilities(tmp_path: Path) -> None:
 
 
 STOPPING = Mock(spec=Callback, on_epoch=Mock(side_effect=RuntimeError("stopped")))
+
+
+class Stopping(Callback):
+    """Answers after the second epoch, and fails before the export if asked to."""
+
+    def __init__(self, answer: Any = "stop", *, fails: bool = False) -> None:
+        self.answer, self.fails = answer, fails
+
+    def on_epoch(self, figures: Mapping[str, float]) -> Any:
+        return self.answer if figures["epoch"] == 2 else None
+
+    def on_evaluation(self, document: Mapping[str, Any]) -> None:
+        if self.fails:
+            raise RuntimeError("stopped")
+
+
+def test_a_callback_ends_a_run_which_evaluates_and_exports(small: dict[str, Any], tmp_path: Path) -> None:
+    """It learns what a run of two epochs learns; started again after a failure, it does not learn on."""
+    small = merged(small, {"evaluation": {"calc_cpe_in_training": False}})
+    two = trained({**small, "epochs": 2, "model_output_path": str(tmp_path / "two")})
+    five = {**small, "epochs": 5}
+    stopped = train(checked({**five, "model_output_path": str(tmp_path / "stopped")}), ALONE, Stopping())
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(checked(five), ALONE, Stopping(fails=True))
+    again = trained(five)
+    for outcome in (stopped, again):
+        assert (outcome.steps, outcome.scores) == (two.steps, two.scores)
+        for file in ("weights.safetensors", "model.onnx"):
+            assert Path(outcome.model, file).read_bytes() == Path(two.model, file).read_bytes()
+    with pytest.raises(ConfigError, match=r'Callback.on_epoch: expected None or "stop" as its result, got True'):
+        train(checked({**five, "model_output_path": str(tmp_path / "wrong")}), ALONE, Stopping(answer=True))
+
+
+def steps_until_the_second_rank_stops(group: Group, config: str) -> int:
+    return train(checked(json.loads(config)), group, Stopping() if group.rank == 1 else Callback()).steps
+
+
+def test_any_process_ends_the_run(small: dict[str, Any], tmp_path: Path) -> None:
+    config = json.dumps({**small, "epochs": 5})
+    runs = call_on_ranks(steps_until_the_second_rank_stops, [config], [tmp_path], [2])
+    assert [run.ok.outcome for run in runs] == [2 * 4, 2 * 4]  # 200 rows, 64 of both processes at a time
 
 
 @pytest.mark.parametrize("first", [None, 32], ids=["by the rows", "given"])

@@ -21,6 +21,7 @@ from oracles.resuming import (
     agents,
     candidates,
     checkpoints,
+    decisions,
     differences_of_cases,
     different,
     end,
@@ -48,6 +49,7 @@ PRIORITIZED: Tree = {"simulation": {"replay": {"prioritized": True, "capacity": 
 # 40 rows of a rank are for the kernel of losses, 26 or 27 of the last step too few for so many weights
 WIDE: Tree = {"epochs": 2, "training": {"layers": [-1, 128, 128, -1], "activations": ["relu", "relu", "linear"],
                                         "minibatch_size": 40}}  # fmt: skip
+KEPT: Tree = {"checkpoint": {"keep_best": True, "patience": 2}, "simulation": {"num_evaluations": 6}}
 CASES: dict[str, tuple[Callable[..., Tree], Tree, list[int]]] = {
     "plain": (logged, {}, [*range(1, 22)]),
     "dropout, decay, in the middle of a report": (logged, DROPOUT, [*range(1, 22)]),
@@ -71,6 +73,9 @@ CASES: dict[str, tuple[Callable[..., Tree], Tree, list[int]]] = {
     "agents of two types": (agents, {}, [1, 12, 13, 24]),
     "mixed": (mixed, {}, [1, 2, 12, 13]),
     "short last batch": (logged, WIDE, [1, 2, 3]),
+    "best epoch by loss": (decisions, {}, [6, 12, 30, 36]),
+    "best evaluation by return, with patience": (simulated, KEPT, [6, 11, 12, 24, 32]),
+    "best evaluation of agents of two types": (agents, {"checkpoint": {"keep_best": True}}, [12, 13, 24]),
 }
 
 
@@ -95,7 +100,7 @@ def stopped_on_ranks(
 
 def test_several_processes_stopped_equal_never_stopping(tmp_path: Path) -> None:
     """Three, for with two a sum has only one order."""
-    steps = {"mixed": [2], "short last batch": [3], "estimated propensities": [13]}
+    steps = {"mixed": [2], "short last batch": [3], "estimated propensities": [13], "best epoch by loss": [13]}
     assert stopped_on_ranks(tmp_path, 3, list(steps), steps, epochs=2) == {name: [] for name in steps}
 
 
