@@ -15,7 +15,7 @@ Tree = dict[str, Any]
 NETWORK: Final[Tree] = {
     "rl": {"gamma": 0.99, "target_update_rate": 0.01},
     "rainbow": {"dueling_architecture": False},
-    "training": {"optimizer": "ADAMW", "l2_decay": 0.01, "layers": [-1, 128, 64, -1], "clip_grad_norm": 10.0},
+    "training": {"optimizer": "ADAMW", "l2_decay": 0.01, "layers": [-1, 128, 64, -1]},
 }
 """For every algorithm with a network, on logs and in simulation."""
 LOGGED: Final[Tree] = {
@@ -25,7 +25,8 @@ LOGGED: Final[Tree] = {
 }
 """Where there are logged rows."""
 VALUES: Final[Tree] = {
-    "rl": {"epsilon": 0.0, "softmax_policy": 0, "cql_alpha": 0.3, "value_bounds": "rewards", "value_scale": "returns"}
+    "rl": {"epsilon": 0.0, "softmax_policy": 0, "cql_alpha": 0.3, "value_bounds": "rewards", "value_scale": "returns"},
+    "training": {"clip_grad_norm": 10.0},
 }
 """For values that algorithm dqn learns from logged rows alone."""
 
@@ -61,7 +62,7 @@ def with_defaults_of_2026(tree: Mapping[str, Any]) -> Tree:
         del values["value_scale"]
     if rl.get("gamma") == 1:  # without a discount, rewards of both signs have no bounds
         values.pop("value_bounds", None)
-    return _filled(result, {"rl": values})
+    return _filled(result, {**VALUES, "rl": values})
 
 
 def keys_of_2026() -> Iterator[str]:
