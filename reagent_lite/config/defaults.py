@@ -25,8 +25,7 @@ LOGGED: Final[Tree] = {
 }
 """Where there are logged rows."""
 VALUES: Final[Tree] = {
-    "rl": {"epsilon": 0.0, "softmax_policy": 0, "cql_alpha": 0.3, "value_bounds": "rewards", "value_scale": "returns"},
-    "training": {"clip_grad_norm": 10.0},
+    "rl": {"epsilon": 0.0, "softmax_policy": 0, "cql_alpha": 0.1, "value_bounds": "rewards", "value_scale": "returns"},
 }
 """For values that algorithm dqn learns from logged rows alone."""
 
@@ -62,7 +61,7 @@ def with_defaults_of_2026(tree: Mapping[str, Any]) -> Tree:
         del values["value_scale"]
     if rl.get("gamma") == 1:  # without a discount, rewards of both signs have no bounds
         values.pop("value_bounds", None)
-    return _filled(result, {**VALUES, "rl": values})
+    return _filled(result, {"rl": values})
 
 
 def keys_of_2026() -> Iterator[str]:

@@ -33,8 +33,8 @@ OF_A_LOG = {
     "norm_params.whole_numbers": "continuous",
 }  # fmt: skip
 OF_VALUES = {
-    "rl.epsilon": 0, "rl.softmax_policy": 0, "rl.cql_alpha": 0.3, "rl.value_bounds": "rewards",
-    "rl.value_scale": "returns", "training.clip_grad_norm": 10,
+    "rl.epsilon": 0, "rl.softmax_policy": 0, "rl.cql_alpha": 0.1, "rl.value_bounds": "rewards",
+    "rl.value_scale": "returns",
 }  # fmt: skip
 
 
@@ -64,14 +64,14 @@ def test_a_simulation_gets_those_of_a_network_alone() -> None:
 def test_candidates_get_the_same() -> None:
     tree = {key: LOG[key] for key in ("model_output_path", "training_data_path")}
     config = check(ParametricDqnConfig, tree | {"defaults": "2026"})
-    assert (config.rl.cql_alpha, config.rl.value_scale, config.epochs) == (0.3, "returns", None)
+    assert (config.rl.cql_alpha, config.rl.value_scale, config.epochs) == (0.1, "returns", None)
 
 
 def test_keys_that_are_present_win_even_if_they_have_the_default_of_2019() -> None:
     of_2019 = resolved(check(DqnConfig, LOG))
     assert resolved(of_2026(of_2019)) == of_2019 | {"defaults": "2026"}
     config = of_2026({"rl": {"gamma": 0.9}, "training": {"l2_decay": 0.2, "minibatch_size": 50}, "epochs": 3})
-    assert (config.rl.gamma, config.training.l2_decay, config.rl.cql_alpha) == (0.9, 0.2, 0.3)
+    assert (config.rl.gamma, config.training.l2_decay, config.rl.cql_alpha) == (0.9, 0.2, 0.1)
     config = config.with_length_for(5_000, 4_000, 1)
     assert (config.training.minibatch_size, config.epochs) == (50, 3)
     assert config.training.lr_decay == pytest.approx(0.05 ** (1 / 3))
@@ -118,7 +118,7 @@ def test_null_asks_for_them_in_a_config_of_2019_too() -> None:
 
 def test_a_config_object_counts_only_the_keys_that_it_was_given() -> None:
     config = DqnConfig(**(LOG | {"defaults": "2026", "rl": {"gamma": 0.5}}))
-    assert (config.rl.gamma, config.rl.cql_alpha) == (0.5, 0.3)
+    assert (config.rl.gamma, config.rl.cql_alpha) == (0.5, 0.1)
     assert check(DqnConfig, read_tree(config)[0]) == config
 
 
