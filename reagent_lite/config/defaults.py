@@ -32,7 +32,7 @@ VALUES: Final[Tree] = {
 _WITH_NETWORK = ("dqn", "crr", "iql")
 LAST_LEARNING_RATE: Final = 0.05
 """Share of the learning rate at the end of a run on a log."""
-_STEPS = 10_000
+_STEPS = 5_000
 _STEPS_WITHOUT_EPISODES = 2_000
 _SMALLEST_MINIBATCH = 128
 _LARGEST_MINIBATCH = 4096

@@ -80,7 +80,7 @@ class WorkflowConfig(AlgorithmConfig):
     machine."""
     epochs: Count | None = 1
     """Passes over the training data; without data simulation.total_steps is the length of a run. null, which is the
-    default of 2026: as many as give 10,000 optimizer steps, or 2,000 where each row is a decision of its own; at least
+    default of 2026: as many as give 5,000 optimizer steps, or 2,000 where each row is a decision of its own; at least
     1."""
     seed: Seed = 0
     """Seed of initial weights, row order and resampling."""
