@@ -26,7 +26,7 @@ from reagent_lite.algorithms.policy_learner import (
 )
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.models.q_networks import allowed_values, build_q_network, chosen_values
-from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead, Scorer
+from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead, ScaledHead, Scorer
 from reagent_lite.rl.losses import conservative_loss, imitation_loss
 from reagent_lite.rl.td import Bounds, chosen, double_q_value, greedy_value
 from reagent_lite.types import SourceSpec, TransitionBatch
@@ -144,7 +144,8 @@ class DQN(PolicyLearner):
         loss = batch.weight.dot(rows)
         metrics = {"td_loss": loss.detach()}
         if alpha:
-            gap = batch.weight.dot(conservative_loss(self.head(outputs), actions.mask, batch.action))
+            values = self.head(outputs) / self.head.scale
+            gap = batch.weight.dot(conservative_loss(values, actions.mask, batch.action))
             loss = loss + alpha * self.head.half_squares * gap  # type: ignore[operator]
             metrics["cql_gap"] = gap.detach()
         if self.behavior_cloning is not None and self._imitates:
@@ -181,4 +182,8 @@ def _head(config: WorkflowConfig) -> ScalarHead | CategoricalHead | QuantileHead
         return CategoricalHead(rainbow.num_atoms, rainbow.qmin, rainbow.qmax)
     if rainbow.quantile:
         return QuantileHead(rainbow.num_atoms)
-    return ScalarHead(config.rl.q_network_loss)
+    scale = config.rl.value_scale
+    if scale is None:
+        return ScalarHead(config.rl.q_network_loss)
+    assert scale != "returns", "with_defaults_for comes first"
+    return ScaledHead(config.rl.q_network_loss, *scale)

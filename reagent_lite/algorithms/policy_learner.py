@@ -173,7 +173,9 @@ class PolicyLearner(nn.Module, ABC):
 
         None for distributions: mean and variance do not determine the minimum of their loss.
         """
-        return constant_loss(mean, variance, self.head.kind) if isinstance(self.head, ScalarHead) else None
+        if not isinstance(self.head, ScalarHead):
+            return None
+        return constant_loss(mean, variance / self.head.scale**2, self.head.kind)
 
     def parameter_groups(self, config: WorkflowConfig) -> list[dict[str, Any]]:
         """Returns the trainable parameters as groups of an optimizer; only the online network has weight decay."""

@@ -50,6 +50,10 @@ class RLConfig(Section):
     value_bounds: Literal["rewards"] | tuple[float, float] | None = None
     """Clip targets to [low, high]. rewards: to the possible returns of the training data, [r_min, r_max] / (1 -
     gamma)."""
+    value_scale: Literal["returns"] | tuple[float, Positive] | None = None
+    """[center, scale]: the network learns (Q - center) / scale, so that learning rate, cql_alpha and clip_grad_norm
+    mean the same for rewards of 0.01 and of 1000; TD losses are then in units of the scale. returns: mean and standard
+    deviation of the discounted returns of the training data, from each row on."""
     tensorboard_logging_freq: Count | None = None
     """Optimizer steps between two additional reports; absent: one report per epoch."""
     predictor_atol_check: NotNegative = 0.0

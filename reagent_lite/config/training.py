@@ -43,8 +43,9 @@ class TrainingConfig(Section):
 
     Without data it is multiplied after each of simulation.num_evaluations.
     """
-    lr_decay: PositiveShare = 0.999
-    """Used by lr_policy exponential."""
+    lr_decay: PositiveShare | None = 0.999
+    """Used by lr_policy exponential. null, which is the default of 2026 on a log: the learning rate ends at a twentieth
+    of its first value."""
     dropout_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout after each hidden layer."""
     use_batch_norm: bool = False

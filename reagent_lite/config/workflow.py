@@ -1,7 +1,9 @@
 """The whole JSON of the two training workflows."""
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -10,6 +12,13 @@ from pydantic import model_validator
 from reagent_lite.config.algorithm import AlgorithmConfig, default_temperature
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.data import DataConfig
+from reagent_lite.config.defaults import (
+    LAST_LEARNING_RATE,
+    keys_of_2026,
+    minibatch_of_2026,
+    steps_of_2026,
+    with_defaults_of_2026,
+)
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.paths import DataPath
@@ -32,6 +41,10 @@ _LARGEST_MINIBATCH = 4096
 class WorkflowConfig(AlgorithmConfig):
     """Keys of both `workflows.dqn` and `workflows.parametric_dqn`."""
 
+    defaults: Literal["2019", "2026"] = "2019"
+    """Defaults of absent keys. 2019: those of this page, as in files of 2019. 2026: chosen by what is learned from logs
+    of many sizes and kinds, [as listed](README.md#defaults); what depends on the rows becomes a number once they have
+    been read, in the log and in config.json."""
     training_data_path: DataPath = ""
     """JSON lines (plain, .gz, .bz2, .zst), Parquet, Arrow IPC, CSV, Minari, or a folder of files; the same local path
     on every node. Transitions, or events, which are paired to transitions first. A list of paths is several logs read
@@ -65,8 +78,10 @@ class WorkflowConfig(AlgorithmConfig):
     init_method: str | None = None
     """Meeting point of several machines: file:///share/run.rdzv, or tcp://host:port of node 0; not used by one
     machine."""
-    epochs: Count = 1
-    """Passes over the training data; without data simulation.total_steps is the length of a run."""
+    epochs: Count | None = 1
+    """Passes over the training data; without data simulation.total_steps is the length of a run. null, which is the
+    default of 2026: as many as give 5,000 optimizer steps, or 2,000 where each row is a decision of its own; at least
+    1."""
     seed: Seed = 0
     """Seed of initial weights, row order and resampling."""
     norm_params: NormParams = NormParams()
@@ -133,6 +148,17 @@ class WorkflowConfig(AlgorithmConfig):
             ("rl.value_bounds",),
             "absent with bce_with_logits",
             "Its targets are the rewards themselves",
+        ),
+        NoEffect(
+            lambda config: (
+                config.algorithm != "dqn"
+                or config.rainbow.categorical
+                or config.rainbow.quantile
+                or config.rl.q_network_loss == "bce_with_logits"
+            ),
+            ("rl.value_scale",),
+            "absent with distributions, bce_with_logits, and algorithms other than dqn",
+            "Only values of algorithm dqn are scaled",
         ),
         NoEffect(
             lambda config: not config.rl.maxq_learning,
@@ -273,6 +299,12 @@ class WorkflowConfig(AlgorithmConfig):
             return {**tree, "rl": rl.model_copy(update=default)}
         return tree
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_2026(cls, tree: Any) -> Any:
+        """Fills in absent keys if the config asks for the defaults of 2026."""
+        return with_defaults_of_2026(tree) if isinstance(tree, dict) and tree.get("defaults") == "2026" else tree
+
     @model_validator(mode="after")
     def _minibatch_without_rows(self) -> Self:
         """Fills in the minibatch of a run that only simulates."""
@@ -288,6 +320,10 @@ class WorkflowConfig(AlgorithmConfig):
     def with_temperature(self, temperature: float) -> Self:
         """Returns the config with a number as rl.temperature."""
         return self.model_copy(update={"rl": self.rl.model_copy(update={"temperature": temperature})})
+
+    def with_value_scale(self, scale: tuple[float, float]) -> Self:
+        """Returns the config with numbers as rl.value_scale."""
+        return self.model_copy(update={"rl": self.rl.model_copy(update={"value_scale": scale})})
 
     @property
     def learns_from_scored(self) -> bool:
@@ -316,9 +352,13 @@ class WorkflowConfig(AlgorithmConfig):
         """Whether the config has the size of a minibatch, per process or over all processes."""
         return self.data.global_minibatch_size is not None or self.training.minibatch_size is not None
 
+    def with_training(self, **changes: Any) -> Self:
+        """Returns the config with other values in its training section."""
+        return self.model_copy(update={"training": self.training.model_copy(update=changes)})
+
     def with_minibatch(self, rows: int | None) -> Self:
         """Returns the config with another training.minibatch_size."""
-        return self.model_copy(update={"training": self.training.model_copy(update={"minibatch_size": rows})})
+        return self.with_training(minibatch_size=rows)
 
     def with_minibatch_for(self, rows: int | None, world: int) -> Self:
         """Returns the config with a minibatch for a number of rows, unless it has one.
@@ -334,6 +374,55 @@ class WorkflowConfig(AlgorithmConfig):
         rows_per_minibatch = rows / (_STEPS_PER_EPOCH * world * self.training.minibatches_per_step)
         power_of_two = 2 ** round(math.log2(max(rows_per_minibatch, 1)))
         return self.with_minibatch(min(max(power_of_two, _SMALLEST_MINIBATCH), _LARGEST_MINIBATCH))
+
+    @property
+    def num_epochs(self) -> int:
+        """The epochs of a config that has a number, which `with_length_for` fills in."""
+        assert self.epochs is not None, "with_length_for comes first"
+        return self.epochs
+
+    def with_length_for(self, rows: int, learned: int, world: int, *, continues: bool = True) -> Self:
+        """Returns the config with minibatch, epochs and lr_decay for a number of rows, unless it has them.
+
+        Args:
+            rows: number of logged rows of all machines.
+            learned: number of those that the policy learns from.
+            world: number of processes, each with its own minibatch.
+            continues: whether a row is followed by another state; false if each is a decision of its own.
+        """
+        parts = self.training.minibatches_per_step
+        config = self
+        if self.defaults == "2026" and not self.has_minibatch:
+            config = self.with_minibatch(minibatch_of_2026(learned, world * parts))
+        config = config.with_minibatch_for(rows, world)
+        if config.epochs is None:
+            steps_per_epoch = -(-learned // (config.minibatch_over(world) * parts)) or 1
+            config = config.model_copy(update={"epochs": -(-steps_of_2026(continues=continues) // steps_per_epoch)})
+        if config.training.lr_decay is None:
+            config = config.with_training(lr_decay=LAST_LEARNING_RATE ** (1 / config.num_epochs))
+        return config
+
+    @property
+    def defaults_in_words(self) -> str:
+        """The values of the keys that have another default in 2026."""
+        return ", ".join(f"{key} {json.dumps(attrgetter(key)(self))}" for key in keys_of_2026(self.algorithm))
+
+    def with_numbers_of(self, saved: Mapping[str, Any]) -> Self:
+        """Returns the config with the numbers that an unfinished run has chosen by its rows, as in its resolved config.
+
+        A resumed run keeps them even if the rows have changed.
+        """
+        config = self
+        if self.training.minibatch_size is None:
+            config = config.with_minibatch(saved["training"]["minibatch_size"])
+        if self.epochs is None:
+            config = config.model_copy(update={"epochs": saved["epochs"]})
+        if self.training.lr_decay is None:
+            config = config.with_training(lr_decay=saved["training"]["lr_decay"])
+        scale = saved["rl"].get("value_scale")
+        if self.rl.value_scale == "returns" and scale is not None:
+            config = config.with_value_scale(tuple(scale))
+        return config
 
     @property
     def collects(self) -> bool:
@@ -413,6 +502,12 @@ class WorkflowConfig(AlgorithmConfig):
                 "rl.value_bounds",
                 "[low, high] or null where a simulation is trained on",
                 "Bounds of an environment's rewards are not known in advance",
+            )
+        if rl.value_scale == "returns" and (not self.training_data_path or self.simulated_share):
+            yield self.wrong(
+                "rl.value_scale",
+                "[center, scale] or null where a simulation is trained on",
+                "Returns of an environment are not known in advance",
             )
         if rl.temperature == "auto" and (self.simulation is not None or not rl.softmax_policy):
             yield self.wrong(

@@ -2,7 +2,7 @@
 
 A head's `loss` returns the loss of each row, [B], and its priority in replay, [B] without a gradient: the absolute TD
 error, and for distributions the loss, as in Rainbow (Hessel et al., 2018). `half_squares` is the loss of a small TD
-error divided by half of its square, the unit of CQL's objective.
+error divided by half of its square, the unit of CQL's objective, and `scale` is the unit of values in this loss.
 """
 
 from typing import Final
@@ -18,6 +18,7 @@ class ScalarHead(nn.Module):
     """One output: the value itself, or with "bce_with_logits" the logit of the value, a probability."""
 
     outputs: Final[int] = 1
+    scale: float = 1.0
 
     def __init__(self, loss: str = "mse") -> None:
         super().__init__()
@@ -39,10 +40,38 @@ class ScalarHead(nn.Module):
         return td_loss(prediction, target, self.kind), td_error(prediction.detach(), target, self.kind)
 
 
+class ScaledHead(ScalarHead):
+    """One output: (value - center) / scale, so that outputs, losses and gradients do not depend on the unit of rewards.
+
+    A fixed form of the normalization of targets of van Hasselt et al. (2016), "Learning values across many orders of
+    magnitude".
+    """
+
+    def __init__(self, loss: str, center: float, scale: float) -> None:
+        super().__init__(loss)
+        self.center = center
+        self.scale = scale
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Returns values [B, K] for [B, K, 1]."""
+        return outputs.squeeze(2) * self.scale + self.center
+
+    @torch.jit.unused
+    def loss(
+        self, outputs: Tensor, next_outputs: Tensor, reward: Tensor, discount: Tensor, bounds: Bounds
+    ) -> tuple[Tensor, Tensor]:
+        """Returns TD loss in units of the outputs, and absolute TD error in units of the reward."""
+        next_value = next_outputs.squeeze(1) * self.scale + self.center
+        target = (td_target(reward, discount, next_value, bounds) - self.center) / self.scale
+        prediction = outputs.squeeze(1)
+        return td_loss(prediction, target, self.kind), td_error(prediction.detach(), target, self.kind) * self.scale
+
+
 class CategoricalHead(nn.Module):
     """Logits over fixed returns: C51, Bellemare, Dabney & Munos (2017). Targets stay within their range."""
 
     half_squares: Final[float] = 1.0
+    scale: float = 1.0
 
     def __init__(self, num_atoms: int, lowest: float, highest: float) -> None:
         super().__init__()
@@ -68,6 +97,7 @@ class QuantileHead(nn.Module):
     """Quantiles of the return at midpoints: QR-DQN, Dabney et al. (2018)."""
 
     half_squares: Final[float] = 1.0
+    scale: float = 1.0
 
     def __init__(self, num_quantiles: int) -> None:
         super().__init__()

@@ -146,7 +146,7 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
     rows = None if data.rows is None else data.rows * shards
     free, free_of = _free(processes)
     return DryRun(
-        config=config if rows is None else config.with_minibatch_for(rows, world),
+        config=config if rows is None else config.with_length_for(rows, rows, world),
         ranks=ranks,
         world=world,
         processes=processes,
@@ -398,4 +398,5 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     shards = several and config.data.layout == "shards"
     condition = "the other machines have as many rows" if shards else "every row can be learned from"
     scored = "" if config.learns_from_scored else "; scored episodes are not learned from"
-    yield f"steps: {steps_per_epoch:,} per epoch, {steps_per_epoch * config.epochs:,} in total, if {condition}{scored}"
+    total = steps_per_epoch * config.num_epochs
+    yield f"steps: {steps_per_epoch:,} per epoch, {total:,} in total, if {condition}{scored}"

@@ -364,7 +364,7 @@ class LogEvaluator(Evaluator):
         train = data.train
         scored = data.evaluated
         rows = single_step_rows(config, scored, data, group)
-        learning = Learning(rows=sum(data.counts), epochs=config.epochs)
+        learning = Learning(rows=sum(data.counts), epochs=config.num_epochs)
         behavior = None
         if config.evaluation.propensities == "estimate":
             behavior = estimated_behavior(data.sides, rows, data.spec)

@@ -97,6 +97,7 @@ def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bo
     optimizer = optimizer_class(name)(groups, lr=rate, **fused)
     schedule = None
     if training.lr_policy == "exponential":
+        assert training.lr_decay is not None, "with_length_for comes first"
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, training.lr_decay)
     trained = [[p for p in part.parameters() if p.requires_grad] for part in learners_of(learner).values()]
     return Optimization(optimizer=optimizer, schedule=schedule, clip_norm=training.clip_grad_norm, clipped=trained)

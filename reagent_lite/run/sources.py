@@ -44,6 +44,7 @@ from reagent_lite.run.simulated import (
     training_scalars,
 )
 from reagent_lite.run.value_bounds import ReturnBounds, return_bounds
+from reagent_lite.run.value_scale import value_scale
 from reagent_lite.sim.rollout import ONLY, RolloutSource
 from reagent_lite.training.best import BestState
 from reagent_lite.training.capture import FixedBatches
@@ -187,6 +188,17 @@ class Source(Protocol):
         return
 
 
+def _for_data(config: WorkflowConfig, data: Data, group: Group) -> WorkflowConfig:
+    """Returns the config with numbers for the keys that depend on the data; every rank calls it."""
+    rows = sum(data.train.agreement.rows)
+    config = config.with_length_for(rows, sum(data.counts), group.world_size, continues=data.continues)
+    if config.rl.value_scale == "returns":
+        config = config.with_value_scale(value_scale(data.train.copy, config.rl.gamma, data.shards))
+    if config.defaults == "2026" and group.is_first:
+        logger.info(f"defaults of 2026: {config.defaults_in_words}")
+    return config
+
+
 def open_source(
     config: WorkflowConfig, group: Group, simulation: Simulation | None, signal: StopSignal | None = None
 ) -> Source:
@@ -220,7 +232,7 @@ class LoggedExperience(Source):
     def __init__(self, config: WorkflowConfig, group: Group) -> None:
         self._group = group
         self.data = data = prepare(config, group)
-        self.config = config.with_minibatch_for(sum(data.train.agreement.rows), group.world_size)
+        self.config = _for_data(config, data, group)
         self.spec = data.spec
         self.normalization = data.normalization
         self.identity = {"data": data.train.agreement.content, "env": ""}
@@ -412,7 +424,7 @@ def logged_plan(config: WorkflowConfig, data: Data, minibatch: int) -> ReadPlan:
     return ReadPlan(
         shards=data.counts,
         minibatch=minibatch,
-        epochs=config.epochs if config.takes_steps else 0,
+        epochs=config.num_epochs if config.takes_steps else 0,
         seed=config.seed,
         reads=data.shards.of_rank,
         minibatches_per_step=config.training.minibatches_per_step,
@@ -446,7 +458,7 @@ def _few_steps(config: WorkflowConfig, plan: StepPlan, rows: int, group: Group) 
         key = "training.minibatch_size"
         parts = parts * group.world_size
     longer = f"epochs to at least {-(-_FEWEST_STEPS // plan.steps_per_epoch):,}"
-    smaller = rows * config.epochs // (_FEWEST_STEPS * parts)
+    smaller = rows * config.num_epochs // (_FEWEST_STEPS * parts)
     either = f", or {key} to at most {smaller:,}" if smaller >= _SMALLEST_MINIBATCH else ""
     warning = (
         f"too few optimizer steps to learn from: {plan.num_steps:,} in all, {plan.steps_per_epoch:,} for each pass "

@@ -373,7 +373,7 @@ class _Reporter:
         waits = config.rendezvous
         plan = self._setup.stream.plan
         final = report.step == plan.num_steps
-        due = estimates_due(report.epoch, config.epochs, plan.steps_per_epoch)
+        due = estimates_due(report.epoch, config.num_epochs, plan.steps_per_epoch)
         with group.waiting_at_most(waits.startup_timeout_seconds, then=waits.step_timeout_seconds):
             figures = self._setup.evaluators.after_epoch(final=final, estimates=due)
             group.barrier()  # the others wait while rank 0 computes the estimates

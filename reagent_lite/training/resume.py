@@ -159,8 +159,7 @@ class History:
         checkpoints = CheckpointFolder(folder)
         state = find_unfinished(config.checkpoint, checkpoints, group)
         if state is not None:
-            if config.training.minibatch_size is None:  # the default follows the number of rows; the run keeps its size
-                config = config.with_minibatch(state["config"]["training"]["minibatch_size"])
+            config = config.with_numbers_of(state["config"])
             logged = bool(config.training_data_path) and not config.simulated_share
             require_same_learning(completed(config, state["config"]), resolved(config), state["name"], may_grow=logged)
         run = uuid.uuid4().hex if state is None else state["run"]

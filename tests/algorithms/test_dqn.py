@@ -14,7 +14,7 @@ from reagent_lite.algorithms.bcq import LikelyInTheLog, LoggingPolicy
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
 from reagent_lite.data.sampling.mixture import joined
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
-from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead
+from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead, ScaledHead
 from reagent_lite.types import Actions, SourceSpec
 
 SPEC = SourceSpec(num_state_features=3, action_names=("a", "b"))
@@ -132,6 +132,34 @@ def test_priorities_are_absolute_errors(kind: str, reward: float, loss: float, e
     result = made(make_batch([[3.0, 0.0]], [[0.0, 0.0]], [0], [reward]))[0]
     assert [result.item(), *made.row_errors.tolist()] == pytest.approx([loss, error])
     assert not made.row_errors.requires_grad
+
+
+@pytest.mark.parametrize("kind", ["mse", "huber"])
+def test_scaled_values_learn_like_values_of_scaled_rewards(kind: str) -> None:
+    """With reward (r - (1 - d) c) / s, where d is the discount, values are (Q - c) / s: loss and gradient are equal."""
+    center, scale = 40.0, 8.0
+    settings = replace(SETTINGS, cql_alpha=0.7, double=True)
+    scaled = DQN(StateValues(), ScaledHead(kind, center, scale), replace(settings, value_bounds=(-8.0, 56.0)))
+    plain = DQN(StateValues(), ScalarHead(kind), replace(settings, value_bounds=(-6.0, 2.0)))
+    state, following = [[1.0, -2.0], [0.5, 3.0], [1.0, 2.0]], [[2.0, 1.0], [-1.0, 1.0], [9.0, 1.0]]
+    bootstrap = torch.tensor([1.0, 0.0, 1.0])
+    rewards = torch.tensor([30.0, 44.0, 50.0])
+    equivalent = (rewards - (1 - SETTINGS.gamma * bootstrap) * center) / scale
+    results = []
+    for made, reward in ((scaled, rewards), (plain, equivalent)):
+        batch = make_batch(state, following, [0, 1, 1], reward.tolist(), bootstrap=bootstrap)
+        loss, _ = made(batch)
+        (gradient,) = torch.autograd.grad(loss, made.q_network.scale)
+        results.append((made, batch, [loss.item(), gradient.item()]))
+    assert results[0][2] == pytest.approx(results[1][2], rel=1e-5)
+    (_, _, _), (_, plain_batch, _) = results
+    evaluation = scaled.evaluate(results[0][1])
+    other = plain.evaluate(plain_batch)
+    torch.testing.assert_close(evaluation.q, other.q * scale + center)
+    torch.testing.assert_close(evaluation.target, other.target * scale + center)
+    torch.testing.assert_close(scaled.row_errors, plain.row_errors * scale)
+    torch.testing.assert_close(evaluation.td_loss, other.td_loss)
+    assert scaled.constant_loss(99.0, 4 * scale**2) == pytest.approx(plain.constant_loss(0.0, 4.0))
 
 
 def test_values_of_a_cross_entropy_are_probabilities() -> None:

@@ -61,8 +61,8 @@ def test_from_a_file_of_clicks_to_a_config(tmp_path: Path, run: Runner) -> None:
     assert json.loads((tmp_path / "x.json").read_text()) == {
         "training_data_path": str(tmp_path / "clicks.csv"),
         "model_output_path": "outputs/clicks",
+        "defaults": "2026",
         "algorithm": "boosting",
-        "rl": {"gamma": 0},
         "actions": ["call", "mail", "none"],
         "data": {"columns": {"action": "offer", "reward": "click", "action_probability": "propensity_score",
                              "state_features": ["age", "income", "segment"]}},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,11 @@ MIN_PRESENT_VALUES = 20
 
 IDENTIFICATION_FLOOR = 1e-4
 """Smallest shifted value by which identification evaluates Box-Cox."""
+
+FEW_LEVELS = 10
+"""Number of values of a whole-number feature that may be levels, with norm_params.whole_numbers "continuous"."""
+SHARE_OF_FEW_LEVELS = 0.95
+"""Share of the feature's values that these levels have at least."""
 
 TRANSFORM_FLOOR = 1e-6
 """Smallest shifted value in the preprocessor, and in the fit of mean and stddev."""
@@ -59,6 +64,12 @@ class Values:
         candidate = box_cox(self.sample, self.exponent, 0.0 - self.summary.low, IDENTIFICATION_FLOOR)
         stddev = Moments.of(candidate).stddev if np.isfinite(candidate).all() else np.inf
         return k_squared(candidate) if stddev < 1e8 and not np.isclose(stddev, 0) else float("nan")
+
+
+def few_levels(counts: Iterable[int]) -> bool:
+    """Whether the most frequent values are nearly all; counts: rows of each value of a whole-number feature."""
+    ordered = sorted(counts, reverse=True)
+    return sum(ordered[:FEW_LEVELS]) >= SHARE_OF_FEW_LEVELS * sum(ordered)
 
 
 def k_squared(values: Floats) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 
 from reagent_lite.categories import code_of
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.data.features.feature_types import FEATURE_TYPES, MIN_PRESENT_VALUES, Values, fit_feature
+from reagent_lite.data.features.feature_types import FEATURE_TYPES, MIN_PRESENT_VALUES, Values, few_levels, fit_feature
 from reagent_lite.data.features.summary import ColumnSummary
 from reagent_lite.data.formats.blocks import num_threads
 from reagent_lite.data.rows.levels import MOST_LEVELS, most_frequent
@@ -165,12 +165,21 @@ def _fit_category(
     return spec, report, notes
 
 
+def _has_levels(values: Values, settings: NormParams) -> bool:
+    """Whether whole numbers are levels and not amounts; see norm_params.whole_numbers."""
+    if settings.whole_numbers == "enum":
+        return True
+    _, counts = np.unique(values.sample, return_counts=True)
+    return few_levels(counts)
+
+
 def identify(values: Values, settings: NormParams) -> tuple[FeatureType, str]:
     """Returns the type of a feature, and the reason.
 
     It is the first that applies: BINARY, all values are 0 or 1; PROBABILITY, all are in [0, 1]; ENUM, non-negative
-    integers with few distinct values; BOXCOX, the transform makes the values much more normal; QUANTILE, the values are
-    far from normal; CONTINUOUS. The distance from normal is computed from the sample, all else from all rows.
+    integers with few distinct values (norm_params.whole_numbers); BOXCOX, the transform makes the values much more
+    normal; QUANTILE, the values are far from normal; CONTINUOUS. The distance from normal and the share of frequent
+    values are computed from the sample, all else from all rows.
     """
     summary = values.summary
     if not summary.moments.count:
@@ -179,7 +188,7 @@ def identify(values: Values, settings: NormParams) -> tuple[FeatureType, str]:
         if summary.whole:
             return FeatureType.BINARY, "all values are 0 or 1"
         return FeatureType.PROBABILITY, "all values are from 0 to 1"
-    if summary.low >= 0 and summary.whole and summary.distinct is not None:
+    if summary.low >= 0 and summary.whole and summary.distinct is not None and _has_levels(values, settings):
         most = settings.max_unique_enum_values
         return FeatureType.ENUM, f"integers from 0 on, {len(summary.distinct)} distinct, at most {most}"
     if summary.is_constant:

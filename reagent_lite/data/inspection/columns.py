@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from reagent_lite.categories import MOST_CHARACTERS
+from reagent_lite.data.features.feature_types import few_levels
 from reagent_lite.data.features.fitting import NUMERAL
 from reagent_lite.data.formats.csv import json_cell, words_as_texts
 from reagent_lite.data.formats.files import InputFile
@@ -73,6 +74,15 @@ class LogColumn:
         return self.kind in ("flag", "integer", "number")
 
     @property
+    def is_whole(self) -> bool:
+        """Whether values are whole numbers, also in a column with gaps, which pandas writes as 7.0."""
+        if self.kind == "integer":
+            return True
+        return (
+            self.kind == "number" and finite(self.present) and all(float(value).is_integer() for value in self.present)
+        )
+
+    @property
     def is_numerals(self) -> bool:
         """Whether values are texts that look like numbers or times; texts of digits alone may be codes."""
         return self.kind == "text" and all(NUMERAL.fullmatch(text) and not text.isdigit() for text in self.counts)
@@ -87,13 +97,15 @@ class LogColumn:
 
     @property
     def note(self) -> str:
-        """Advice on a column of categories; "" for others."""
+        """Advice on a column of categories or whole numbers; "" for others."""
         if self.is_category:
             levels = f", the {MAX_ONE_HOT} most frequent" if self.distinct > MAX_ONE_HOT else ""
             return f"probably a category of {self.distinct} values: as a feature one-hot{levels}"
-        if self.kind == "integer" and 2 < self.distinct <= MAX_ONE_HOT and min(self.present) >= 0:
-            return "few integers: as a feature one-hot, unless norm_params.feature_overrides says CONTINUOUS"
-        return ""
+        if not self.is_whole or self.distinct <= 2 or min(self.present) < 0:
+            return ""
+        if self.distinct <= MAX_ONE_HOT and few_levels(self.counts.values()):
+            return "few whole numbers: as a feature one-hot, unless norm_params.feature_overrides says CONTINUOUS"
+        return "whole numbers: as a feature a number, unless norm_params.feature_overrides says ENUM"
 
 
 def first_columns(files: Sequence[InputFile], rows: int) -> tuple[tuple[LogColumn, ...], bool]:

@@ -20,7 +20,7 @@ from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.first_look import first_rows
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.features.feature_types import MIN_PRESENT_VALUES
+from reagent_lite.data.features.feature_types import FEW_LEVELS, MIN_PRESENT_VALUES
 from reagent_lite.data.features.fitting import fit_columns
 from reagent_lite.data.features.summary import ACTION, STATE
 from reagent_lite.data.formats.frames import location
@@ -36,6 +36,23 @@ MOST_ACTIONS = 200
 """Largest number of actions that are proposed by name."""
 _IDS = ("id", "key", "uuid", "index", "hash")
 _PEOPLE = ("user", "customer", "patient")
+_INDICES = (
+    "state",
+    "cell",
+    "tile",
+    "node",
+    "room",
+    "zone",
+    "category",
+    "code",
+    "kind",
+    "type",
+    "class",
+    "group",
+    "cluster",
+)
+_MOST_INDICES = 1000
+_ROWS_OF_INDEX = 5  # on average, of each value
 _NOT_FEATURES = ("reward", "action_probability", "action", "mdp_id", "sequence_number")
 _ROUNDING = 0.01
 Json = dict[str, Any]
@@ -149,8 +166,11 @@ class _Proposal:
             self._lacking("sequence_number", "the order of decisions", orders)
         if not shown:
             self._alone = True
+            self.decide.append(
+                "rl.epsilon: a tenth of the policy's decisions is drawn among all actions, for the next log"
+            )
             return "no episodes: each row is a decision of its own"
-        self.decide.append("rl.gamma: what a later reward counts, 0.9 for each row by default")
+        self.decide.append("rl.gamma: what a later reward counts, 0.99 for each row by default")
         if not ends:
             self.decide.append(
                 "ends: no column says how an episode ended, so its last row is not learned from; "
@@ -364,7 +384,8 @@ class _Proposal:
         tree: Json = {
             "training_data_path": self._settings.data_path,
             "model_output_path": f"outputs/{words or 'model'}",
-            **({"algorithm": "boosting", "rl": {"gamma": 0}} if self._alone else {"epochs": 10}),
+            "defaults": "2026",
+            **({"algorithm": "boosting"} if self._alone else {}),
         }
         if actions is not None:
             tree["actions"] = list(actions)
@@ -374,9 +395,31 @@ class _Proposal:
         if features:
             columns["state_features"] = list(features)
         items = self._settings.model_dump(include={"items", "item_id"}, exclude_defaults=True)
+        if indices := self._indices(features):
+            most = max(NormParams().max_unique_enum_values, *indices.values())
+            overrides = {name: "ENUM" for name in indices}
+            tree["norm_params"] = {"feature_overrides": overrides}
+            if most > NormParams().max_unique_enum_values:
+                tree["norm_params"] |= {"max_unique_enum_values": most, "whole_numbers": "continuous"}
+            self.decide.append(
+                f"{listed(indices)}: by their names names of states or kinds, so one-hot; else drop the override"
+            )
         if columns or items:
             tree["data"] = {**({"columns": columns} if columns else {}), **items}
         return tree
+
+    def _indices(self, features: Sequence[str]) -> dict[str, int]:
+        """Returns {column: number of its values} of whole numbers that are names and not amounts, by their names."""
+        return {
+            column.name: column.distinct
+            for column in self._columns
+            if column.name in features
+            and column.is_whole
+            and FEW_LEVELS < column.distinct <= _MOST_INDICES
+            and _ROWS_OF_INDEX * column.distinct <= len(column.present)
+            and min(column.present) >= 0
+            and {*re.split(r"[^a-z]+", column.name.lower())} & {*_INDICES}
+        }
 
     def faults(self, tree: Json, *, whole: bool) -> tuple[str, ...]:
         """Returns the reasons why training would refuse the config or the rows; `whole`: whether all rows were read."""
@@ -394,8 +437,9 @@ class _Proposal:
                         items=self._items,
                     )
                     names = (STATE, ACTION) if copy.parametric else (STATE,)
-                    columns = {name: summarize_copy(copy, name, NormParams(), seed=0) for name in names}
-                    fit_columns(columns, NormParams(), where=location(path))
+                    settings = config.norm_params
+                    columns = {name: summarize_copy(copy, name, settings, seed=0) for name in names}
+                    fit_columns(columns, settings, where=location(path))
         except ReagentLiteError as error:
             return tuple(map(str, error.problems))
         return ()

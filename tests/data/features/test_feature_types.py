@@ -19,6 +19,7 @@ RNG = np.random.default_rng(20)
 NUM = 2000
 NORMAL = RNG.normal(3, 2, NUM)
 LOGNORMAL = RNG.lognormal(0, 1, NUM)
+AMOUNTS = {"whole_numbers": "continuous"}
 HEAVY_TAILED = RNG.standard_t(1.2, NUM)
 
 
@@ -42,6 +43,11 @@ def fitted(name: str, values: npt.ArrayLike, **settings: Any) -> FeatureSpec:
         (np.full(30, 0.5), {}, "PROBABILITY"),
         (RNG.integers(0, 50, NUM), {}, "ENUM"),
         (np.full(30, 3.0), {}, "ENUM"),
+        (RNG.integers(17, 96, NUM), AMOUNTS, "CONTINUOUS"),  # ages
+        (RNG.integers(0, 10, NUM), AMOUNTS, "ENUM"),
+        (np.append(RNG.integers(0, 10, 95), np.arange(10, 15)), AMOUNTS, "ENUM"),  # 10 values are 95 %
+        (np.append(RNG.integers(0, 10, 94), np.arange(10, 16)), AMOUNTS, "CONTINUOUS"),
+        (RNG.integers(0, 10, NUM), AMOUNTS | {"max_unique_enum_values": 9}, "CONTINUOUS"),
         (np.arange(100), {}, "ENUM"),
         (np.arange(101), {}, "CONTINUOUS"),
         (np.arange(50.0), {"max_unique_enum_values": 49}, "CONTINUOUS"),
