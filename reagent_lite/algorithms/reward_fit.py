@@ -26,7 +26,7 @@ from reagent_lite.models.reward_models import CandidateRewards, RewardModel
 from reagent_lite.rl.ridge import Regression, best_penalty
 
 FOLDS: Final = 3
-MOST_VALUES: Final = 1 << 28
+MOST_VALUES: Final = 1 << 27
 """Largest number of feature values that a model is fitted to; of more rows a sample is used."""
 _MOST_PAIRS = 1 << 11
 _PENALTY_ACTIONS = 16

@@ -12,6 +12,8 @@ from reagent_lite.config.section import Section
 
 Tree = dict[str, Any]
 
+MOST_LEVELS: Final = 1000
+"""Largest number of one-hot columns of a feature."""
 NETWORK: Final[Tree] = {
     "rl": {"gamma": 0.99, "target_update_rate": 0.01},
     "rainbow": {"dueling_architecture": False},
@@ -21,7 +23,7 @@ NETWORK: Final[Tree] = {
 LOGGED: Final[Tree] = {
     "epochs": None,
     "training": {"lr_policy": "exponential", "lr_decay": None},
-    "norm_params": {"whole_numbers": "continuous"},
+    "norm_params": {"whole_numbers": "continuous", "max_unique_enum_values": MOST_LEVELS},
 }
 """Where there are logged rows."""
 VALUES: Final[Tree] = {

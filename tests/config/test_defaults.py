@@ -30,7 +30,7 @@ NETWORK = {
 }  # fmt: skip
 OF_A_LOG = {
     "epochs": None, "training.lr_policy": "exponential", "training.lr_decay": None,
-    "norm_params.whole_numbers": "continuous",
+    "norm_params.whole_numbers": "continuous", "norm_params.max_unique_enum_values": 1000,
 }  # fmt: skip
 OF_VALUES = {
     "rl.epsilon": 0, "rl.softmax_policy": 0, "rl.cql_alpha": 0.1, "rl.value_bounds": "rewards",
@@ -49,7 +49,10 @@ OF_VALUES = {
         ({"rainbow": {"quantile": True}}, ("rl.value_scale",)),
         ({"rl": {"gamma": 0, "q_network_loss": "bce_with_logits"}}, ("rl.gamma", "rl.value_bounds", "rl.value_scale")),
         ({"rl": {"gamma": 1}}, ("rl.gamma", "rl.value_bounds")),
-        ({"norm_params": {"max_unique_enum_values": 716}}, ("norm_params.whole_numbers",)),
+        (
+            {"norm_params": {"max_unique_enum_values": 716}},
+            ("norm_params.whole_numbers", "norm_params.max_unique_enum_values"),
+        ),
     ],
 )
 def test_absent_keys_that_have_an_effect_are_filled_in(tree: dict[str, Any], lacking: tuple[str, ...]) -> None:
@@ -59,6 +62,7 @@ def test_absent_keys_that_have_an_effect_are_filled_in(tree: dict[str, Any], lac
 
 DECISIONS = {
     "defaults": "2026", "rl.gamma": 0, "rl.softmax_policy": 0, "norm_params.whole_numbers": "continuous",
+    "norm_params.max_unique_enum_values": 1000,
 }  # fmt: skip
 
 

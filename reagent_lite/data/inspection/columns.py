@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from reagent_lite.categories import MOST_CHARACTERS
+from reagent_lite.config.defaults import MOST_LEVELS
 from reagent_lite.data.features.feature_types import few_levels
 from reagent_lite.data.features.fitting import NUMERAL
 from reagent_lite.data.formats.csv import json_cell, words_as_texts
@@ -25,8 +26,6 @@ from reagent_lite.data.rows.column_mapping import OriginalNames
 
 ValueKind = Literal["flag", "integer", "number", "time", "text", "map", "list", "mixed", "empty", "other"]
 Values = list[Any]
-MAX_ONE_HOT = 100
-"""Largest number of one-hot columns of a feature, the default of norm_params.max_unique_enum_values."""
 LARGEST = float(np.finfo(np.float32).max)
 _SHARE_OF_LEVELS = 0.9
 """Smallest share of a category's values that get a column of their own."""
@@ -92,18 +91,18 @@ class LogColumn:
         """Whether values are texts, each in several rows, and nearly all of them are among a few."""
         if self.kind != "text" or self.is_numerals or max(map(len, self.counts)) > MOST_CHARACTERS:
             return False
-        of_levels = sum(list(self.counts.values())[:MAX_ONE_HOT])
+        of_levels = sum(list(self.counts.values())[:MOST_LEVELS])
         return of_levels >= _SHARE_OF_LEVELS * len(self.present) and 2 * self.distinct <= len(self.present)
 
     @property
     def note(self) -> str:
         """Advice on a column of categories or whole numbers; "" for others."""
         if self.is_category:
-            levels = f", the {MAX_ONE_HOT} most frequent" if self.distinct > MAX_ONE_HOT else ""
+            levels = f", the {MOST_LEVELS} most frequent" if self.distinct > MOST_LEVELS else ""
             return f"probably a category of {self.distinct} values: as a feature one-hot{levels}"
         if not self.is_whole or self.distinct <= 2 or min(self.present) < 0:
             return ""
-        if self.distinct <= MAX_ONE_HOT and few_levels(self.counts.values()):
+        if self.distinct <= MOST_LEVELS and few_levels(self.counts.values()):
             return "few whole numbers: as a feature one-hot, unless norm_params.feature_overrides says CONTINUOUS"
         return "whole numbers: as a feature a number, unless norm_params.feature_overrides says ENUM"
 

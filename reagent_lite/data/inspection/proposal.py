@@ -15,8 +15,8 @@ import numpy as np
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS, Columns
+from reagent_lite.config.defaults import MOST_LEVELS
 from reagent_lite.config.inspect import InspectConfig
-from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.first_look import first_rows
 from reagent_lite.data.copy.training_copy import prepare_training_copy
@@ -396,10 +396,10 @@ class _Proposal:
             columns["state_features"] = list(features)
         items = self._settings.model_dump(include={"items", "item_id"}, exclude_defaults=True)
         if indices := self._indices(features):
-            most = max(NormParams().max_unique_enum_values, *indices.values())
+            most = max(MOST_LEVELS, *indices.values())
             overrides = {name: "ENUM" for name in indices}
             tree["norm_params"] = {"feature_overrides": overrides}
-            if most > NormParams().max_unique_enum_values:
+            if most > MOST_LEVELS:
                 tree["norm_params"] |= {"max_unique_enum_values": most, "whole_numbers": "continuous"}
             self.decide.append(
                 f"{listed(indices)}: by their names names of states or kinds, so one-hot; else drop the override"
