@@ -82,6 +82,7 @@ class DQN(PolicyLearner):
         """Returns the learner that rl, rainbow and training describe."""
         rainbow = config.rainbow
         head = _head(config)
+        assert config.rl.cql_alpha is not None, "with_length_for comes first"
         behavior_cloning: nn.Module | None = None
         if rainbow.bcq and config.evaluation.propensities == "estimate":
             behavior_cloning = LoggingPolicy(spec)

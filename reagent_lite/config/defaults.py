@@ -27,7 +27,7 @@ LOGGED: Final[Tree] = {
 }
 """Where there are logged rows."""
 VALUES: Final[Tree] = {
-    "rl": {"epsilon": 0.0, "softmax_policy": 0, "cql_alpha": 0.1, "value_bounds": "rewards", "value_scale": "returns"},
+    "rl": {"epsilon": 0.0, "softmax_policy": 0, "cql_alpha": None, "value_bounds": "rewards", "value_scale": "returns"},
 }
 """For values that algorithm dqn learns from logged rows alone."""
 
@@ -40,6 +40,8 @@ DECISIONS: Final[Tree] = {
 _WITH_NETWORK = ("dqn", "crr", "iql")
 LAST_LEARNING_RATE: Final = 0.05
 """Share of the learning rate at the end of a run on a log."""
+CQL_ALPHA: Final = 0.1
+"""Weight of the conservative term where rows are followed by others; where they are not, no value is propagated."""
 _STEPS = 5_000
 _STEPS_WITHOUT_EPISODES = 2_000
 _SMALLEST_MINIBATCH = 128

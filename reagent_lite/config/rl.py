@@ -43,10 +43,11 @@ class RLConfig(Section):
     multi_steps: Count | None = None
     """Rows of an n-step return, consecutive in an episode; the end of the episode cuts it. With maxq_learning false a
     return ends before a row at a time limit, as no next action follows it."""
-    cql_alpha: NotNegative = 0.0
+    cql_alpha: NotNegative | None = 0.0
     """Weight alpha of the conservative term logsumexp_a Q(s, a) - Q(s, logged a) in CQL's objective (Kumar et al.,
     2020, eq. 4), where the squared TD error has the factor 1/2. mse lacks this factor, so the term is then weighted by
-    2 alpha; with other losses by alpha."""
+    2 alpha; with other losses by alpha. null, which is the default of 2026 on a log: 0.1, or 0 where each row is a
+    decision of its own."""
     value_bounds: Literal["rewards"] | tuple[float, float] | None = None
     """Clip targets to [low, high]. rewards: to the possible returns of the training data, [r_min, r_max] / (1 -
     gamma)."""

@@ -13,6 +13,7 @@ from reagent_lite.config.algorithm import AlgorithmConfig, default_temperature
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.data import DataConfig
 from reagent_lite.config.defaults import (
+    CQL_ALPHA,
     LAST_LEARNING_RATE,
     keys_of_2026,
     minibatch_of_2026,
@@ -319,11 +320,11 @@ class WorkflowConfig(AlgorithmConfig):
 
     def with_temperature(self, temperature: float) -> Self:
         """Returns the config with a number as rl.temperature."""
-        return self.model_copy(update={"rl": self.rl.model_copy(update={"temperature": temperature})})
+        return self.with_rl(temperature=temperature)
 
-    def with_value_scale(self, scale: tuple[float, float]) -> Self:
-        """Returns the config with numbers as rl.value_scale."""
-        return self.model_copy(update={"rl": self.rl.model_copy(update={"value_scale": scale})})
+    def with_rl(self, **changes: Any) -> Self:
+        """Returns the config with other values in its rl section."""
+        return self.model_copy(update={"rl": self.rl.model_copy(update=changes)})
 
     @property
     def learns_from_scored(self) -> bool:
@@ -382,7 +383,7 @@ class WorkflowConfig(AlgorithmConfig):
         return self.epochs
 
     def with_length_for(self, rows: int, learned: int, world: int, *, continues: bool = True) -> Self:
-        """Returns the config with minibatch, epochs and lr_decay for a number of rows, unless it has them.
+        """Returns the config with minibatch, epochs, lr_decay and cql_alpha for a number of rows, unless it has them.
 
         Args:
             rows: number of logged rows of all machines.
@@ -398,6 +399,8 @@ class WorkflowConfig(AlgorithmConfig):
         if config.epochs is None:
             steps_per_epoch = -(-learned // (config.minibatch_over(world) * parts)) or 1
             config = config.model_copy(update={"epochs": -(-steps_of_2026(continues=continues) // steps_per_epoch)})
+        if config.rl.cql_alpha is None:
+            config = config.with_rl(cql_alpha=CQL_ALPHA if continues else 0.0)
         if config.training.lr_decay is None:
             config = config.with_training(lr_decay=LAST_LEARNING_RATE ** (1 / config.num_epochs))
         return config
@@ -421,7 +424,9 @@ class WorkflowConfig(AlgorithmConfig):
             config = config.with_training(lr_decay=saved["training"]["lr_decay"])
         scale = saved["rl"].get("value_scale")
         if self.rl.value_scale == "returns" and scale is not None:
-            config = config.with_value_scale(tuple(scale))
+            config = config.with_rl(value_scale=tuple(scale))
+        if self.rl.cql_alpha is None:
+            config = config.with_rl(cql_alpha=saved["rl"]["cql_alpha"])
         return config
 
     @property
@@ -509,6 +514,8 @@ class WorkflowConfig(AlgorithmConfig):
                 "[center, scale] or null where a simulation is trained on",
                 "Returns of an environment are not known in advance",
             )
+        if rl.cql_alpha is None and (not self.training_data_path or self.simulated_share):
+            yield self.wrong("rl.cql_alpha", "a number where a simulation is trained on")
         if rl.temperature == "auto" and (self.simulation is not None or not rl.softmax_policy):
             yield self.wrong(
                 "rl.temperature",

@@ -193,7 +193,7 @@ def _for_data(config: WorkflowConfig, data: Data, group: Group) -> WorkflowConfi
     rows = sum(data.train.agreement.rows)
     config = config.with_length_for(rows, sum(data.counts), group.world_size, continues=data.continues)
     if config.rl.value_scale == "returns":
-        config = config.with_value_scale(value_scale(data.train.copy, config.rl.gamma, data.shards))
+        config = config.with_rl(value_scale=value_scale(data.train.copy, config.rl.gamma, data.shards))
     if config.defaults == "2026" and group.is_first:
         logger.info(f"defaults of 2026: {config.defaults_in_words}")
     return config

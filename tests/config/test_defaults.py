@@ -33,7 +33,7 @@ OF_A_LOG = {
     "norm_params.whole_numbers": "continuous", "norm_params.max_unique_enum_values": 1000,
 }  # fmt: skip
 OF_VALUES = {
-    "rl.epsilon": 0, "rl.softmax_policy": 0, "rl.cql_alpha": 0.1, "rl.value_bounds": "rewards",
+    "rl.epsilon": 0, "rl.softmax_policy": 0, "rl.cql_alpha": None, "rl.value_bounds": "rewards",
     "rl.value_scale": "returns",
 }  # fmt: skip
 
@@ -83,14 +83,14 @@ def test_a_simulation_gets_those_of_a_network_alone() -> None:
 def test_candidates_get_the_same() -> None:
     tree = {key: LOG[key] for key in ("model_output_path", "training_data_path")}
     config = check(ParametricDqnConfig, tree | {"defaults": "2026"})
-    assert (config.rl.cql_alpha, config.rl.value_scale, config.epochs) == (0.1, "returns", None)
+    assert (config.rl.cql_alpha, config.rl.value_scale, config.epochs) == (None, "returns", None)
 
 
 def test_keys_that_are_present_win_even_if_they_have_the_default_of_2019() -> None:
     of_2019 = resolved(check(DqnConfig, LOG))
     assert resolved(of_2026(of_2019)) == of_2019 | {"defaults": "2026"}
     config = of_2026({"rl": {"gamma": 0.9}, "training": {"l2_decay": 0.2, "minibatch_size": 50}, "epochs": 3})
-    assert (config.rl.gamma, config.training.l2_decay, config.rl.cql_alpha) == (0.9, 0.2, 0.1)
+    assert (config.rl.gamma, config.training.l2_decay, config.rl.cql_alpha) == (0.9, 0.2, None)
     config = config.with_length_for(5_000, 4_000, 1)
     assert (config.training.minibatch_size, config.epochs) == (50, 3)
     assert config.training.lr_decay == pytest.approx(0.05 ** (1 / 3))
@@ -119,14 +119,17 @@ def test_minibatch_and_epochs_follow_the_number_of_rows(
     config = config.with_length_for(2 * rows, rows, world, continues=continues)
     assert (config.minibatch_over(world) * parts, config.epochs) == (minibatch, epochs)
     assert config.training.lr_decay == pytest.approx(0.05 ** (1 / epochs))
+    assert config.rl.cql_alpha == (0.1 if continues else 0)
     assert check(DqnConfig, resolved(config)) == config
 
 
 def test_an_unfinished_run_keeps_its_numbers() -> None:
     config = of_2026({})
-    before = config.with_length_for(5_000, 4_000, 1).with_value_scale((7.0, 2.5))
+    before = config.with_length_for(5_000, 4_000, 1).with_rl(value_scale=(7.0, 2.5))
     assert config.with_numbers_of(json.loads(json.dumps(resolved(before)))) == before
-    given = of_2026({"epochs": 7, "training": {"minibatch_size": 9, "lr_decay": 0.5}, "rl": {"value_scale": None}})
+    given = of_2026(
+        {"epochs": 7, "training": {"minibatch_size": 9, "lr_decay": 0.5}, "rl": {"value_scale": None, "cql_alpha": 2}}
+    )
     assert given.with_numbers_of(resolved(before)) == given
 
 
@@ -137,7 +140,7 @@ def test_null_asks_for_them_in_a_config_of_2019_too() -> None:
 
 def test_a_config_object_counts_only_the_keys_that_it_was_given() -> None:
     config = DqnConfig(**(LOG | {"defaults": "2026", "rl": {"gamma": 0.5}}))
-    assert (config.rl.gamma, config.rl.cql_alpha) == (0.5, 0.1)
+    assert (config.rl.gamma, config.rl.cql_alpha) == (0.5, None)
     assert check(DqnConfig, read_tree(config)[0]) == config
 
 

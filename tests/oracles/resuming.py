@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from oracles.runs import end as end
 from oracles.team import TEAM
 from safetensors.torch import load_file
 
+from reagent_lite.config import resolved
 from reagent_lite.distributed.group import Group
 from reagent_lite.run.environments import Simulation, open_simulation, with_actions
 from reagent_lite.run.sources import Source, open_source
@@ -55,6 +56,7 @@ class Laboratory:
         folder.mkdir(parents=True, exist_ok=True)
         self._source = self._source or open_source(config, group, self._simulation)
         history = History.find(config, group, folder / "checkpoints")
+        history = replace(history, config=history.config.with_numbers_of(resolved(self._source.config)))
         with StopSignal() as signal, MetricsWriter(lines=history.lines, figures=history.figures) as writer:
             writer.add([JsonLines(folder, lines=history.lines)] if group.is_first else [])
             learned = learn(set_up(self._source, history), writer, signal)

@@ -56,6 +56,7 @@ CASES: dict[str, tuple[Callable[..., Tree], Tree, list[int]]] = {
     "n steps, two minibatches a step": (logged, PARTS, [*range(1, 12)]),
     "bcq and conservative": (logged, {"rainbow": {"bcq": True}, "rl": {"cql_alpha": 0.5}}, [6, 20]),
     "categorical": (logged, {"rainbow": {"categorical": True, "qmin": -5, "qmax": 5}}, [6, 20]),
+    "defaults of 2026": (logged, {"defaults": "2026"}, [6, 20]),
     "crr": (logged, {"algorithm": "crr", "training": {"dropout_ratio": 0.2}}, [6, 20]),
     "iql": (logged, {"algorithm": "iql"}, [6, 20]),
     "batch normalization": (logged, {"training": {"use_batch_norm": True}}, [6, 20]),
