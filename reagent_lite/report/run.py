@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from reagent_lite.algorithms.reward_fit import explained
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
 from reagent_lite.config.paths import shown
 from reagent_lite.data.copy.location import CopyManifest
@@ -218,6 +219,7 @@ def evaluation_of_run(
         ),
         facts=(
             *_kept_facts(evaluation.document),
+            *_reward_facts(evaluation.document),
             *((name, scores[tag]) for tag, name in _SCORES.items() if tag in scores),
         ),
         sections=evaluation_sections(
@@ -229,6 +231,21 @@ def evaluation_of_run(
             where=_WHERE,
         ),
     )
+
+
+def _reward_facts(document: Mapping[str, Any]) -> tuple[tuple[str, Cell], ...]:
+    """Returns how well rewards of unseen rows are predicted, () if later rewards count."""
+    errors = document.get("reward_model")
+    if errors is None:
+        return ()
+    constant = errors["constant_error"]
+    of_model = explained(errors["error"], constant)
+    of_line = explained(errors["linear_error"], constant)
+    if "trees" not in errors:
+        return (("Rewards explained", f"{of_model} of their variance in scored rows; a linear model: {of_line}"),)
+    model = f"linear with {counted(errors['trees'], 'tree')} for each choice" if errors["trees"] else "linear, no trees"
+    how = f"{of_model} of the variance of rewards that it has not seen; linear alone: {of_line}"
+    return (("Reward model", f"{model}, chosen on rows that it has not seen; it explains {how}"),)
 
 
 def _kept_facts(document: Mapping[str, Any]) -> tuple[tuple[str, Cell], ...]:
@@ -261,6 +278,7 @@ def _joint_report(reports: Mapping[str, Report], document: Mapping[str, Any]) ->
         decision=decision,
         facts=(
             *_kept_facts(document),
+            *_reward_facts(document),
             ("Episodes that ended before the time limit", percent(agents["terminated_share"])),
             *((f"Return of an agent: {kind}", value) for kind, value in agents["returns"].items()),
         ),

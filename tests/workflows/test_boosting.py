@@ -56,6 +56,8 @@ def test_a_file_of_offers_to_a_policy(tmp_path: Path, run: Runner) -> None:
     assert fit["error"] < 0.8 * fit["linear_error"] < fit["constant_error"]
     graph = onnx.load(tmp_path / "out/model/model.onnx").graph
     assert sum(node.op_type == "TreeEnsembleRegressor" for node in graph.node) == 1
+    shown = f"linear with {fit['trees']} trees for each choice, chosen on rows that it has not seen"
+    assert shown in (tmp_path / "out/report.html").read_text()
 
 
 def test_two_processes_have_the_model_of_one(tmp_path: Path, run: Runner) -> None:
