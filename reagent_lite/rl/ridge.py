@@ -15,6 +15,7 @@ from torch import Tensor
 
 PENALTIES: Final = tuple(float(penalty) for penalty in torch.logspace(-1, 5, 13, dtype=torch.float64))
 _MANY_COLUMNS = 256
+_SPARSE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +48,11 @@ class Regression:
 
     def _fits(self, penalties: Sequence[float], count: int) -> Iterator[Tensor]:
         """Yields [P, D] of the first `count` fits."""
-        whole = self.x.T @ self.x
+        whole = _products(self.x)
         for f, target in enumerate(self.targets[:count]):
             left_out = self.x[self.fold == f]
             fitted = self.fold != f
-            matrix = whole - left_out.T @ left_out
+            matrix = whole - _products(left_out)
             yield _solve(matrix, self.x[fitted].T @ target[fitted], penalties, self.free)
 
     def unseen(self, weights: Tensor) -> Tensor:
@@ -68,6 +69,14 @@ def best_penalty(regressions: Iterable[Regression]) -> float:
             penalties = PENALTIES[::2]  # each costs a factorization
         total = total + regression.errors(penalties)
     return penalties[int(total.argmin())]
+
+
+def _products(x: Tensor) -> Tensor:
+    """Returns the products of all pairs of columns, [D, D]; zeros cost nothing if most of x, such as levels, is zero."""
+    if x.shape[1] > _MANY_COLUMNS and int(x.count_nonzero()) < _SPARSE * x.numel():
+        products: Tensor = torch.sparse.mm(x.to_sparse().t(), x)
+        return products
+    return x.T @ x
 
 
 def _solve(matrix: Tensor, vector: Tensor, penalties: Sequence[float], free: int) -> Tensor:

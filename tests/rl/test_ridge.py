@@ -60,3 +60,12 @@ def test_a_column_without_a_value_has_weight_zero() -> None:
     given = regression(1)
     empty = Regression(x=given.x * torch.tensor([1.0, 1, 0, 1, 1]), targets=given.targets, fold=given.fold, free=1)
     assert empty.weights(0.1)[:, 2].tolist() == [0, 0, 0, 0]
+
+
+def test_columns_of_levels_have_the_products_of_dense_ones() -> None:
+    level = torch.randint(0, 300, (2000,), generator=torch.Generator().manual_seed(0))
+    x = torch.nn.functional.one_hot(level, 300).double()
+    y = torch.randn(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    given = Regression(x=x, targets=y.expand(2, -1), fold=torch.zeros(2000, dtype=torch.int64))
+    sums = torch.zeros(300, dtype=torch.float64).index_add(0, level, y)
+    torch.testing.assert_close(given.weights(5.0)[1], sums / (torch.bincount(level, minlength=300) + 5))
