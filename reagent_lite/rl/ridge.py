@@ -72,7 +72,7 @@ def best_penalty(regressions: Iterable[Regression]) -> float:
 
 
 def _products(x: Tensor) -> Tensor:
-    """Returns the products of all pairs of columns, [D, D]; zeros cost nothing if most of x, such as levels, is zero."""
+    """Returns the products of all pairs of columns, [D, D]; zeros cost nothing if most of x is zero, as levels are."""
     if x.shape[1] > _MANY_COLUMNS and int(x.count_nonzero()) < _SPARSE * x.numel():
         products: Tensor = torch.sparse.mm(x.to_sparse().t(), x)
         return products
