@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.policies [--part decisions|sequences] [--only shop,costs] [--seeds 5] [--large]
                                         [--alone: without running peers] [--peers: nothing but peers]
+                                        [--keys '{"algorithm": "dqn"}': other keys of our config, for ablations]
 
 Ours is the config that reagent_lite.inspect proposes, with nothing changed but the paths, trained by
 reagent_lite.train. Values are true ones: of decisions the mean reward of the greedy choices on 20 000 further rows, of
@@ -304,15 +305,15 @@ def digest_of(arrays: Arrays) -> str:
     return digest.hexdigest()[:12]
 
 
-def ours(case: Case) -> tuple[float, float]:
-    """Returns the value of a first run's policy, and the run's seconds."""
+def ours(case: Case, keys: Mapping[str, Any]) -> tuple[float, float]:
+    """Returns the value of a first run's policy, and the run's seconds; `keys` take the place of its own."""
     frame, items = case.frames
     inspected = reagent_lite.inspect(frame, items=items)
     if inspected.config is None:
         raise SystemExit(f"inspect proposes no config: {inspected.problems}")
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        run = reagent_lite.train({**inspected.config, "model_output_path": folder})
+        run = reagent_lite.train({**inspected.config, **keys, "model_output_path": folder})
         seconds = time.perf_counter() - start
         if run.model is None:
             raise SystemExit("the run exported no model")
@@ -362,7 +363,7 @@ def measured(part: Part, name: str, options: Any) -> Row:
         row.logged.append(case.logged)
         row.peers.append(part.peer_values(name, seed, case, alone=options.alone))
         if not options.peers:
-            value, seconds = ours(case)
+            value, seconds = ours(case, json.loads(options.keys))
             row.ours.append(value)
             row.seconds.append(seconds)
     return row
@@ -405,7 +406,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
-    options = options_of(__doc__, part="", only="", seeds=5, large=False, alone=False, peers=False)
+    options = options_of(__doc__, part="", only="", seeds=5, large=False, alone=False, peers=False, keys="{}")
     for name, part in PARTS.items():
         usual = [world for world in part.worlds if options.large or world not in LARGE]
         named = options.only.split(",")
