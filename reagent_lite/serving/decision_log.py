@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 
+from reagent_lite.config.columns import EPISODE_COLUMNS
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import logger, machine_logger
 from reagent_lite.data.served_log import WAITING, WaitingDecisions
@@ -49,6 +50,8 @@ _NUMBERS = (
     "ALTER TABLE decisions ADD COLUMN number INTEGER",
     "CREATE UNIQUE INDEX numbers ON decisions (episode, number)",
 )
+# Whether a decision of the log had an mdp_id; logs of earlier versions are always of episodes.
+_EPISODES = "ALTER TABLE log ADD COLUMN episodes INTEGER NOT NULL DEFAULT 1"
 # Periods in which a server was running, in microseconds of the log's time; only these count as waiting for a reward.
 _SERVED = "CREATE TABLE IF NOT EXISTS served (start INTEGER PRIMARY KEY, until INTEGER NOT NULL)"
 # Id and time in microseconds of the newest decision; after its deletion, table `log` has them.
@@ -117,6 +120,8 @@ class DecisionLog:
                     for statement in _NUMBERS:
                         self._db.execute(statement)
             self._db.execute(_SERVED)
+            if "episodes" not in (column[1] for column in self._all("PRAGMA table_info(log)")):
+                self._db.execute(_EPISODES)
             ((self._name, kind),) = self._all("SELECT name, candidates FROM log")
             ((_, latest),) = self._all(_LAST)
             ((until,),) = self._all("SELECT ifnull(max(until), 0) FROM served")
@@ -167,6 +172,8 @@ class DecisionLog:
                     "INSERT INTO decisions VALUES (?, ?, ?, ?, ?)",
                     [(last + 1 + offset, start + offset, *row) for offset, row in enumerate(rows)],
                 )
+                if any(row[0] is not None for row in rows):
+                    self._db.execute("UPDATE log SET episodes = 1 WHERE episodes = 0")
         except sqlite3.IntegrityError as error:
             raise RepeatedError from error
         return [f"{self._name}-{last + 1 + offset}" for offset in range(len(rows))]
@@ -232,9 +239,9 @@ class DecisionLog:
 
     def _create(self, choices: ChoiceKind) -> None:
         with self._transaction():
-            for table in _TABLES:
+            for table in (*_TABLES, _EPISODES):
                 self._db.execute(table)
-            self._db.execute("INSERT INTO log VALUES (?, ?, 0, 0, 0)", (secrets.token_hex(4), _KINDS.index(choices)))
+            self._db.execute("INSERT INTO log VALUES (?, ?, 0, 0, 0, 0)", (secrets.token_hex(4), _KINDS.index(choices)))
 
     def _expire(self) -> int:
         """Gives reward 0 to decisions whose time is up; returns the id of the newest of them.
@@ -303,7 +310,8 @@ class DecisionLog:
         )
         if not target.exists():
             sync(self._wal)  # otherwise a loss of power could undo the assignment of decisions to the file
-            write_decisions(target, [self._row(*row) for row in rows])
+            ((episodes,),) = self._all("SELECT episodes FROM log")
+            write_decisions(target, [self._row(*row, episodes=bool(episodes)) for row in rows])
             machine_logger.info(f"{target}: {counted(len(rows), 'decision')}")
         for batch in _batches(rows):
             with self._transaction():
@@ -313,11 +321,15 @@ class DecisionLog:
                     (len(batch), *batch[-1][:2]),
                 )
 
-    def _row(self, number: int, at: int, event: bytes, reward: bytes) -> dict[str, Any]:
-        """Returns a decision in the columns of the contract."""
+    def _row(self, number: int, at: int, event: bytes, reward: bytes, *, episodes: bool = True) -> dict[str, Any]:
+        """Returns a decision in the columns of the contract; without those of `episodes` if the log has none."""
         row = json.loads(event)
         given = json.loads(reward)
         decision_id = f"{self._name}-{number}"
+        date = _date(at).date().isoformat()
+        if not episodes:
+            every = {**row, **given, "decision_id": decision_id, "ds": date}
+            return {name: value for name, value in every.items() if name not in EPISODE_COLUMNS}
         single = row["mdp_id"] is None  # an episode of one decision
         if single:
             row["mdp_id"] = decision_id
@@ -327,7 +339,7 @@ class DecisionLog:
             **row,
             **given,
             "decision_id": decision_id,
-            "ds": _date(at).date().isoformat(),
+            "ds": date,
             "terminal": single or given.get("terminal", False),
         }
 

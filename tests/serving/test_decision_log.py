@@ -19,6 +19,7 @@ from oracles.disks import small_disk
 from serving.conftest import IDS, NAMES, Open, Worker, pass_time, rows_of
 
 from reagent_lite.config.serve import ServeConfig
+from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.writing.decisions import write_decisions
 from reagent_lite.errors import BundleError, ConfigError, ReagentLiteError
 from reagent_lite.mounts import Mount
@@ -54,6 +55,29 @@ def test_rows_are_events_of_the_contract(worker: Worker) -> None:
                    "action_probability": alone["propensity"], "state_features": [("age", 2.5)], "reward": -1.0,
                    "possible_actions": list(NAMES), "metrics": None},
     ]  # fmt: skip
+
+
+def test_single_decisions_are_a_log_of_single_decisions_until_one_has_an_episode(
+    worker: Worker, tmp_path: Path
+) -> None:
+    """Two single decisions, then an episode of two with another single decision between."""
+    state = {"state_features": {"age": 2.0}}
+    first, second = worker.post("/decide", rows=[state, state])["decisions"]
+    worker.post("/reward", decision_id=second["decision_id"], reward=3.0, terminal=False)
+    rows = worker.written()
+    assert [set(row) & {"mdp_id", "sequence_number", "terminal"} for row in rows] == [set(), set()]
+    assert [(row["decision_id"], row["reward"]) for row in rows] == [
+        (first["decision_id"], 0.0),
+        (second["decision_id"], 3.0),
+    ]
+    copy = prepare_training_copy(str(worker.folder), actions=NAMES, directory=str(tmp_path / "single"))
+    assert (len(copy), copy.reward.tolist()) == (2, [0.0, 3.0])
+    ids = [decided(worker, mdp_id="e"), decided(worker, mdp_id=None), decided(worker, mdp_id="e")]
+    for decision in ids:
+        worker.post("/reward", decision_id=decision, reward=1.0, terminal=decision == ids[2])
+    assert [row.get("mdp_id") for row in worker.written()] == [None, None, "e", ids[1], "e"]
+    copy = prepare_training_copy(str(worker.folder), actions=NAMES, directory=str(tmp_path / "episodes"))
+    assert (len(copy), copy.bootstrap.tolist().count(True)) == (5, 1)
 
 
 def test_decisions_are_written_by_their_age_alone_and_late_rewards_are_refused(worker: Worker) -> None:
@@ -201,6 +225,7 @@ def test_workers_number_an_episode_alike_where_they_are_started_again_after_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config, clock = ServeConfig(model="m", log=str(tmp_path), reward_seconds=1e-6), time.time_ns
+    in_episode = EVENT | {"mdp_id": "e"}
 
     def set_back(hours: int) -> None:
         monkeypatch.setattr(time, "time_ns", lambda: clock() - hours * 3600 * 10**9)
@@ -208,11 +233,11 @@ def test_workers_number_an_episode_alike_where_they_are_started_again_after_the_
     with open_log(config, choices="named actions") as first:
         set_back(1)
         with closing(DecisionLog(config, choices="named actions", epoch=first.epoch)) as second:  # of a later worker
-            ids = [name for log in (first, second, first, second) for name in log.append([EVENT] * 100)]
+            ids = [name for log in (first, second, first, second) for name in log.append([in_episode] * 100)]
     for hours in (2, 2, 1):  # the server again, with decisions in the database, and with all of them in files
         set_back(hours)
         with open_log(config, choices="named actions") as log:
-            ids += log.append([EVENT, EVENT | {"sequence_number": 2**53, "state_features": {"at": 1e18}}])
+            ids += log.append([in_episode, EVENT | {"sequence_number": 2**53, "state_features": {"at": 1e18}}])
             log.rotate()
     rows = sorted(rows_of(tmp_path), key=lambda row: int(row["decision_id"].rpartition("-")[2]))
     assert [row["decision_id"] for row in rows] == ids
