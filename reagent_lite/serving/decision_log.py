@@ -190,7 +190,7 @@ class DecisionLog:
             OSError: the reward could not be written.
         """
         name, _, digits = decision_id.rpartition("-")
-        if name != self._name or not digits.isdecimal() or len(digits) > 18:
+        if name != self._name or not (digits.isascii() and digits.isdecimal()) or len(digits) > 18:
             return "unknown"
         try:
             with self._transaction():

@@ -261,7 +261,7 @@ def test_any_worker_takes_a_reward_once(tmp_path: Path) -> None:
             pass_time(log)
             log.rotate()
         name = ids[0].rpartition("-")[0]
-        unknown = (f"{name}-0", f"{name}-5", f"{name}-{10**30}", f"x{name}-1", f"{name}--1", "1", "")
+        unknown = (f"{name}-0", f"{name}-5", f"{name}-{10**30}", f"x{name}-1", f"{name}--1", f"{name}-\u0661", "1", "")
         assert {other.join(decision, {"reward": 1.0}) for decision in unknown} == {"unknown"}
     assert {row["decision_id"] for row in rows_of(tmp_path)} == {*ids}
 
