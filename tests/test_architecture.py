@@ -30,7 +30,7 @@ LAYERS = {
 DATA_LAYERS = {
     "faults_by_kind": -1, "result_frames": -1,
     "formats": 0,
-    "rows": 1, "buckets": 1, "log_shares": 1,
+    "rows": 1, "buckets": 1, "log_shares": 1, "served_log": 1,
     "features": 2, "writing": 2, "stage": 2, "logs": 2,
     "timeline": 3, "tables": 3,
     "copy": 4,

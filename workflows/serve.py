@@ -2,7 +2,7 @@
 
 1 check    the model's hashes, the log's folder and lock, the port
 2 serve    POST /decide, /rank and /reward in worker processes; each decision is logged before it is answered
-3 rotate   complete decisions into Parquet in the log's folder, which workflows.dqn trains on
+3 rotate   decisions that are reward_seconds old into Parquet in the log's folder, which workflows.dqn trains on
 4 stop     SIGTERM: requests in progress are answered; decisions that wait for their reward stay for the next start
 """
 
@@ -23,6 +23,7 @@ class Served:
         model, log: paths from the config.
         workers: number of worker processes.
         restarts: number of restarts of workers that ended by themselves.
+        waiting: number of decisions that wait for rewards, and are in no file yet.
         seconds: total wall-clock time of the run.
     """
 
@@ -30,6 +31,7 @@ class Served:
     log: str
     workers: int
     restarts: int
+    waiting: int
     seconds: float
 
 
@@ -39,9 +41,16 @@ def serve(config: ServeConfig) -> Served:
         from reagent_lite.serving import workers
 
     start = time.monotonic()
-    restarts = workers.serve(config)
+    restarts, waiting = workers.serve(config)
     seconds = round(time.monotonic() - start, 3)
-    return Served(model=config.model, log=config.log, workers=config.workers, restarts=restarts, seconds=seconds)
+    return Served(
+        model=config.model,
+        log=config.log,
+        workers=config.workers,
+        restarts=restarts,
+        waiting=waiting,
+        seconds=seconds,
+    )
 
 
 COMMAND = Command(
@@ -49,7 +58,7 @@ COMMAND = Command(
     model=ServeConfig,
     example="configs/serve/serve.json",
     settings="--model outputs/cartpole/model --log outputs/log",
-    outcome="model, log, workers, restarts, seconds",
+    outcome="model, log, workers, restarts, waiting, seconds",
     codes=(
         "0  stopped by SIGTERM or SIGINT",
         "1  unexpected error",

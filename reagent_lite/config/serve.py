@@ -26,11 +26,13 @@ class ServeConfig(Section):
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     """Number of processes that answer on the port."""
     reward_seconds: Positive = 3600.0
-    """Seconds that a decision waits for its reward; after that it is written with reward 0."""
+    """Seconds of a running server after which a decision is written, with its reward or else with reward 0.
+
+    All decisions wait as long, so that no file is chosen by rewards: choose a time in which rewards arrive."""
     waiting_decisions: Count = 1_000_000
-    """Largest number of decisions that wait for their rewards; above it the oldest are written with reward 0."""
+    """Largest number of decisions that wait; above it the oldest are written, without a reward with reward 0."""
     rotate_seconds: Positive = 300.0
-    """Seconds between two Parquet files of complete decisions."""
+    """Seconds between two Parquet files of the decisions that have waited."""
     rotate_mb: Positive = 64.0
     """Megabytes of new decisions after which a file is written before rotate_seconds have passed."""
     max_body_kb: Positive = 1024.0

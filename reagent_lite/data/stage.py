@@ -36,6 +36,7 @@ from reagent_lite.data.formats.files import (
 )
 from reagent_lite.data.formats.frames import Logs, paths_of
 from reagent_lite.data.rows.matrices import FeatureIds
+from reagent_lite.data.served_log import require_all_decisions, waiting_in
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, raise_any
 from reagent_lite.feature_ids import FeatureId
 from reagent_lite.files import is_writable, write_whole
@@ -254,7 +255,7 @@ def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | No
 
     Raises:
         DataError: see `list_input`; files that are missing, altered or not in the folder's manifest; a file that two
-            logs have.
+            logs have; a served log of an earlier version that lacks decisions, see `require_all_decisions`.
         NoRowsError: all logs are empty folders, or folders whose manifest says that they have no rows.
     """
     from reagent_lite.data.rows.column_mapping import ColumnMapping
@@ -278,6 +279,7 @@ def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | No
             files[file.path] = replace(file, log=number)
     if not files:
         raise NoRowsError(empty)
+    require_all_decisions(files.values())
     return tuple(files.values())
 
 
@@ -286,7 +288,8 @@ def _files_of(path: str, own_names: ColumnNames | None, items: ItemTable | None)
 
     manifest = StageManifest.read(path)
     if manifest is None:
-        return tuple(replace(file, columns=own_names, items=items) for file in list_input(path, tuple(READERS)))
+        listed = _list_log(path, tuple(READERS))
+        return tuple(replace(file, columns=own_names, items=items) for file in listed)
     if not manifest.rows:
         got = "; ".join([f"none, as its {FILE_NAME} says", *_left_out_before(manifest)])
         todo = "Correct the log, or the settings of the stage that made the folder"
@@ -305,8 +308,24 @@ def _files_of(path: str, own_names: ColumnNames | None, items: ItemTable | None)
     return tuple(replace(file, features=named, items=items) for file in sealed_files)
 
 
+def _list_log(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
+    """Returns `list_input`; if a served log has no file yet, the error says how many decisions wait."""
+    try:
+        return list_input(path, extensions)
+    except NoRowsError as error:
+        waiting = waiting_in(path)
+        if waiting is None:
+            raise
+        todo = "Train when they have been written: a server has to run on this log for that time"
+        raise NoRowsError([replace(problem, got=str(waiting), todo=todo) for problem in error.problems]) from None
+
+
 def left_out(path: DataPath) -> tuple[str, ...]:
-    """Returns sentences about entries of a folder that are not read, rows that a stage left out, and empty logs."""
+    """Returns sentences about what an input lacks.
+
+    These are entries of a folder that are not read, rows that a stage left out, decisions that wait for rewards, and
+    empty logs.
+    """
     from reagent_lite.data.formats.reading import READERS
 
     sentences: list[str] = []
@@ -316,6 +335,8 @@ def left_out(path: DataPath) -> tuple[str, ...]:
             manifest = StageManifest.read(log)
             sentences += not_read(log, tuple(READERS))
             sentences += [] if manifest is None else _left_out_before(manifest)
+            waiting = waiting_in(log)
+            sentences += [] if waiting is None else [f"{local_path(log)}: {waiting}"]
         except NoRowsError as error:
             sentences += [f"{problem.where}: no rows: {problem.got}" for problem in error.problems]
     return tuple(sentences)

@@ -55,7 +55,9 @@ class FeatureSet:
         return {self.ids[column]: count for column, count in counts.items() if count}
 
     def of_maps(self, where: str, maps: Sequence[FeatureMap]) -> NDArray[np.float32]:
-        """Returns the features [N, F] in N sparse maps {feature id: value}; NaN where a feature is absent or null.
+        """Returns the features [N, F] in N sparse maps {feature id: value}; NaN where a feature is absent or missing.
+
+        None, NaN and pandas.NA are missing.
 
         Raises:
             BundleError: an unknown feature id, a value of a category that is not a text, or another value that is not a
@@ -83,14 +85,15 @@ class FeatureSet:
         if str(key) not in self.columns:
             advice = "A model cannot use a feature it was not trained on: leave it out, or train with it"
             return Problem(where, f"feature ids among {listed(self.columns)}", repr(key), advice)
-        if value is None:
+        is_nan = isinstance(value, (float, np.floating)) and np.isnan(value)
+        if value is None or is_nan or type(value).__name__ == "NAType":  # that of pandas.NA
             return np.nan
         where = f"{where}, feature {key}"
         if str(key) in self.levels:
             if isinstance(value, str):
                 return code_of(value)
             return Problem(where, "a text or null, as it is a category", repr(value))
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        if not isinstance(value, (int, float, np.number, np.bool_)):  # true and false are 1 and 0, as in training
             return Problem(where, "a number or null", repr(value))
         if abs(float(value)) > _LARGEST:
             return Problem(where, "a finite float32, or null", f"{value:g}")

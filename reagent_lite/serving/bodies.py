@@ -28,7 +28,12 @@ _ORDER = 2**53  # largest sequence number; JSON parsers may read larger integers
 
 
 def _or_text(value: Any, number: ValidatorFunctionWrapHandler) -> Any:
-    """Returns a text unchanged, and anything else as a number; the bundle checks which of them a feature takes."""
+    """Returns a text unchanged, and anything else as a number; the bundle checks which of them a feature takes.
+
+    True and false are 1 and 0, as in training.
+    """
+    if isinstance(value, bool):
+        return float(value)
     if not isinstance(value, str):
         return number(value)
     if len(value) > MOST_CHARACTERS:
@@ -38,7 +43,7 @@ def _or_text(value: Any, number: ValidatorFunctionWrapHandler) -> Any:
 
 Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
 Value = Annotated[Number, WrapValidator(_or_text)]
-"""A number, or the text of a category."""
+"""A number, true or false, or the text of a category."""
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -78,7 +83,8 @@ class Body(BaseModel):
 
 class _StateRow(Body):
     state_features: StateFeatures
-    """Raw features by id or name, as in the model's training log; absent or null is missing. Categories are texts;
+    """Raw features by id or name, as in the model's training log; absent or null is missing. Categories are texts,
+    and true and false are 1 and 0;
     texts that the model does not know count as other.
 
     At least one feature has a value: nothing can be learned from an empty state.
@@ -250,7 +256,7 @@ def with_model_schema(document: dict[str, Any], bundle: Bundle) -> dict[str, Any
     )
     for name, column, ids in feature_schemas:
         if name in schemas:
-            number = schemas[name]["additionalProperties"]
+            number = {"anyOf": [*schemas[name]["additionalProperties"]["anyOf"], {"type": "boolean"}]}
             properties = {str(feature): number for feature in ids}
             properties |= {feature: _text_schema(texts) for feature, texts in bundle.levels[column].items()}
             schemas[name] |= {"properties": properties, "additionalProperties": False}
@@ -258,7 +264,9 @@ def with_model_schema(document: dict[str, Any], bundle: Bundle) -> dict[str, Any
     schemas["StateFeatures"]["anyOf"] = [
         {
             "required": [str(feature)],
-            "properties": {str(feature): {"type": "string" if str(feature) in bundle.levels["state"] else "number"}},
+            "properties": {
+                str(feature): {"type": "string" if str(feature) in bundle.levels["state"] else ["number", "boolean"]}
+            },
         }
         for feature in bundle.state_feature_ids
     ]

@@ -2,7 +2,10 @@
 
  waiting decisions ─► one transaction ─► answers          reward ─► a transaction ─► answer
                            │  write-ahead log, synced once a poll
-                           └─► rewarded or expired ─► assigned to a file ─► Parquet, by rename ─► deleted
+                           └─► reward_seconds old ─► assigned to a file ─► Parquet, by rename ─► deleted
+
+Files hold all decisions up to a time, in the order of their ids. A decision is written when it is `reward_seconds` old,
+with its reward or with reward 0, and not when its reward arrives: files must not depend on outcomes.
 
 A killed process loses no answered decision, as committed data are with the operating system; a machine that loses power
 loses what came after the last sync. A decision that is assigned to a file is in that file or will be: after a crash the
@@ -11,6 +14,7 @@ next server writes the file if it does not exist, and deletes the decision.
 
 import errno
 import json
+import math
 import os
 import secrets
 import shutil
@@ -25,12 +29,14 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 
+from reagent_lite.config.columns import EPISODE_COLUMNS
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import logger, machine_logger
+from reagent_lite.data.served_log import WAITING, WaitingDecisions
 from reagent_lite.data.writing.decisions import choices_of, write_decisions
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
 from reagent_lite.export.bundle import ChoiceKind
-from reagent_lite.files import alone_in, disk_errors, require_writable, room_in, sync
+from reagent_lite.files import alone_in, disk_errors, require_writable, room_in, sync, write_whole
 from reagent_lite.mounts import find_mount
 
 _TABLES = (
@@ -44,26 +50,23 @@ _NUMBERS = (
     "ALTER TABLE decisions ADD COLUMN number INTEGER",
     "CREATE UNIQUE INDEX numbers ON decisions (episode, number)",
 )
+# Whether a decision of the log had an mdp_id; logs of earlier versions are always of episodes.
+_EPISODES = "ALTER TABLE log ADD COLUMN episodes INTEGER NOT NULL DEFAULT 1"
+# Periods in which a server was running, in microseconds of the log's time; only these count as waiting for a reward.
+_SERVED = "CREATE TABLE IF NOT EXISTS served (start INTEGER PRIMARY KEY, until INTEGER NOT NULL)"
 # Id and time in microseconds of the newest decision; after its deletion, table `log` has them.
 _LAST = """
     SELECT max(decided, ifnull(id, 0)), max(latest, ifnull(at, 0))
     FROM log LEFT JOIN (SELECT id, at FROM decisions ORDER BY id DESC LIMIT 1)
 """
-# Ids of the decisions with a reward whose earlier decisions in the same episode all have one too.
-_READY = """
-    WITH waiting AS (
-        SELECT episode, min(id) AS first FROM decisions LEFT JOIN rewards ON decision = id
-        WHERE decision IS NULL GROUP BY episode
-    )
-    SELECT id FROM decisions JOIN rewards ON decision = id LEFT JOIN waiting USING (episode)
-    WHERE first IS NULL OR id < first ORDER BY id LIMIT ?
-"""
+_READY = "SELECT id FROM decisions JOIN rewards ON decision = id WHERE id <= ? ORDER BY id LIMIT ?"
 _TIME = "%Y%m%dT%H%M%S%f"
 _FILES = f"{'[0-9]' * 8}T{'[0-9]' * 12}-*.parquet"
 _FILE_ROWS = 100_000  # largest number of decisions in a file; they are in memory while it is written
 _FILE_BYTES = 32_000_000  # largest part of the database for a file; as Python's objects it is ten times as large
 _BATCH_ROWS = 500  # changes in one transaction while files are written; new decisions wait for its end
 _ROOM = 500_000  # bytes that must be free after a full disk before the log counts as healthy again
+_NOTE_SECONDS = 10.0  # between two updates of the number of waiting decisions
 _WAL_BYTES = 32_000_000  # size at which the write-ahead log is truncated
 _NO_REWARD = to_json({"reward": 0.0})
 
@@ -86,8 +89,8 @@ class DecisionLog:
         config: the server's config.
         choices: kind of the decisions of a new log.
         epoch: nanoseconds from 1970 to the zero of the monotonic clock; the same in all processes of a server, so that
-            they agree on the order of an episode. None: computed from the current time, or from the newest decision if
-            that is later.
+            they agree on the order of an episode. None: computed from the current time, or from the log's newest time
+            if that is later.
         failure: the shared buffer of the property `failure`; None: a new one.
 
     Attributes:
@@ -116,11 +119,18 @@ class DecisionLog:
                 with self._transaction():
                     for statement in _NUMBERS:
                         self._db.execute(statement)
+            self._db.execute(_SERVED)
+            if "episodes" not in (column[1] for column in self._all("PRAGMA table_info(log)")):
+                self._db.execute(_EPISODES)
             ((self._name, kind),) = self._all("SELECT name, candidates FROM log")
             ((_, latest),) = self._all(_LAST)
+            ((until,),) = self._all("SELECT ifnull(max(until), 0) FROM served")
         self.choices = _KINDS[kind]
-        self.epoch = self._epoch_after(1000 * latest) if epoch is None else epoch
+        self.epoch = self._epoch_after(1000 * max(latest, until)) if epoch is None else epoch
+        self._start = self._microseconds()
         self._rotated = time.monotonic()
+        self._noted = -math.inf
+        self._note: WaitingDecisions | None = None
         self._size = self._bytes()
 
     @property
@@ -162,6 +172,8 @@ class DecisionLog:
                     "INSERT INTO decisions VALUES (?, ?, ?, ?, ?)",
                     [(last + 1 + offset, start + offset, *row) for offset, row in enumerate(rows)],
                 )
+                if any(row[0] is not None for row in rows):
+                    self._db.execute("UPDATE log SET episodes = 1 WHERE episodes = 0")
         except sqlite3.IntegrityError as error:
             raise RepeatedError from error
         return [f"{self._name}-{last + 1 + offset}" for offset in range(len(rows))]
@@ -178,7 +190,7 @@ class DecisionLog:
             OSError: the reward could not be written.
         """
         name, _, digits = decision_id.rpartition("-")
-        if name != self._name or not digits.isdecimal() or len(digits) > 18:
+        if name != self._name or not (digits.isascii() and digits.isdecimal()) or len(digits) > 18:
             return "unknown"
         try:
             with self._transaction():
@@ -195,57 +207,98 @@ class DecisionLog:
             grown = self._bytes() - self._size > self._config.rotate_mb * 1e6
             if due or grown or self.failure or self.waiting > self._config.waiting_decisions:
                 self.rotate()
+            elif time.monotonic() - self._noted > _NOTE_SECONDS:
+                self._note_waiting()
             sync(self._wal)
             if self._wal.stat().st_size > _WAL_BYTES:
                 self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # most of the work, while decisions go on
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def rotate(self) -> None:
-        """Moves complete decisions into Parquet files."""
+        """Moves the decisions that are `reward_seconds` old into Parquet files."""
         self._rotated = time.monotonic()
         with self._errors(raising=False):
-            self._expire()
+            last = self._expire()
             is_full = True
             while True:
                 for (file,) in self._all("SELECT DISTINCT file FROM rewards WHERE file IS NOT NULL ORDER BY file"):
                     self._hand_over(file)
                 if not is_full:
-                    break  # under load, further decisions are always complete by now; they are for the next rotation
+                    break
                 most = min(_FILE_ROWS, 1 + _FILE_BYTES * self.waiting // self._bytes())
-                ready = self._all(_READY, most)
+                ready = [number for (number,) in self._all(_READY, last, most)]
                 is_full = len(ready) == most
-                moment = datetime.fromtimestamp(self._microseconds() / 1e6, UTC)
-                file = f"{moment:{_TIME}}-{self._name}.parquet"
-                for batch in _batches([(file, *row) for row in ready]):
+                file = self._file_of(ready) if ready else ""
+                for batch in _batches([(file, number) for number in ready]):
                     with self._transaction():
                         self._db.executemany("UPDATE rewards SET file = ? WHERE decision = ?", batch)
             if shutil.disk_usage(self._wal.parent).free > _ROOM:  # with less, small writes succeed and others fail
                 self.shared_failure.value = b""
             self._size = self._bytes()
+            self._note_waiting()
 
     def _create(self, choices: ChoiceKind) -> None:
         with self._transaction():
-            for table in _TABLES:
+            for table in (*_TABLES, _EPISODES):
                 self._db.execute(table)
-            self._db.execute("INSERT INTO log VALUES (?, ?, 0, 0, 0)", (secrets.token_hex(4), _KINDS.index(choices)))
+            self._db.execute("INSERT INTO log VALUES (?, ?, 0, 0, 0, 0)", (secrets.token_hex(4), _KINDS.index(choices)))
 
-    def _expire(self) -> None:
-        """Gives reward 0 to decisions that have waited too long, or have too many decisions after them."""
+    def _expire(self) -> int:
+        """Gives reward 0 to decisions whose time is up; returns the id of the newest of them.
+
+        A decision's time is up after `reward_seconds`, or if too many decisions came after it.
+        """
+        with self._transaction():  # a write, which notices a full disk in any case
+            self._db.execute("INSERT OR REPLACE INTO served VALUES (?, ?)", (self._start, self._microseconds()))
+        deadline = self._reward_deadline()
         with self._transaction():
-            self._db.execute("UPDATE log SET written = written")  # a write, to notice a full disk in any case
-        until = self._microseconds() - int(self._config.reward_seconds * 1e6)
+            self._db.execute("DELETE FROM served WHERE until < ? AND start <> ?", (deadline, self._start))
+        ((last,),) = self._all("SELECT ifnull(max(id), 0) FROM decisions WHERE at <= ?", deadline)
         excess = self.waiting - self._config.waiting_decisions
         if excess > 0:
-            ((last_expired,),) = self._all("SELECT at FROM decisions ORDER BY id LIMIT 1 OFFSET ?", excess - 1)
-            until = max(until, last_expired)
+            ((last_excess,),) = self._all("SELECT id FROM decisions ORDER BY id LIMIT 1 OFFSET ?", excess - 1)
+            last = max(last, last_excess)
         late = self._all(
-            "SELECT id, ? FROM decisions LEFT JOIN rewards ON decision = id WHERE decision IS NULL AND at <= ?",
+            "SELECT id, ? FROM decisions LEFT JOIN rewards ON decision = id WHERE decision IS NULL AND id <= ?",
             _NO_REWARD,
-            until,
+            last,
         )
         for batch in _batches(late):
             with self._transaction():
                 self._db.executemany("INSERT OR IGNORE INTO rewards VALUES (?, ?, NULL)", batch)
+        return int(last)
+
+    def _reward_deadline(self) -> int:
+        """Returns the time of the newest decisions that have waited `reward_seconds` while a server was running.
+
+        Time without a server does not count: no reward could arrive then, and the clock may have been changed.
+        """
+        left = int(self._config.reward_seconds * 1e6)
+        for start, until in self._all("SELECT start, until FROM served ORDER BY start DESC"):
+            if until - start >= left:
+                return int(until - left)
+            left -= until - start
+        return -1
+
+    def _file_of(self, ready: Sequence[int]) -> str:
+        """Returns the name of a file for decisions; it has the first and the last id if these are all between them."""
+        moment = _date(self._microseconds())
+        first, last = ready[0], ready[-1]
+        ids = f"-{first}-{last}" if last - first + 1 == len(ready) else ""
+        return f"{moment:{_TIME}}-{self._name}{ids}.parquet"
+
+    def _note_waiting(self) -> None:
+        """Writes the number of waiting decisions into the log's folder, for those who read its files."""
+        self._noted = time.monotonic()
+        oldest = self._all("SELECT at FROM decisions ORDER BY id LIMIT 1")
+        note = WaitingDecisions(
+            decisions=self.waiting,
+            since=_date(oldest[0][0]).isoformat(timespec="seconds") if oldest else "",
+            reward_seconds=self._config.reward_seconds,
+        )
+        if note != self._note:
+            write_whole(self._folder / WAITING, note.json())
+            self._note = note
 
     def _hand_over(self, file: str) -> None:
         """Writes the decisions that are assigned to a file, unless it exists, and deletes them from the database."""
@@ -257,7 +310,8 @@ class DecisionLog:
         )
         if not target.exists():
             sync(self._wal)  # otherwise a loss of power could undo the assignment of decisions to the file
-            write_decisions(target, [self._row(*row) for row in rows])
+            ((episodes,),) = self._all("SELECT episodes FROM log")
+            write_decisions(target, [self._row(*row, episodes=bool(episodes)) for row in rows])
             machine_logger.info(f"{target}: {counted(len(rows), 'decision')}")
         for batch in _batches(rows):
             with self._transaction():
@@ -267,11 +321,15 @@ class DecisionLog:
                     (len(batch), *batch[-1][:2]),
                 )
 
-    def _row(self, number: int, at: int, event: bytes, reward: bytes) -> dict[str, Any]:
-        """Returns a decision in the columns of the contract."""
+    def _row(self, number: int, at: int, event: bytes, reward: bytes, *, episodes: bool = True) -> dict[str, Any]:
+        """Returns a decision in the columns of the contract; without those of `episodes` if the log has none."""
         row = json.loads(event)
         given = json.loads(reward)
         decision_id = f"{self._name}-{number}"
+        date = _date(at).date().isoformat()
+        if not episodes:
+            every = {**row, **given, "decision_id": decision_id, "ds": date}
+            return {name: value for name, value in every.items() if name not in EPISODE_COLUMNS}
         single = row["mdp_id"] is None  # an episode of one decision
         if single:
             row["mdp_id"] = decision_id
@@ -281,7 +339,7 @@ class DecisionLog:
             **row,
             **given,
             "decision_id": decision_id,
-            "ds": datetime.fromtimestamp(at / 1e6, UTC).date().isoformat(),
+            "ds": date,
             "terminal": single or given.get("terminal", False),
         }
 
@@ -327,13 +385,17 @@ class DecisionLog:
         """Returns an epoch for which the log's time continues from now or from `latest`, whichever is later."""
         now = time.time_ns()
         if latest > now:
-            behind = f"{(latest - now) / 1e9:,.0f} s behind the newest decision in {self._folder}"
-            logger.warning(f"the system's clock is {behind}: new decisions continue from that decision's time")
+            behind = f"{(latest - now) / 1e9:,.0f} s behind the log in {self._folder}"
+            logger.warning(f"the system's clock is {behind}: new decisions continue from the log's time")
         return max(now, latest) - time.monotonic_ns()
 
     def close(self) -> None:
         """Closes the database."""
         self._db.close()
+
+
+def _date(microseconds: int) -> datetime:
+    return datetime.fromtimestamp(microseconds / 1e6, UTC)
 
 
 def _batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[Sequence[tuple[Any, ...]]]:

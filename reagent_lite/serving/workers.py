@@ -26,7 +26,7 @@ from prometheus_client import multiprocess
 from reagent_lite.cli import exit_code, message_of
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import logger, machine_logger
-from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.export.bundle import ChoiceKind
 from reagent_lite.files import alone_in, require_writable, scratch_folder
 from reagent_lite.serving.app import create_app
@@ -61,8 +61,8 @@ class _Server:
     failure: Any
 
 
-def serve(config: ServeConfig) -> int:
-    """Serves until SIGTERM or SIGINT; returns the number of restarts of workers.
+def serve(config: ServeConfig) -> tuple[int, int]:
+    """Serves until SIGTERM or SIGINT; returns the numbers of restarts of workers, and of decisions that wait.
 
     Raises:
         FolderInUseError: another server uses the log.
@@ -94,7 +94,10 @@ def serve(config: ServeConfig) -> int:
         )
         restarts = _supervise(server, log)
         log.rotate()
-        return restarts
+        if log.waiting:
+            waiting = counted(log.waiting, "decision waits", "decisions wait")
+            logger.info(f"{folder}: {waiting} for rewards and in no file yet: the next server continues")
+        return restarts, log.waiting
 
 
 def _listening(config: ServeConfig) -> socket.socket:

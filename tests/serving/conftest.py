@@ -16,6 +16,7 @@ from oracles.bundles import bilinear_bundle, linear_bundle
 
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.export import Bundle
+from reagent_lite.export.bundle import ChoiceKind
 from reagent_lite.feature_ids import FeatureId
 from reagent_lite.item_table import ItemTable
 from reagent_lite.serving.app import create_app
@@ -47,6 +48,12 @@ class Worker:
         assert answer.status_code in (200, 204), answer.text
         return answer.json() if answer.content else None
 
+    def written(self) -> list[dict[str, Any]]:
+        """Returns all rows of the log's files, after the time that decisions wait."""
+        pass_time(self.log)
+        self.log.rotate()
+        return rows_of(self.folder)
+
     def poll(self) -> None:
         """Loads a new model, after two polls with the same files."""
         for _ in range(2):
@@ -64,6 +71,18 @@ class Worker:
 
 
 Open = Callable[..., Worker]
+
+
+def pass_time(log: DecisionLog, seconds: float = 3600) -> None:
+    """Advances the time of a log; 3600 s are the default of reward_seconds."""
+    log.epoch += int(seconds * 1e9)
+
+
+def flush(folder: Path, choices: ChoiceKind = "named actions") -> None:
+    """Writes all decisions of a log, those without a reward with reward 0."""
+    config = ServeConfig(model="m", log=str(folder), reward_seconds=1e-6)
+    with open_log(config, choices=choices) as log:
+        log.rotate()
 
 
 def drawn(answer: dict[str, Any]) -> list[tuple[int, float]]:

@@ -11,6 +11,7 @@ import pytest
 from oracles import recommend
 from oracles.bundles import bilinear_bundle
 from oracles.runs import trained
+from serving.conftest import flush
 from serving.test_server import Server
 
 from reagent_lite.files import appearing_folder
@@ -57,6 +58,7 @@ def test_three_rounds_of_serving_and_training_earn_more_each_time(tmp_path: Path
         with closing(Server(model, log, "max_body_kb=10000.0", f"seed={number}")) as server:
             earned.append(clicks(server, sessions, rng, f"round{number}"))
             server.stop()
+        flush(log, "candidates")
         if number == len(SESSIONS) - 1:
             break
         outcome = trained({

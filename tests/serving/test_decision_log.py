@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from oracles.bundles import bilinear_bundle, linear_bundle
 from oracles.disks import small_disk
-from serving.conftest import IDS, NAMES, Open, Worker, rows_of
+from serving.conftest import IDS, NAMES, Open, Worker, pass_time, rows_of
 
 from reagent_lite.config.serve import ServeConfig
+from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.writing.decisions import write_decisions
 from reagent_lite.errors import BundleError, ConfigError, ReagentLiteError
 from reagent_lite.mounts import Mount
@@ -37,18 +38,12 @@ def decided(worker: Worker, **keys: Any) -> str:
     return str(worker.post("/decide", rows=[ROW | keys])["decisions"][0]["decision_id"])
 
 
-def rotated(worker: Worker) -> list[dict[str, Any]]:
-    """Writes what is complete and returns all rows of the log."""
-    worker.log.rotate()
-    return rows_of(worker.folder)
-
-
 def test_rows_are_events_of_the_contract(worker: Worker) -> None:
     first = decided(worker, sequence_number=4, possible_actions=["call", "wait"])
     alone = worker.post("/decide", rows=[{"state_features": {"age": 2.5}}])["decisions"][0]
     worker.post("/reward", decision_id=first, reward=2.5, metrics={"clicks": 3}, terminal=True)
     worker.post("/reward", decision_id=alone["decision_id"], reward=-1.0)
-    rows = rotated(worker)
+    rows = worker.written()
     assert rows[0].pop("action") in ("call", "wait")
     assert abs(rows[1].pop("sequence_number") / 1e6 - time.time()) < 100
     of_both = {"model": worker.model.version, "ds": time.strftime("%Y-%m-%d", time.gmtime()), "terminal": True}
@@ -62,18 +57,56 @@ def test_rows_are_events_of_the_contract(worker: Worker) -> None:
     ]  # fmt: skip
 
 
-def test_an_episode_is_written_in_order_and_late_rewards_are_refused(named: Path, opened: Open) -> None:
-    worker = opened(named, reward_seconds=0.5)
-    begin = time.monotonic()
-    keys = [{"sequence_number": 1}, {"sequence_number": 2}, {"mdp_id": "8", "sequence_number": 1}]
-    first, second, other = (decided(worker, **given) for given in keys)
-    for decision in (second, other):
+def test_single_decisions_are_a_log_of_single_decisions_until_one_has_an_episode(
+    worker: Worker, tmp_path: Path
+) -> None:
+    """Two single decisions, then an episode of two with another single decision between."""
+    state = {"state_features": {"age": 2.0}}
+    first, second = worker.post("/decide", rows=[state, state])["decisions"]
+    worker.post("/reward", decision_id=second["decision_id"], reward=3.0, terminal=False)
+    rows = worker.written()
+    assert [set(row) & {"mdp_id", "sequence_number", "terminal"} for row in rows] == [set(), set()]
+    assert [(row["decision_id"], row["reward"]) for row in rows] == [
+        (first["decision_id"], 0.0),
+        (second["decision_id"], 3.0),
+    ]
+    copy = prepare_training_copy(str(worker.folder), actions=NAMES, directory=str(tmp_path / "single"))
+    assert (len(copy), copy.reward.tolist()) == (2, [0.0, 3.0])
+    ids = [decided(worker, mdp_id="e"), decided(worker, mdp_id=None), decided(worker, mdp_id="e")]
+    for decision in ids:
+        worker.post("/reward", decision_id=decision, reward=1.0, terminal=decision == ids[2])
+    assert [row.get("mdp_id") for row in worker.written()] == [None, None, "e", ids[1], "e"]
+    copy = prepare_training_copy(str(worker.folder), actions=NAMES, directory=str(tmp_path / "episodes"))
+    assert (len(copy), copy.bootstrap.tolist().count(True)) == (5, 1)
+
+
+def test_decisions_are_written_by_their_age_alone_and_late_rewards_are_refused(worker: Worker) -> None:
+    first, second = (decided(worker, sequence_number=number) for number in (1, 2))
+    pass_time(worker.log, 1800)
+    third = decided(worker, mdp_id="8")
+    for decision in (second, third):
         worker.post("/reward", decision_id=decision, reward=1.0)
-    # unless the machine was asleep
-    assert [row["decision_id"] for row in rotated(worker)] == [other] or time.monotonic() - begin >= 0.5
-    time.sleep(0.5)
-    assert {(row["decision_id"], row["reward"]) for row in rotated(worker)} == {(other, 1), (first, 0), (second, 1)}
-    assert worker.client.post("/reward", json={"decision_id": first, "reward": 1.0}).status_code in (404, 409)
+    worker.log.rotate()
+    assert (rows_of(worker.folder), worker.log.waiting) == ([], 3)
+    pass_time(worker.log, 1801)
+    worker.log.rotate()
+    assert [(row["decision_id"], row["reward"]) for row in rows_of(worker.folder)] == [(first, 0), (second, 1)]
+    assert worker.client.post("/reward", json={"decision_id": first, "reward": 1.0}).status_code == 409
+    assert [row["decision_id"] for row in worker.written()] == [first, second, third]
+
+
+def test_time_without_a_server_does_not_count_as_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers run for 20 minutes each, between which the clock goes by hours, or back."""
+    config, clock = ServeConfig(model="m", log=str(tmp_path)), time.time_ns
+    written = []
+    for hours in (0, 5, 10, 2, -3):
+        monkeypatch.setattr(time, "time_ns", lambda hours=hours: clock() + hours * 3600 * 10**9)
+        with open_log(config, choices="named actions") as log:
+            log.append([EVENT])
+            pass_time(log, 1201)
+            log.rotate()
+        written.append([int(row["decision_id"].split("-")[1]) for row in rows_of(tmp_path)])
+    assert written == [[], [], [1], [1, 2], [1, 2, 3]]
 
 
 def test_the_oldest_do_not_wait_when_too_many_do(named: Path, opened: Open) -> None:
@@ -84,23 +117,11 @@ def test_the_oldest_do_not_wait_when_too_many_do(named: Path, opened: Open) -> N
     assert worker.client.post("/reward", json={"decision_id": ids[2], "reward": 1.0}).status_code == 409
 
 
-def test_a_rotation_ends_while_rewards_go_on(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = [decided(worker, mdp_id=f"{n}") for n in range(5)]
-
-    def reward_next(*_: Any) -> None:
-        worker.post("/reward", decision_id=ids.pop(), reward=1.0)
-
-    reward_next()
-    monkeypatch.setattr(decision_log, "write_decisions", reward_next)
-    worker.log.rotate()
-    assert (len(ids), worker.log.written, worker.log.waiting) == (3, 1, 4)
-
-
 def test_long_lists_are_written_a_part_at_a_time(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         worker.post("/reward", decision_id=decided(worker, mdp_id=f"{number}"), reward=1.0)
     monkeypatch.setattr(decision_log, "_FILE_BYTES", 1)
-    assert (len(rotated(worker)), len([*worker.folder.glob("*.parquet")])) == (3, 3)
+    assert (len(worker.written()), len([*worker.folder.glob("*.parquet")])) == (3, 3)
 
 
 def test_a_server_that_ends_at_any_step_of_a_file_writes_each_decision_once(
@@ -117,13 +138,15 @@ def test_a_server_that_ends_at_any_step_of_a_file_writes_each_decision_once(
         open_log(ServeConfig(model="m", log=str(folder)), choices="named actions") as log,
         monkeypatch.context() as patch,
     ):
-        ids = log.append([EVENT] * 250)
-        for decision in ids[:220]:
+        ids = log.append([EVENT] * 220)
+        for decision in ids:
             log.join(decision, {"reward": 1.0})
         patch.setattr(decision_log, "_FILE_ROWS", 100)
         patch.setattr(decision_log, "_BATCH_ROWS", 50)
         patch.setattr(decision_log, "write_decisions", partial(copying, write_decisions))
         patch.setattr(decision_log, "_batches", lambda rows: (copying(list, batch) for batch in batches(rows)))
+        pass_time(log)
+        ids += log.append([EVENT] * 30)
         log.rotate()
     assert [row["decision_id"] for row in rows_of(folder)] == ids[:220]
     # of three files: batches that are named for it, the file, batches that are deleted
@@ -135,7 +158,8 @@ def test_a_server_that_ends_at_any_step_of_a_file_writes_each_decision_once(
             assert {log.join(decision, {"reward": 1.0}) for decision in ids[:221]} == {"again"}
             log.rotate()
             assert (log.waiting, log.written) == (0, 250)
-        assert [(row["decision_id"], row["reward"]) for row in rows_of(copy)] == list(zip(ids, rewards, strict=True))
+        rows = sorted((int(row["decision_id"].split("-")[1]), row["reward"]) for row in rows_of(copy))
+        assert rows == list(enumerate(rewards, 1))
 
 
 def test_a_full_disk_is_answered_with_503_until_the_next_poll_and_nothing_is_half_written(
@@ -148,6 +172,7 @@ def test_a_full_disk_is_answered_with_503_until_the_next_poll_and_nothing_is_hal
     first = [worker.client.post("/reward", json=reward).status_code for reward in rewards]
     status, problem = worker.refusal("/decide", rows=[ROW | {"mdp_id": "n" * 200}] * 50)
     assert (status, problem["got"]) == (503, "No space left on device")
+    pass_time(worker.log)
     worker.log.rotate()
     assert (worker.client.get("/healthz").status_code, [*disk.glob("*.parquet"), *disk.glob("*.tmp")]) == (503, [])
     (disk / "filler").unlink()
@@ -162,7 +187,7 @@ def test_a_file_that_cannot_be_written_is_tried_again(worker: Worker, monkeypatc
     worker.post("/reward", decision_id=decision, reward=1.0)
     with monkeypatch.context() as patch:
         patch.setattr(decision_log, "write_decisions", Mock(side_effect=OSError(errno.ENOSPC, "full")))
-        assert (rotated(worker), worker.client.get("/healthz").status_code) == ([], 503)
+        assert (worker.written(), worker.client.get("/healthz").status_code) == ([], 503)
     worker.log.poll()
     assert ([row["decision_id"] for row in rows_of(worker.folder)], worker.log.waiting) == ([decision], 0)
 
@@ -189,7 +214,7 @@ def test_what_was_answered_is_on_the_disk_after_a_poll_and_before_a_file_has_it(
     worker.log.poll()
     assert unsynced() == 0
     worker.post("/reward", decision_id=first, reward=1.0)
-    assert (unsynced() > 0, len(rotated(worker))) == (True, 1)
+    assert (unsynced() > 0, len(worker.written())) == (True, 1)
     second = decided(worker)
     monkeypatch.setattr(decision_log, "_WAL_BYTES", 0)
     worker.log.poll()  # the write-ahead log begins again, when it is in the database
@@ -200,6 +225,7 @@ def test_workers_number_an_episode_alike_where_they_are_started_again_after_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config, clock = ServeConfig(model="m", log=str(tmp_path), reward_seconds=1e-6), time.time_ns
+    in_episode = EVENT | {"mdp_id": "e"}
 
     def set_back(hours: int) -> None:
         monkeypatch.setattr(time, "time_ns", lambda: clock() - hours * 3600 * 10**9)
@@ -207,11 +233,11 @@ def test_workers_number_an_episode_alike_where_they_are_started_again_after_the_
     with open_log(config, choices="named actions") as first:
         set_back(1)
         with closing(DecisionLog(config, choices="named actions", epoch=first.epoch)) as second:  # of a later worker
-            ids = [name for log in (first, second, first, second) for name in log.append([EVENT] * 100)]
+            ids = [name for log in (first, second, first, second) for name in log.append([in_episode] * 100)]
     for hours in (2, 2, 1):  # the server again, with decisions in the database, and with all of them in files
         set_back(hours)
         with open_log(config, choices="named actions") as log:
-            ids += log.append([EVENT, EVENT | {"sequence_number": 2**53, "state_features": {"at": 1e18}}])
+            ids += log.append([in_episode, EVENT | {"sequence_number": 2**53, "state_features": {"at": 1e18}}])
             log.rotate()
     rows = sorted(rows_of(tmp_path), key=lambda row: int(row["decision_id"].rpartition("-")[2]))
     assert [row["decision_id"] for row in rows] == ids
@@ -232,9 +258,10 @@ def test_any_worker_takes_a_reward_once(tmp_path: Path) -> None:
         for written in (0, 4):  # a client that repeats a reward hears the same once it is in a file
             assert (log.written, other.waiting) == (written, 4 - written)
             assert [log.join(decision, {"reward": 1.0}) for decision in ids] == ["again"] * 4
+            pass_time(log)
             log.rotate()
         name = ids[0].rpartition("-")[0]
-        unknown = (f"{name}-0", f"{name}-5", f"{name}-{10**30}", f"x{name}-1", f"{name}--1", "1", "")
+        unknown = (f"{name}-0", f"{name}-5", f"{name}-{10**30}", f"x{name}-1", f"{name}--1", f"{name}-\u0661", "1", "")
         assert {other.join(decision, {"reward": 1.0}) for decision in unknown} == {"unknown"}
     assert {row["decision_id"] for row in rows_of(tmp_path)} == {*ids}
 

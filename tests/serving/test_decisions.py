@@ -2,12 +2,14 @@
 
 import asyncio
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import httpx
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from oracles.bundles import bilinear_bundle, linear_bundle
@@ -67,7 +69,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("/decide", {"rows": []}, "body.rows", ""),
     ("/decide", {"rows": [ROW | {"state_features": {"4": 1.0}}]}, "states[0]", ""),
     ("/decide", {"rows": [ROW | {"state_features": {"3": "1.0"}}]}, "states[0], feature 3", ""),
-    ("/decide", {"rows": [ROW | {"state_features": {"3": True}}]}, "body.rows.0.state_features.3", ""),
+    ("/decide", {"rows": [ROW | {"state_features": {"3": [True]}}]}, "body.rows.0.state_features.3", ""),
     ("/decide", {"rows": [{}]}, "body.rows.0.state_features", ""),
     ("/decide", {"rows": [{"state_features": {}}]}, "body.rows.0.state_features", ""),
     ("/decide", {"rows": [ROW | {"state_features": {"3": None}}]}, "body.rows.0.state_features", ""),
@@ -273,3 +275,12 @@ def test_the_openapi_holds(kind: str, opened: Open, tmp_path: Path) -> None:
             case.call_and_validate()
 
         conforms()
+
+
+def test_true_and_false_are_one_and_zero_and_the_log_has_numbers(worker: Worker) -> None:
+    worker.post("/decide", rows=[{"state_features": {"3": True, "age": None}}, {"state_features": {"3": False}}])
+    assert [row["state_features"] for row in worker.waiting_rows()] == [{"3": 1.0}, {"3": 0.0}]
+    bundle = worker.model.bundle
+    features = [{"3": True, "age": np.bool_(False)}, {"3": math.nan, "age": pd.NA}, {"3": None, "age": 2}]
+    alike = [{"3": 1.0, "age": 0.0}, {}, {"age": 2.0}]
+    assert bundle.predict_rows(features).q.tolist() == bundle.predict_rows(alike).q.tolist()

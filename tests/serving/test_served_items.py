@@ -49,7 +49,7 @@ def test_decisions_and_the_log_name_items_and_the_log_trains(items: Path, opened
     ]
     for number, decision in enumerate(answer["decisions"]):
         worker.post("/reward", decision_id=decision["decision_id"], reward=1.0, terminal=bool(number))
-    worker.log.rotate()
+    worker.written()
     assert pq.read_table(worker.folder, columns=["action"])["action"].to_pylist() == actions
     copy = prepare_training_copy(str(worker.folder), actions=None, directory=str(tmp_path / "copy"), items=ITEMS)
     assert copy.action.tolist() == [index for index, _ in expected]

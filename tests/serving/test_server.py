@@ -21,7 +21,9 @@ from oracles.bundles import linear_bundle
 from oracles.interpreters import Interpreter
 from oracles.runs import ROOT
 from oracles.waiting import wait_until
-from serving.conftest import IDS, NAMES, rows_of
+from serving.conftest import IDS, NAMES, flush, rows_of
+
+from reagent_lite.data.served_log import waiting_in
 
 ROW = {"state_features": {"3": 1.0}}
 
@@ -61,6 +63,8 @@ class Server:
 
 
 def ids_of(log: Path) -> list[str]:
+    """Returns the ids of all decisions of a log."""
+    flush(log)
     return [row["decision_id"] for row in rows_of(log)]
 
 
@@ -77,7 +81,10 @@ def test_what_was_answered_is_in_the_log_after_a_kill(named: Path, tmp_path: Pat
     with closing(Server(named, log, "workers=1", "rotate_seconds=0.3")) as server:
         assert [server.reward(decision) for decision in ids[10:]] == [204] * 10
         assert server.stop() == 0
+        assert "20 decisions wait for rewards" in server.process.said
+    assert (str(waiting_in(str(log)))[:25], rows_of(log)) == ("20 decisions wait for rew", [])
     assert sorted(ids_of(log)) == sorted(ids)
+    assert [row["reward"] for row in rows_of(log)] == [1.0] * 20
 
 
 def test_a_connection_stays_open_between_requests(named: Path, tmp_path: Path) -> None:
@@ -129,8 +136,8 @@ def test_new_models_take_over_without_a_dropped_request(named: Path, tmp_path: P
                 answer = connection.post("/decide", json={"rows": [ROW]})
                 answers.append((answer.status_code, answer.json().get("model", "")))
 
-    with (  # reward_seconds: so that all are written at the end
-        closing(Server(named, tmp_path / "log", "workers=2", "reward_seconds=0.001")) as server,
+    with (
+        closing(Server(named, tmp_path / "log", "workers=2")) as server,
         ThreadPoolExecutor(4) as pool,
         ExitStack() as ending,
     ):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from reagent_lite.config.columns import Columns
+from reagent_lite.config.columns import SERVED_COLUMNS, Columns
 from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.location import KIND, CopyManifest, locations_of
@@ -147,6 +147,12 @@ def holds_events(path: DataPath, columns: Columns | None = None) -> bool:
 
 
 def files_hold_events(files: tuple[InputFile, ...]) -> bool:
-    """Returns whether the first rows of files are events; see `holds_events`."""
+    """Returns whether the first rows of files are events; see `holds_events`.
+
+    A served log whose first files have single decisions has events if its last file has episodes.
+    """
     first = first_block(files)
-    return first is not None and are_events(first)
+    if first is None:
+        return False
+    last = first_block(files[-1:]) if SERVED_COLUMNS[0] in first.table.column_names else None
+    return are_events(first) or (last is not None and are_events(last))

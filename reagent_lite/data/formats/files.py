@@ -198,7 +198,7 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
         return tuple(listed_files)
     files = [file for file in listed_files if _is_data(file.name) and file.extension in extensions]
     if not files:
-        entries = [*(file.name for file in listed_files), *filter(_is_data, folders)]
+        entries = [*(file.name for file in listed_files if not file.name.startswith(".")), *filter(_is_data, folders)]
         got = f"none among {_counted_names(entries)}" if entries else "an empty folder"
         error = DataError if entries else NoRowsError
         todo = "Give one of the folders inside: they are not read" if any(map(_is_data, folders)) else ""

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import PlainSerializer, PlainValidator
 
-from reagent_lite.config.columns import EPISODE_COLUMNS
+from reagent_lite.config.columns import EPISODE_COLUMNS, SERVED_COLUMNS
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.faults_by_kind import FaultsByKind
@@ -68,6 +68,7 @@ class EventFacts:
         logs: {number of a log: its rows}, if there are several logs.
         alone: number of rows that are decisions of their own.
         first_alone: location of the first such row.
+        served_alone: whether all such rows are of workflows.serve, which had no decision with an mdp_id until then.
         hashes: sha256 of each file.
         days: first and last value of ds; empty if the config does not depend on it.
         seen: columns that have a value in some row.
@@ -85,6 +86,7 @@ class EventFacts:
     logs: dict[int, int] = field(default_factory=dict)
     alone: int = 0
     first_alone: str = ""
+    served_alone: bool = True
     hashes: list[str] = field(default_factory=list)
     days: list[str] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
@@ -104,6 +106,7 @@ class EventFacts:
             self.logs[log] = self.logs.get(log, 0) + rows
         self.alone += other.alone
         self.first_alone = self.first_alone or other.first_alone
+        self.served_alone &= other.served_alone
         self.hashes += other.hashes
         days = self.days + other.days
         self.days = [min(days), max(days)] if days else []
@@ -181,6 +184,7 @@ def selected(block: Block, config: TimelineConfig) -> tuple[Block, EventFacts]:
     if not set(EPISODE_COLUMNS).intersection(block.table.column_names):
         facts.alone = rows
         facts.first_alone = block.where(0)
+        facts.served_alone = SERVED_COLUMNS[0] in block.table.column_names
         block = _as_episodes(block)
     contract.require_columns(block.table.column_names, block.where(0))
     if config.query.tableSample < 100:

@@ -31,7 +31,7 @@ def require_selected(config: TimelineConfig, facts: EventFacts) -> None:
         NoRowsError: no event has the selected dates.
     """
     timeline = config.timeline
-    if 0 < facts.alone < facts.rows:
+    if 0 < facts.alone < facts.rows and not facts.served_alone:
         got = f"none, in {counted(facts.alone, 'row')}"
         raise DataError(Problem(facts.first_alone, "columns mdp_id and sequence_number, as other rows have", got))
     if timeline.startDs or timeline.endDs:
@@ -109,7 +109,7 @@ def log_figures(config: TimelineConfig, facts: EventFacts, counts: Counts, files
     for rule, number in facts.faults.by_rule():
         text = f"{counted(number, 'row')} of {counted(counts.refused[rule], 'episode')} refused ({rule})"
         warning(f"{text}, their episodes are left out; {first.get(rule, '')}")
-    if facts.alone:
+    if facts.alone == facts.rows:
         info(ALONE)
     if shares := shares_of(config.timeline.inputTableName, facts.logs):
         info(f"events by log: {shares_in_words(shares)}")

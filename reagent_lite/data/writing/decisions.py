@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet
 
+from reagent_lite.config.columns import EPISODE_COLUMNS
 from reagent_lite.data.rows.maps import VALUES
 from reagent_lite.data.writing.files import table_writer
 
@@ -20,7 +21,7 @@ def write_decisions(target: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes events, {column: value} each, as a file that appears once it is complete.
 
     Actions are all names, all ids of items, or all features. Events with ids have a column `items`, the hash of the
-    item table.
+    item table. Rows without `mdp_id` are single decisions, whose file has none of the columns of episodes.
 
     Raises:
         DataError: the file cannot be written.
@@ -35,6 +36,8 @@ def write_decisions(target: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         "action": action, "reward": pa.float64(), "possible_actions": pa.list_(action),
         "action_probability": pa.float64(), "metrics": pa.map_(pa.string(), pa.float64()), "terminal": pa.bool_(),
     })  # fmt: skip
+    if "mdp_id" not in rows[0]:
+        schema = pa.schema([field for field in schema if field.name not in EPISODE_COLUMNS])
     with table_writer(target) as writer:
         for start in range(0, len(rows), _AT_ONCE):
             part = rows[start : start + _AT_ONCE]

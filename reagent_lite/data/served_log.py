@@ -1,0 +1,114 @@
+"""The log of workflows.serve as an input: decisions that are in no file yet, and logs of earlier versions.
+
+    LOG/20261128T030507000000-5f3a9c01-1-1500.parquet   decisions 1 to 1500 of log 5f3a9c01
+        20261123T000000000000-5f3a9c01.parquet          some decisions; earlier versions wrote those with a reward first
+        .waiting.json                                   decisions in no file yet
+
+A file whose decisions were chosen by whether they had a reward has another mean reward than all decisions. Files that
+name their first and last decision have all between them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reagent_lite.data.formats.files import InputFile, damage_reported, local_path, read_bytes
+from reagent_lite.errors import Problem, counted, listed, raise_any
+
+WAITING = ".waiting.json"
+"""File in the folder of a log with its `WaitingDecisions`."""
+_NAME = re.compile(r"[0-9]{8}T[0-9]{12}-([0-9a-f]{8})(?:-([0-9]+)-([0-9]+))?\.parquet")
+_NUMBER = re.compile(r"[0-9a-f]{8}-([0-9]{1,18})(?:-.*)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingDecisions:
+    """The decisions of a log that are in no file yet.
+
+    Attributes:
+        decisions: their number.
+        since: time of the oldest one; "" if there is none.
+        reward_seconds: seconds that each waits for its reward.
+    """
+
+    decisions: int
+    since: str
+    reward_seconds: float
+
+    def json(self) -> bytes:
+        """Returns the content of the file WAITING."""
+        return json.dumps(asdict(self)).encode()
+
+    def __str__(self) -> str:
+        waiting = counted(self.decisions, "decision waits", "decisions wait")
+        return f"{waiting} for rewards (since {self.since}, {self.reward_seconds:g} s each) and in no file yet"
+
+
+def waiting_in(path: str) -> WaitingDecisions | None:
+    """Returns the decisions of a log that are in no file yet; None if there are none, or the path is no served log."""
+    try:
+        note = WaitingDecisions(**json.loads(read_bytes(f"{local_path(path).rstrip('/')}/{WAITING}")))
+    except (OSError, ImportError, ValueError, TypeError):
+        return None
+    return note if note.decisions else None
+
+
+def require_all_decisions(files: Iterable[InputFile]) -> None:
+    """Checks that the files of served logs were not chosen by the outcomes of their decisions.
+
+    Raises:
+        DataError: decisions are missing between the first and the last one of a log that an earlier version wrote.
+    """
+    logs: dict[tuple[str, str], list[InputFile]] = defaultdict(list)
+    for file in files:
+        if match := _NAME.fullmatch(file.name):
+            logs[os.path.dirname(file.path), match[1]].append(file)
+    raise_any([problem for key, of_log in logs.items() for problem in _missing(*key, tuple(of_log))])
+
+
+@functools.lru_cache(8)
+def _missing(folder: str, log: str, files: tuple[InputFile, ...]) -> tuple[Problem, ...]:
+    """Returns a problem if a log lacks decisions; files of this version alone are not read."""
+    ranges = [(int(match[2]), int(match[3])) for file in files if (match := _NAME.fullmatch(file.name)) and match[2]]
+    unknown = [file for file in files if _NAME.fullmatch(file.name)[2] is None]  # type: ignore[index]
+    if not unknown:
+        return ()
+    parts = [*map(_numbers, unknown), *(np.arange(first, last + 1) for first, last in ranges)]
+    numbers = np.unique(np.concatenate(parts))
+    if not len(numbers):
+        return ()
+    decisions = int(numbers[-1] - numbers[0]) + 1
+    missing = decisions - len(numbers)
+    if not missing:
+        return ()
+    expected = f"all {decisions:,} decisions from the first to the last of log {log}"
+    got = (
+        f"{missing:,} missing: an earlier version wrote decisions with a reward before others, which biases all values"
+    )
+    todo = (
+        "Serve with this folder again: when reward_seconds have passed, all decisions are written. "
+        f"If the database of the log is lost, leave out {listed(file.name for file in unknown)}"
+    )
+    return (Problem(folder, expected, got, todo),)
+
+
+def _numbers(file: InputFile) -> NDArray[np.int64]:
+    """Returns the numbers of the decisions in a file; none if it is not a file of a served log."""
+    from pyarrow.parquet import ParquetFile  # only logs of earlier versions pay for its import
+
+    with damage_reported(file, "Parquet"), file.open() as stream:
+        parquet = ParquetFile(stream)
+        if "decision_id" not in parquet.schema_arrow.names:
+            return np.zeros(0, np.int64)
+        ids = parquet.read(["decision_id"]).column(0).to_pylist()
+    matches = (_NUMBER.fullmatch(str(decision)) for decision in ids)
+    return np.array([int(match[1]) for match in matches if match], np.int64)
