@@ -1,7 +1,6 @@
 """Values of decisions with one reward each: a fitted reward model in the place of a network that learns by steps."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar, Self
 
 import torch
@@ -45,9 +44,11 @@ class Boosting(PolicyLearner):
         return cls(build_reward_model(spec), TargetSettings.of(config, None), reward_boost(config))
 
     def fit_rows(self, rows: Decisions, settings: TreeSettings) -> None:
-        """Fits the model to decisions; `rows.reward` is without rl.reward_boost."""
-        boost = 0.0 if self.reward_boost is None else self.reward_boost.cpu().double()[rows.action]
-        self.fit = fit_rewards(self.model, replace(rows, reward=rows.reward + boost), settings)
+        """Fits the model to decisions; rl.reward_boost, which is known, is added to its values."""
+        self.fit = fit_rewards(self.model, rows, settings)
+        if self.reward_boost is not None:
+            with torch.no_grad():
+                self.model.bias.add_(self.reward_boost.to(self.model.bias))
 
     def load_fitted(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes over a model that was fitted elsewhere."""

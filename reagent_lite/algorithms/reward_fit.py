@@ -24,6 +24,7 @@ from reagent_lite.console import logger
 from reagent_lite.models.forest import Forest, tree_values
 from reagent_lite.models.reward_models import CandidateRewards, RewardModel
 from reagent_lite.rl.ridge import Regression, best_penalty
+from reagent_lite.types import SourceSpec
 
 FOLDS: Final = 3
 MOST_VALUES: Final = 1 << 27
@@ -68,6 +69,7 @@ class RewardFit:
         rows: number of rows.
         constant, linear, model: mean squared errors of the mean reward, of the linear model, and of both.
         trees: number of trees for each action; 0 if they do not predict better.
+        each: " for each action", or "" for candidates.
     """
 
     rows: int
@@ -75,16 +77,17 @@ class RewardFit:
     linear: float
     model: float
     trees: int
+    each: str
 
     def __str__(self) -> str:
-        trees = f"{self.trees} trees for each choice" if self.trees else "no trees, which would not predict better"
-        return (
-            f"reward model: linear, and {trees}; on rows that it has not seen it explains "
-            f"{explained(self.model, self.constant)} of the variance of rewards (linear alone "
-            f"{explained(self.linear, self.constant)})"
-        )
+        on_unseen = f"on rows that it has not seen it explains {explained(self.model, self.constant)} of the variance"
+        if not self.trees:
+            return f"reward model: linear, as trees would not predict better; {on_unseen} of rewards"
+        linear = explained(self.linear, self.constant)
+        model = f"reward model: linear, and {self.trees} trees{self.each}"
+        return f"{model}; {on_unseen} of rewards (linear alone {linear})"
 
-    def json(self) -> dict[str, float | int]:
+    def json(self) -> dict[str, float | int | str]:
         """Returns the entries of evaluation.json."""
         return {
             "rows": self.rows,
@@ -92,6 +95,7 @@ class RewardFit:
             "linear_error": self.linear,
             "error": self.model,
             "trees": self.trees,
+            "each": self.each,
         }
 
 
@@ -140,18 +144,20 @@ def fit_rewards(model: RewardModel, rows: Decisions, settings: TreeSettings) -> 
     linear = fit_linear(model, rows)
     left = rows.reward - linear
     errors = left.square()
-    forest, gain = _fit_trees(replace(rows, reward=left), outputs, settings)
-    if forest is not None:
-        model.trees = forest
     fitted = [rows.fold != f for f in range(FOLDS)]
     means = torch.stack([rows.reward[some].mean() for some in fitted])
     constant = float((rows.reward - means[rows.fold]).square().mean())
+    rounding = max(1e-9 * constant, 1e-26 * float(rows.reward.square().mean()))
+    forest, gain = _fit_trees(replace(rows, reward=left), outputs, settings, rounding)
+    if forest is not None:
+        model.trees = forest
     fit = RewardFit(
         rows=len(left),
         constant=constant,
         linear=float(errors.mean()),
         model=float(errors.mean()) - gain,
         trees=0 if forest is None else len(forest.value) // outputs,
+        each="" if rows.chosen is not None else " for each action",
     )
     logger.info(str(fit))
     return fit
@@ -192,6 +198,12 @@ def fit_linear(model: RewardModel, rows: Decisions) -> Tensor:
     return predicted
 
 
+def num_pairs(spec: SourceSpec) -> int:
+    """Returns the number of products of the features of state and candidate in the linear model."""
+    pairs = spec.num_state_features * spec.num_action_features
+    return pairs if pairs <= _MOST_PAIRS else 0
+
+
 def _pairs(rows: Decisions) -> Tensor:
     """Returns the products of the features of state and candidate, [n, S F] float64."""
     assert rows.chosen is not None
@@ -209,36 +221,47 @@ def _by_action(
             yield action, numbers, regression
 
 
-def _fit_trees(rows: Decisions, outputs: int, settings: TreeSettings) -> tuple[Forest | None, float]:
+def _fit_trees(rows: Decisions, outputs: int, settings: TreeSettings, rounding: float) -> tuple[Forest | None, float]:
     """Returns trees that predict `rows.reward`, and by how much they lower the mean squared error of unseen rows.
 
     None and 0 if they do not lower it for certain.
+
+    Args:
+        rows: the rows, with what the linear model leaves as the reward.
+        outputs: number of named actions; 1 for candidates.
+        settings: parameters of the trees.
+        rounding: a gain that may be one of rounding.
     """
     most = max(min(settings.most, _MOST_TREES // outputs), 1)
     inputs = rows.inputs.numpy()
-    by_output = [(rows.action == action).nonzero().squeeze(1).numpy() for action in range(outputs)]
     target = rows.reward.numpy()
     fold = rows.fold.numpy()
-    if not inputs.shape[1]:
+    by_output = [(rows.action == action).nonzero().squeeze(1).numpy() for action in range(outputs)]
+    enough = sorted((numbers for numbers in by_output if len(numbers) >= _FEWEST_ROWS), key=len, reverse=True)
+    if not inputs.shape[1] or not enough:
         return None, 0.0
-    gains = np.zeros((most, len(target)))  # of each number of trees, by row
-    largest = sorted((numbers for numbers in by_output if len(numbers) >= _FEWEST_ROWS), key=len, reverse=True)
-    for numbers in largest[:_PENALTY_ACTIONS]:
+
+    def gains(numbers: NDArray[np.int64], count: int) -> Iterator[NDArray[np.float64]]:
+        """Yields [count, n]: by how much 1, 2, ... trees lower the squared errors of an action's rows, fold by fold."""
         for f in range(FOLDS):
             fitted = numbers[fold[numbers] != f]
             unseen = numbers[fold[numbers] == f]
-            if len(unseen) and len(fitted) >= _FEWEST_ROWS // 2:
-                trees = grow_trees(inputs[fitted], target[fitted], most, settings)
-                predicted = _cumulated(trees, inputs[unseen])
-                gains[:, unseen] = target[unseen] ** 2 - (target[unseen] - predicted) ** 2
-    tried = np.concatenate(largest[:_PENALTY_ACTIONS] or [np.zeros(0, np.int64)])
-    if not len(tried):
-        return None, 0.0
-    mean = gains[:, tried].mean(1)
+            if len(unseen) and len(fitted):
+                predicted = _cumulated(grow_trees(inputs[fitted], target[fitted], count, settings), inputs[unseen])
+                yield target[unseen] ** 2 - (target[unseen] - predicted) ** 2
+
+    sums = np.zeros((2, most))
+    tried = 0
+    for numbers in enough[:_PENALTY_ACTIONS]:
+        for gain in gains(numbers, most):
+            sums += gain.sum(1), np.square(gain).sum(1)
+            tried += gain.shape[1]
+    mean, square = sums / max(tried, 1)
     best = int(mean.argmax())
-    error = float(gains[best, tried].std()) / math.sqrt(len(tried))
-    if not mean[best] > _CERTAIN * error:
+    error = math.sqrt(max(square[best] - mean[best] ** 2, 0.0) / max(tried, 1))
+    if not mean[best] > max(_CERTAIN * error, rounding):
         return None, 0.0
+    others = sum(gain[-1].sum() for numbers in enough[_PENALTY_ACTIONS:] for gain in gains(numbers, best + 1))
     forests = [
         grow_trees(inputs[numbers], target[numbers], best + 1, settings)
         if len(numbers) >= _FEWEST_ROWS
@@ -246,7 +269,7 @@ def _fit_trees(rows: Decisions, outputs: int, settings: TreeSettings) -> tuple[F
         for numbers in by_output
     ]
     feature, threshold, value = (torch.cat(parts) for parts in zip(*forests, strict=True))
-    return Forest(feature, threshold, value, outputs=outputs), float(gains[best].mean())
+    return Forest(feature, threshold, value, outputs=outputs), float((sums[0, best] + others) / len(target))
 
 
 Trees = tuple[Tensor, Tensor, Tensor]

@@ -303,12 +303,12 @@ _CHECK = (
 )
 _TRY_BOTH = "give each policy a share of the decisions (an A/B test)."
 _LEARN = (
-    "keep the policy in use; learn longer (epochs) or from more data, or keep the learned policy near the log (dqn: a "
-    "larger rl.cql_alpha; crr: a larger beta; iql: a smaller one)."
+    "keep the policy in use; learn longer (epochs; not boosting) or from more data, or keep the learned policy near "
+    "the log (dqn: a larger rl.cql_alpha; crr: a larger beta; iql: a smaller one; boosting: a larger rl.epsilon)."
 )
 _NEARER = (
-    "keep it nearer to the log by a larger rl.temperature (dqn: a larger rl.cql_alpha; crr: a larger beta; iql: a "
-    "smaller one)"
+    "keep it nearer to the log by a larger rl.temperature or rl.epsilon (dqn: a larger rl.cql_alpha; crr: a larger "
+    "beta; iql: a smaller one)"
 )
 _COMPARE = "compare it with the policy in use by workflows.evaluate: with its log (data_path) or its model (against)."
 _ALIKE = (

@@ -314,7 +314,9 @@ def _machine_lines(run: DryRun) -> Iterator[str]:
     ranks = run.ranks
     processes = run.processes.count
     total = counted(run.world, f"{run.processes.device_type} process")
-    if run.minibatch is None:
+    if not config.takes_steps:
+        yield f"{total}; the first fits a model of the reward to the rows of all, without optimizer steps"
+    elif run.minibatch is None:
         yield f"{total}; training.minibatch_size follows the number of rows, known after the data is read"
     else:
         yield f"{total}, {run.minibatch} rows per minibatch, {run.minibatch / run.world:g} on each"
@@ -393,6 +395,8 @@ def _step_lines(run: DryRun) -> Iterator[str]:
         return
     source = "the files' metadata" if data.copy is None else "the training copy"
     yield f"rows: {data.rows:,} on this machine, from {source}"
+    if not config.takes_steps:
+        return
     logged = minibatch - round(minibatch * config.simulated_share) or minibatch
     steps_per_epoch = -(-run.rows // (logged * config.training.minibatches_per_step))
     shards = several and config.data.layout == "shards"

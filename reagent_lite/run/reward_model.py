@@ -5,7 +5,7 @@ Every rank sends its part of the rows to rank 0, which fits the model, and all r
 
 import math
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 from reagent_lite.algorithms.boosting import Boosting
 from reagent_lite.algorithms.policy_learner import PolicyLearner
-from reagent_lite.algorithms.reward_fit import FOLDS, MOST_VALUES, Decisions, TreeSettings, explained, fit_linear
+from reagent_lite.algorithms.reward_fit import (
+    FOLDS,
+    MOST_VALUES,
+    Decisions,
+    TreeSettings,
+    explained,
+    fit_linear,
+    num_pairs,
+)
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.algorithm import BoostingConfig
 from reagent_lite.console import logger, progress
@@ -122,8 +130,6 @@ def reward_errors(
     model = None
     with _one_rank_works(config, group):
         if rows is not None:
-            boost = 0.0 if learner.reward_boost is None else learner.reward_boost.cpu().double()[rows.action]
-            rows = replace(rows, reward=rows.reward + boost)
             fit_linear(linear, rows)
             model = _saved(linear) | {"mean": rows.reward.mean()}
         tensors = load(group.broadcast_bytes(None if model is None else save(model)))
@@ -132,8 +138,9 @@ def reward_errors(
     linear.to(group.device).eval()
     sums = torch.zeros(6, dtype=torch.float64)
     for batch in rows_in_order(data.evaluated.rows, scored, group.device):
-        target = learner.rewards(batch)[0].double().cpu()
-        values = chosen(learner.evaluate(batch).q, batch.action).double().cpu()
+        target = batch.reward.double().cpu()
+        boost = learner.rewards(batch)[0] - batch.reward  # a known constant is no prediction
+        values = (chosen(learner.evaluate(batch).q, batch.action) - boost).double().cpu()
         by_line = chosen(linear(batch.state, batch.actions.mask, batch.actions.features), batch.action)
         of_values = (values - target).square()
         of_line = (by_line.squeeze(1).double().cpu() - target).square()
@@ -160,7 +167,7 @@ def _one_rank_works(config: WorkflowConfig, group: Group) -> AbstractContextMana
 
 def _part(data: Data, group: Group) -> Decisions:
     """Returns this rank's part of the rows."""
-    width = data.spec.num_state_features + data.spec.num_action_features
+    width = data.spec.num_state_features + data.spec.num_action_features + num_pairs(data.spec)
     total = sum(data.counts)
     most = min(total, max(MOST_VALUES // max(width, 1), 1))
     if most < total and group.is_first:
@@ -171,6 +178,10 @@ def _part(data: Data, group: Group) -> Decisions:
     part = shards.part(spread(numbers, apportion(data.counts, most)[shards.own]))
     copy = data.train.copy
     folds = fold_of(np.asarray(copy.episode_hash), FOLDS)[copy.episode] if len(copy) else np.zeros(1, np.int64)
+    if not all(group.all_reduce(torch.from_numpy(np.bincount(folds[part], minlength=FOLDS).astype(np.float64)))):
+        if group.is_first:
+            logger.warning("reward model: too few episodes to check it on others, so it is checked on other rows")
+        folds = np.arange(len(folds)) % FOLDS
     states, items, actions, rewards = [], [], [], []
     for batch in rows_in_order(rows, part, torch.device("cpu")):
         states.append(batch.state)

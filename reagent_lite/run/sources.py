@@ -52,6 +52,7 @@ from reagent_lite.training.checkpoint import Tree
 from reagent_lite.training.loop import StepPlan
 from reagent_lite.training.resume import ReadOrder
 from reagent_lite.training.stop import StopSignal
+from reagent_lite.training.warm_start import value_scale_of
 from reagent_lite.types import BatchSource, SourceSpec
 
 _FEWEST_STEPS = 100  # with Adam, each step changes a weight by about the learning rate
@@ -193,7 +194,13 @@ def _for_data(config: WorkflowConfig, data: Data, group: Group) -> WorkflowConfi
     rows = sum(data.train.agreement.rows)
     config = config.with_length_for(rows, sum(data.counts), group.world_size, continues=data.continues)
     if config.rl.value_scale == "returns":
-        config = config.with_rl(value_scale=value_scale(data.train.copy, config.rl.gamma, data.shards))
+        earlier = config.training.warm_start_model_path
+        scale = (
+            value_scale(data.train.copy, config.rl.gamma, data.shards)
+            if earlier is None
+            else value_scale_of(earlier, group)
+        )
+        config = config.with_rl(value_scale=scale)
     if config.defaults == "2026" and group.is_first:
         logger.info(f"defaults of 2026: {config.defaults_in_words}")
     return config

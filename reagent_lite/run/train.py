@@ -181,7 +181,9 @@ def set_up(source: Source, history: History) -> Setup:
         optimizer = None if config.training.do_not_warm_start_optimizer else optimization.optimizer
         path = config.training.warm_start_model_path
         normalization = source.normalization.json()
-        logger.info(warm_start(path, learner, optimizer, group, config.actions, normalization))
+        scale = config.rl.value_scale
+        assert scale != "returns", "the source fills in numbers"
+        logger.info(warm_start(path, learner, optimizer, group, config.actions, normalization, scale))
     source.fit(learner)
     stream = source.stream(learner)
     torch.manual_seed(config.seed + group.rank)  # dropout differs between ranks, initial weights do not

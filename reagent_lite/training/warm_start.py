@@ -51,6 +51,7 @@ def warm_start(
     group: Group,
     actions: Sequence[str] = (),
     normalization: Mapping[str, Mapping[str, Any]] | None = None,
+    value_scale: Sequence[float] | None = None,
 ) -> str:
     """Loads weights and, if there is one, the optimizer's state; returns a text that names the loaded parts.
 
@@ -62,6 +63,7 @@ def warm_start(
         actions: names of this run's actions; empty with candidates.
         normalization: this run's normalization by side, which is compared with that of an exported model; None: it is
             not compared. A checkpoint has none.
+        value_scale: this run's rl.value_scale.
 
     Raises:
         ConfigError: there is nothing to load at the path, tensors have another shape, actions another order, or
@@ -80,12 +82,14 @@ def warm_start(
             todo = "Its outputs have another meaning: set algorithm to that of the model, or start without it"
             raise ConfigError(Problem(_KEY, f"a model of algorithm {learner.name}", f"{algorithm} at {path}", todo))
         _require_order(config, actions, path)
+        _require_scale(config, value_scale, path)
         if normalization is not None:
             _require_columns(json.loads(files[_NORMALIZATION]), normalization, path)
         starts_anew = learner.warm_start(load(files[_WEIGHTS]), lambda module, saved: _assign(module, saved, path))
         return f"warm start: weights of {folder}; {starts_anew}"
     state = json.loads(files[STATE])
     _require_order(state["config"], actions, path)
+    _require_scale(state["config"], value_scale, path)
     with fitting(Path(folder)):
         saved = kept_tensors(files.get(EVALUATORS)) or load(files[LEARNER])
     _assign(learner, saved, path)
@@ -100,6 +104,33 @@ def warm_start(
     with fitting(Path(folder)):
         load_optimizer(optimizer, load(files[OPTIMIZER]), settings)
     return f"warm start: learner and optimizer of {folder}"
+
+
+def value_scale_of(path: str, group: Group) -> tuple[float, float] | None:
+    """Returns the rl.value_scale of an earlier run, in whose unit its network's outputs are; every rank calls it.
+
+    Args:
+        path: see `warm_start`, which raises the same errors.
+        group: the ranks; rank 0 reads.
+    """
+    files = read_on_first(group, lambda: _read(Path(path).expanduser()))
+    config = json.loads(files[_CONFIG]) if _CONFIG in files else json.loads(files[STATE])["config"]
+    scale = _scale_of(config)
+    return None if scale is None else (scale[0], scale[1])
+
+
+def _scale_of(config: Mapping[str, Any]) -> list[float] | None:
+    scale: list[float] | None = config.get("rl", {}).get("value_scale")  # no key in models of older releases
+    return scale
+
+
+def _require_scale(earlier: Mapping[str, Any], value_scale: Sequence[float] | None, path: str) -> None:
+    """Raises a ConfigError if the outputs of an earlier run, which has this config, are in another unit."""
+    before = _scale_of(earlier)
+    now = None if value_scale is None else list(value_scale)
+    if before != now:
+        todo = 'The network\'s outputs are in this unit: set the same, or "returns", which takes it over'
+        raise ConfigError(Problem("rl.value_scale", f"{json.dumps(before)}, as at {path}", json.dumps(now), todo))
 
 
 def _read(path: Path) -> Files:

@@ -112,3 +112,29 @@ def test_the_same_rows_give_the_same_model() -> None:
     first, second = (named(product, state, noise=0.5)[0].state_dict() for _ in range(2))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_errors_of_unseen_rows_count_every_action() -> None:
+    """Forty actions with the same step: a further sample, which the model has not seen, has the error it states."""
+    random = torch.Generator().manual_seed(4)
+    spec = SourceSpec(num_state_features=2, action_names=tuple(map(str, range(40))))
+
+    def sample(count: int) -> Decisions:
+        state = torch.rand(count, 2, generator=random) * 2 - 1
+        action = torch.randint(0, 40, (count,), generator=random)
+        mean = (state[:, 0] * state[:, 1]).sign()
+        reward = mean + 0.3 * torch.randn(count, generator=random)
+        fold = torch.randint(0, FOLDS, (count,), generator=random)
+        return Decisions(state=state, chosen=None, action=action, reward=reward.double(), fold=fold)
+
+    model = build_reward_model(spec)
+    fit = fit_rewards(model, sample(16_000), TREES)
+    further = sample(16_000)
+    predicted = values(model, further.state).gather(1, further.action.unsqueeze(1)).squeeze(1)
+    assert fit.model == pytest.approx(float((further.reward - predicted).square().mean()), rel=0.25)
+
+
+def test_equal_rewards_have_no_trees_of_rounding_errors() -> None:
+    state = states(600)
+    _, fit = named(torch.full((600, 3), 3.7), state, noise=0.0)
+    assert fit.trees == 0

@@ -49,14 +49,14 @@ def test_a_file_of_offers_to_a_policy(tmp_path: Path, run: Runner) -> None:
     done = run("dqn", config(tmp_path)).ok
     assert right_choices(done.outcome["model"]) > 0.97
     assert (done.outcome["steps"], done.outcome["rows"]) == (0, 1500)
-    assert "trees for each choice; on rows that it has not seen it explains" in done.err
+    assert "trees for each action; on rows that it has not seen it explains" in done.err
     document = json.loads((tmp_path / "out/model/evaluation.json").read_text())
     fit = document["reward_model"]
     assert fit["trees"] > 0
     assert fit["error"] < 0.8 * fit["linear_error"] < fit["constant_error"]
     graph = onnx.load(tmp_path / "out/model/model.onnx").graph
     assert sum(node.op_type == "TreeEnsembleRegressor" for node in graph.node) == 1
-    shown = f"linear with {fit['trees']} trees for each choice, chosen on rows that it has not seen"
+    shown = f"linear with {fit['trees']} trees for each action, chosen on rows that it has not seen"
     assert shown in (tmp_path / "out/report.html").read_text()
 
 
@@ -92,6 +92,35 @@ def test_candidates_with_features(tmp_path: Path, by_id: bool) -> None:
     choices = [{key: value for key, value in item.items() if key != "item_id"} for item in ITEMS]
     decided = bundle.predict_rows([{"0": 2.0}, {"0": -2.0}], [choices, choices])
     assert decided.greedy.tolist() == [4, 3]
+
+
+def test_a_boost_is_added_to_values_that_do_not_depend_on_it(tmp_path: Path) -> None:
+    offers().to_csv(tmp_path / "offers.csv", index=False)
+    people = [{"age": 50.0, "region": "north"}, {"age": 20.0, "region": "south"}]
+    plain = reagent_lite.load_bundle(trained(config(tmp_path)).model).predict_rows(people).q
+    boosted = config(tmp_path, rl={"gamma": 0, "reward_boost": {"mail": -1e6}}, model_output_path=str(tmp_path / "b"))
+    values = reagent_lite.load_bundle(trained(boosted).model).predict_rows(people).q
+    np.testing.assert_allclose(values[:, 0], plain[:, 0], atol=1e-6)
+    np.testing.assert_allclose(values[:, 1], plain[:, 1] - 1e6, rtol=1e-6)
+
+
+def test_a_few_users_as_episodes_are_checked_on_other_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    frame = offers(600).assign(user=np.arange(600) // 300, step=np.arange(600), end=False)
+    frame.to_csv(tmp_path / "offers.csv", index=False)
+    episodes = {"mdp_id": "user", "sequence_number": "step", "terminal": "end"}
+    columns = config(tmp_path)["data"]["columns"] | episodes
+    tree = config(tmp_path, timeline={"addTerminalStateRow": True})
+    outcome = trained(tree | {"data": tree["data"] | {"columns": columns}})
+    fit = json.loads(Path(outcome.model, "evaluation.json").read_text())["reward_model"]
+    assert 0 < fit["error"] <= fit["linear_error"] < fit["constant_error"]
+    assert "too few episodes to check it on others" in caplog.text
+
+
+def test_a_dry_run_plans_no_steps(tmp_path: Path, run: Runner) -> None:
+    offers().to_csv(tmp_path / "offers.csv", index=False)
+    planned = run("dqn", config(tmp_path), "--dry_run")
+    assert "without optimizer steps" in planned.err + planned.out
+    assert "per epoch" not in planned.err + planned.out
 
 
 @pytest.mark.parametrize(
