@@ -22,7 +22,9 @@ from reagent_lite.evaluation.verdict import (
     Verdict,
     estimate_verdict,
     model_verdict,
+    moved_by_untried,
     reliance_on_model,
+    untried_decisions,
     weights_verdict,
     with_calibration,
 )
@@ -37,7 +39,7 @@ from reagent_lite.rl.estimators import (
     mean_return,
     mean_reward,
 )
-from reagent_lite.rl.likelihood import Contributions, Question, intervals
+from reagent_lite.rl.likelihood import Alternatives, Contributions, Question, intervals
 from reagent_lite.rl.sums import EpisodeSums, Evidence
 
 ESTIMATE: Final = 'evaluation.propensities to "estimate"'
@@ -48,6 +50,7 @@ MODELLED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estima
 _GROUP_ROWS = 2**17
 _GROUP_BYTES = 2**24
 _OUTCOMES_AT_ONCE = 32
+_FEW_SIZES = 2
 _CHECKS = {False: "Self_Normalized_IPS_Reward", True: "Weighted_Per_Decision_Importance_Sampling"}
 """The weighted estimate that checks an estimate by a model alone; the key is `Estimator.sequential`."""
 _CHECK_OF_CUT: Final = "Weighted_Sequential_Doubly_Robust"
@@ -214,10 +217,13 @@ def evaluate_page(
                 measure_overlap(page, rows, sums, samples[0]["mean_weight"], config), calibration=calibration
             )
             row_weights = page.weight[rows]
+            alternatives = Alternatives.of(page.at_logged(page.model_propensities)[rows], page.propensity[rows])
             for index, name in enumerate(part.names):
                 is_reward = first + index == 0
                 bounds = config.reward_range if is_reward else None
-                bases = _bases(sums, index, samples[index], missing, bounds)
+                values = part.outcomes[rows, index]
+                of_rows = float(values.min()), float(values.max())
+                bases = _bases(sums, index, samples[index], missing, bounds, alternatives, of_rows)
                 observed = (
                     (row_weights, part.outcomes[rows, index]),
                     (sums.episode_weights, sums.per_episode("discounted_reward", index)),
@@ -363,6 +369,8 @@ def _bases(
     samples: Mapping[str, Tensor],
     missing: Mapping[str, str],
     bounds: tuple[float, float] | None,
+    alternatives: Alternatives,
+    of_rows: tuple[float, float],
 ) -> dict[str, Basis]:
     """Returns the basis of each figure of an outcome by its name; figures with the same evidence share its object.
 
@@ -372,6 +380,8 @@ def _bases(
         samples: [1 + R] estimates by estimator.
         missing: estimators without an estimate, with the reason.
         bounds: range of possible rewards, if the config gives one.
+        alternatives: actions that could have been logged in the scored rows.
+        of_rows: lowest and highest outcome of a row.
     """
     contributions: dict[Evidence, Contributions] = {}
     bases = {}
@@ -382,13 +392,15 @@ def _bases(
             continue
         evidence = estimator.evidence
         if evidence is not None and evidence not in contributions:
-            contributions[evidence] = evidence(sums, outcome)
+            contribution = evidence(sums, outcome)
+            logged = logged_returns if estimator.sequential else logged_rewards
+            shift = float((logged(sums, outcome).outcome - contribution.outcome).mean())
             if bounds is not None:
-                logged = logged_returns if estimator.sequential else logged_rewards
-                shift = float((logged(sums, outcome).outcome - contributions[evidence].outcome).mean())
-                contributions[evidence] = replace(
-                    contributions[evidence], bounds=(bounds[0] - shift, bounds[1] - shift)
-                )
+                contribution = replace(contribution, bounds=(bounds[0] - shift, bounds[1] - shift))
+            if estimator.weighted:
+                of_row = None if estimator.sequential else (of_rows[0] - shift, of_rows[1] - shift)
+                contribution = replace(contribution, alternatives=alternatives, of_row=of_row)
+            contributions[evidence] = contribution
         bases[name] = Basis(
             samples=samples[name], question=None if evidence is None else (contributions[evidence], None)
         )
@@ -435,8 +447,12 @@ def _family(
         weighted = [name for name in names if ESTIMATORS[name].evidence is not None]
         figure_of |= {name: figure_of[name].within(low, high) for name in weighted}
     ranged = possible.bounds is not None
+    spread = float(outcomes.max() - outcomes.min())
     events = None if bases[_CHECKS[sequential]].missing else matched_events(weights, outcomes)
     outlying = "" if ranged else outlying_outcomes(outcomes)
+    # rewards of two sizes, such as clicks, are all that are possible
+    sized = not ranged and len(torch.unique(outcomes)) > _FEW_SIZES
+    untried = untried_decisions(overlap) if sized else ""
     of_weights = weights_verdict(overlap, sequential=sequential, events=events)
 
     def reasoned(name: str) -> Reasoned:
@@ -453,6 +469,7 @@ def _family(
                 constant=low == high and not ranged,
                 events=None if ranged else events,
                 outlying=outlying,
+                untried=untried if moved_by_untried(overlap, difference_of[name], spread) else "",
                 is_reward=is_reward,
             )
         return verdict if overlap.calibration is None else with_calibration(verdict, overlap.calibration)

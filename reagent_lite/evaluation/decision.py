@@ -16,8 +16,9 @@ from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.overlap import FEWEST_SIZES, Events, Overlap
 from reagent_lite.evaluation.played import MODEL, RANDOM, EstimatedReturn, Played
-from reagent_lite.evaluation.verdict import Verdict, has_small_propensities
+from reagent_lite.evaluation.verdict import Verdict, has_small_propensities, untried_decisions
 from reagent_lite.rl.estimators import ESTIMATORS
+from reagent_lite.rl.likelihood import ENOUGH_TRIES
 
 LOGGED = "logged policy"
 OTHER = "other policy"
@@ -419,6 +420,10 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
     if calibration is not None:
         reason += f"; {calibration}; {_UNSEEN}"
     step = "" if side else _more_data(row, comparison.reference, result)
+    overlap = None if result is None else result.overlap
+    if not side and overlap is not None and overlap.untried_share and row.difference.low < row.difference.high:
+        reason += f"; {untried_decisions(overlap)}"
+        step = f"{_tries(overlap)}; or run an A/B test."
     return _finding(FindingSource.LOG, _BY_SIDE[side], reason, step)
 
 
@@ -487,8 +492,24 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
         )
     if comparison.outlying:
         return "say in evaluation.reward_range which rewards are possible, or log more episodes; and evaluate again."
+    if overlap.untried_share and any(row.verdict is Verdict.SUPPORT for row in comparison.rows[1:2]):
+        return f"say in evaluation.reward_range which rewards are possible, or {_tries(overlap)}; and evaluate again."
     return (
         f"log more episodes, or a policy that takes this policy's actions more often, or {_NEARER}; or run an A/B test."
+    )
+
+
+def _tries(overlap: Overlap) -> str:
+    """Returns the advice to try what the log hardly tries, with the number of episodes for enough tries."""
+    explore = "log a policy that takes this policy's actions there more often"
+    if not overlap.expected_tries > 0:
+        return explore
+    needed = overlap.num_episodes * ENOUGH_TRIES / overlap.expected_tries
+    if needed >= _MOST_EPISODES:
+        return explore
+    return (
+        f"{explore}, or log about {number(float(f'{needed:.2g}'))} episodes to score in place of "
+        f"{overlap.num_episodes:,}, for {ENOUGH_TRIES:g} tries"
     )
 
 

@@ -9,6 +9,7 @@ from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.rl.bootstrap import effective_sample_size, percentile_interval
+from reagent_lite.rl.likelihood import Alternatives
 from reagent_lite.rl.sums import SHRINKAGE, SWITCH_TAU, EpisodeSums
 
 _CERTAIN = 1e-9
@@ -126,6 +127,8 @@ class Overlap:
         mean_weight_by_step: [horizon] mean rho_t.
         cut_share: share of episodes whose last row is not an end (time limit, or cut at the scored horizon): estimates
             by weights alone count the logged part, those with value models also what follows.
+        untried_share: share of the policy's decisions that the log is expected to try less than ENOUGH_TRIES times.
+        expected_tries: how often the log is expected to try them.
         calibration: calibration of the propensities, if they are estimated.
     """
 
@@ -149,6 +152,8 @@ class Overlap:
     effective_episodes_by_step: tuple[float, ...]
     mean_weight_by_step: tuple[float, ...]
     cut_share: float
+    untried_share: float = 0.0
+    expected_tries: float = 0.0
     calibration: Calibration | None = None
 
 
@@ -179,6 +184,7 @@ def measure_overlap(
     unsupported = (propensity >= 1 - _CERTAIN) & (probability < 1 - _CERTAIN)
     episode = page.episode[rows]
     last = rows[torch.cat((episode[1:] != episode[:-1], torch.ones(1, dtype=torch.bool)))]
+    untried_share, expected_tries = untried(Alternatives.of(probability, propensity))
     enough = by_step >= config.min_effective_episodes
     return Overlap(
         num_rows=len(rows),
@@ -201,7 +207,16 @@ def measure_overlap(
         effective_episodes_by_step=tuple(by_step.tolist()),
         mean_weight_by_step=tuple(mean_by_step.tolist()),
         cut_share=float((page.bootstrap[last] > 0).double().mean()),
+        untried_share=untried_share,
+        expected_tries=expected_tries,
     )
+
+
+def untried(alternatives: Alternatives) -> tuple[float, float]:
+    """Returns which share of the policy's decisions the log hardly tries, and how often it is expected to try them."""
+    rows = alternatives.hardly_tried
+    share = float(alternatives.wanted[rows].sum()) / len(alternatives.wanted)
+    return share, float(alternatives.probability[rows].sum())
 
 
 def _mean(mean: float, relative: torch.Tensor, level: float) -> Interval:

@@ -22,6 +22,9 @@ _EPISODES_TOO_HEAVY = 2.0
 _MAX_UNSUPPORTED_SHARE = 0.01
 _FITTED_ERROR = 1e-3  # relative error of a fitted value, which never equals an estimate without spread exactly
 _MAX_LARGEST_SHARE = 0.25
+# A reward one range of all rewards farther out than any seen, earned where the log hardly tries the policy's choices,
+# must not move an estimate by more than this share of half its interval.
+_MAX_UNTRIED = 0.1
 # Estimated propensities that may be off by more than this without being noticed support other estimates only.
 _MAX_RESOLUTION = 0.5
 
@@ -108,6 +111,7 @@ def estimate_verdict(
     constant: bool,
     events: Events | None,
     outlying: str,
+    untried: str = "",
     is_reward: bool,
 ) -> Reasoned:
     """Returns the verdict on an estimate that weights logged outcomes.
@@ -119,6 +123,7 @@ def estimate_verdict(
         constant: whether all outcomes are equal and no others are known to be possible.
         events: outcomes other than the usual one; None if the possible rewards are known.
         outlying: result of outlying_outcomes; empty if the possible rewards are known.
+        untried: result of untried_decisions; empty if the possible rewards are known.
         is_reward: whether the reward is estimated, not a metric, which has no range in the config.
     """
     advice = f"log more rows{_SAY_RANGE if is_reward else ''}"
@@ -136,9 +141,32 @@ def estimate_verdict(
         )
     if weights[0] is Verdict.TRUSTWORTHY and outlying:
         return Verdict.SUPPORT, f"{outlying}: {advice}"
+    if weights[0] is Verdict.TRUSTWORTHY and untried:
+        return Verdict.SUPPORT, f"{untried}, and may earn rewards that no row has: {advice}"
     if weights[0] is Verdict.TRUSTWORTHY and reliance:
         return Verdict.SUPPORT, reliance
     return weights
+
+
+def untried_decisions(overlap: Overlap) -> str:
+    """Returns which decisions of the policy the log hardly tries, in words; empty if there are none."""
+    if not overlap.untried_share:
+        return ""
+    return (
+        f"{percent(overlap.untried_share)} of the policy's decisions are hardly tried by the log "
+        f"({number(overlap.expected_tries)} tries expected in {overlap.num_rows:,} rows)"
+    )
+
+
+def moved_by_untried(overlap: Overlap, difference: Interval, spread: float) -> bool:
+    """Returns whether rewards that no row has could move an estimate notably, if the policy alone earns them.
+
+    Args:
+        overlap: diagnostics of the weights.
+        difference: the estimate's difference from the logged value.
+        spread: distance between the lowest and the highest outcome.
+    """
+    return overlap.untried_share * spread > _MAX_UNTRIED * (difference.high - difference.low) / 2
 
 
 def has_small_propensities(overlap: Overlap) -> bool:

@@ -21,20 +21,81 @@ that of the exact interval of a Poisson count; Garwood (1936).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import NormalDist
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 _CORNER = 0.01  # count of a corner; an episode counts 1
+_NEGLIGIBLE = 0.1  # of the standard error of a mean weight: a share of rows that is left out of the largest weight
 _BEYOND = 0.05  # share of all deviation of weights from 1 that lies above the largest weight of a corner
 _TOLERANCE = 1e-4  # of the distance from the centre to an end of an interval
+_ZERO = 1e-12  # of the largest contribution, below which the end of an interval is 0
 _ROUNDING = 1e-18  # mean of squared residuals, relative to the largest before the fit, below which they count as 0
+_LEAST_PROBABILITY = 1e-6  # of an alternative; probabilities are float32
+_SIMILAR = 2.0  # factor between weights up to which rows with one of them show what is earned with the other
 _OUTER_STEPS = 60
 _INNER_STEPS = 50
 _HALVINGS = 30
 _POINTS_AT_ONCE = 2**17  # 1 MB per column, with about ten copies
+
+
+ENOUGH_TRIES: Final = 5.0
+"""Expected number of tries; fewer than 1 % of the logs have none then."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Alternatives:
+    """The actions that could have been logged in N rows in place of those that were, all of a row taken as one.
+
+    If there are several, one of them may have a larger weight than all together; how their probability is divided is
+    not in the log.
+
+    Attributes:
+        wanted: [N] probability of the alternatives under the policy, 1 - pi.
+        probability: [N] probability of the alternatives in the log, 1 - p.
+        weight: [N] their ratio, at most N: a larger weight would give the same intervals.
+    """
+
+    wanted: Tensor
+    probability: Tensor
+    weight: Tensor
+
+    @classmethod
+    def of(cls, evaluated: Tensor, logged: Tensor) -> "Alternatives":
+        """Returns the alternatives to actions with these probabilities, [N] each, under the policy and in the log."""
+        wanted = torch.where(1 - evaluated > _LEAST_PROBABILITY, 1 - evaluated, 0.0)
+        probability = (1 - logged).clamp(min=0)
+        weight = (wanted / probability).nan_to_num(0.0, posinf=torch.inf).clamp(max=len(logged))
+        return cls(wanted=wanted, probability=probability, weight=weight)
+
+    @cached_property
+    def hardly_tried(self) -> Tensor:
+        """Numbers of the rows whose alternatives the log hardly tries, by descending weight.
+
+        Weights above c are hardly tried if fewer than ENOUGH_TRIES tries are expected in all rows with weights above
+        c / _SIMILAR. This does not depend on what happened to be tried.
+        """
+        weight, order = self.weight.sort(descending=True, stable=True)
+        last = int((self.probability[order].cumsum(0) < ENOUGH_TRIES).sum())
+        limit = _SIMILAR * max(float(weight[last]) if last < len(weight) else 0.0, 1.0)
+        return order[: int((weight > limit).sum())]
+
+    def largest(self, share: float) -> int | None:
+        """Returns the row with the largest weight that the log hardly tries.
+
+        Args:
+            share: share of the policy's decisions, those with the largest weights, that is passed over.
+
+        Returns:
+            The number of the row; None if no more than this share is hardly tried.
+        """
+        passed = self.wanted[self.hardly_tried].cumsum(0)
+        count = int((passed <= share * len(self.weight)).sum())
+        return None if count == len(passed) else int(self.hardly_tried[count])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -51,6 +112,9 @@ class Contributions:
         offset: unweighted part, per unit of size.
         bounds: lowest and highest possible outcome, if outcomes other than the observed ones are possible.
         earned: [n] outcome before a model's prediction is subtracted; None if that is `outcome`.
+        alternatives: actions that could have been logged in each row; None without weights.
+        of_row: lowest and highest outcome of a single row, which the row of an alternative may have; None if
+            `outcome` is that of whole episodes.
     """
 
     total: Tensor
@@ -60,6 +124,8 @@ class Contributions:
     offset: float = 0.0
     bounds: tuple[float, float] | None = None
     earned: Tensor | None = None
+    alternatives: Alternatives | None = None
+    of_row: tuple[float, float] | None = None
 
     @property
     def value(self) -> float:
@@ -76,6 +142,13 @@ class Contributions:
         """The lowest and the highest outcome, observed or possible."""
         low, high = self.bounds or (torch.inf, -torch.inf)
         return min(low, float(self.outcome.min())), max(high, float(self.outcome.max()))
+
+    @property
+    def untried_outcomes(self) -> tuple[float, float]:
+        """The lowest and the highest outcome of an alternative that the log hardly tries."""
+        low, high = self.outcomes
+        row = self.of_row or (low, high)
+        return min(low, row[0]), max(high, row[1])
 
     @property
     def informative(self) -> float:
@@ -112,7 +185,17 @@ def intervals(questions: Sequence[Question], level: float) -> list[tuple[float, 
     size = max(1, _POINTS_AT_ONCE // max(len(problem.counts) for problem in solvable)) if solvable else 1
     ends = iter([pair for start in range(0, len(solvable), size) for pair in _ends(solvable[start : start + size])])
     undefined = (torch.nan, torch.nan)
-    return [undefined if problem is None else next(ends) for problem in problems]
+    found = [undefined if problem is None else next(ends) for problem in problems]
+    return [
+        (_without_rounding(low, first), _without_rounding(high, first))
+        for (low, high), (first, _) in zip(found, questions, strict=True)
+    ]
+
+
+def _without_rounding(end: float, contributions: Contributions) -> float:
+    """Returns the end of an interval, or 0 if it differs from 0 by rounding only."""
+    scale = float((contributions.total / contributions.size).abs().max())
+    return 0.0 if abs(end) < _ZERO * scale else end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +236,11 @@ class _IntervalProblem:
 def _corners(parts: Sequence[Contributions]) -> Tensor:
     """Returns the points of every extreme outcome with every extreme weight, [2 + parts, c]."""
     size = float(parts[0].size.mean())
+    observed = _extreme_weights(parts)
     corners = []
-    for weights in _extreme_weights(parts):
-        for outcomes in zip(*(part.outcomes for part in parts), strict=True):
+    for number, weights in enumerate([*observed, *_untried_weights(parts, observed)]):
+        tried = number < len(observed)
+        for outcomes in zip(*(part.outcomes if tried else part.untried_outcomes for part in parts), strict=True):
             added = [
                 part.offset + weight * outcome for part, weight, outcome in zip(parts, weights, outcomes, strict=True)
             ]
@@ -176,6 +261,31 @@ def _extreme_weights(parts: Sequence[Contributions]) -> list[list[float]]:
         more = weights[0] - weights[1]
         chosen += [_highest(more), _highest(-more)]
     return [[1.0] * len(parts), *weights[:, chosen].T.tolist()]
+
+
+def _untried_weights(parts: Sequence[Contributions], observed: list[list[float]]) -> list[list[float]]:
+    """Returns weights of alternatives that are larger than the corners' observed weights.
+
+    One row of an episode differs from the others, so that of `size` rows one has the weight.
+    """
+    if all(part.alternatives is None for part in parts):
+        return []
+    rows = max(len(part.alternatives.weight) for part in parts if part.alternatives is not None)
+    size = float(parts[0].size.mean())
+    ones = parts[0].weight.new_ones(rows)
+    weights = torch.stack([ones if part.alternatives is None else part.alternatives.weight for part in parts])
+    corners = []
+    for number, part in enumerate(parts):
+        largest = max(corner[number] for corner in observed)
+        alternatives = part.alternatives
+        if alternatives is None:
+            continue
+        # rows that are passed over move an estimate by a tenth of its standard error, unless rewards lie far out
+        share = _NEGLIGIBLE * float((part.weight - 1).square().mean() / len(part.weight)) ** 0.5
+        row = alternatives.largest(share)
+        if row is not None and 1 + (float(weights[number, row]) - 1) / size > largest:
+            corners.append((1 + (weights[:, row] - 1) / size).tolist())
+    return corners
 
 
 def _highest(deviation: Tensor) -> int:

@@ -10,6 +10,7 @@ cover     the least coverage of any estimator's nominal 95 % interval of the val
 low, high most misses of any estimator on a side: intervals above, and below the truth
 ship, not decisions in all logs: where what is done makes no difference (gain 1) both are false
 
+`--only segment`: logs that hardly try what the policy does in a small segment (tests/oracles/segments.py).
 `--only users`: logs with several rows of each user (tests/oracles/users.py).
 `--only hidden`: logs whose known propensities are hidden, so that they are estimated (tests/oracles/hidden_loggers.py).
 `--only power` finds how often the interval of the difference excludes 0 where a policy is better, beside Fisher's
@@ -29,6 +30,7 @@ from reagent_lite.rl.likelihood import Contributions, intervals
 from tests.benchmarks.turns import options_of
 from tests.oracles.hidden_loggers import HiddenLogger
 from tests.oracles.regimes import Regime, measure
+from tests.oracles.segments import Segment
 from tests.oracles.users import Users
 
 SIZES = (
@@ -80,6 +82,22 @@ REGIMES: dict[str, list[Any]] = {
             Regime(episodes=episodes, actions=2, outcome=outcome, sigma=sigma, gain=gain)
             for outcome in ("heavy", "heavy cost")
             for episodes, sigma, gain in ((2_000, 1.2, 1.8), (2_000, 1.5, 2.6), (500, 1.2, 2.6))
+        ),
+    ],
+    "segment": [
+        *(
+            Segment(**size, outcome=outcome, usual=0.1, other=0.8)  # type: ignore[arg-type]
+            for size in (
+                {"episodes": 3_000, "explored": 0.004, "share": 0.02},
+                {"episodes": 1_200, "explored": 0.01, "share": 0.01, "actions": 4},
+                {"episodes": 4_000, "explored": 0.004, "share": 0.01, "elsewhere": 0.5},
+                {"episodes": 800, "explored": 0.003, "share": 0.01, "horizon": 4},
+            )
+            for outcome in ("event", "cost")
+        ),
+        *(
+            Segment(episodes=3_000, explored=0.004, share=0.02, outcome="normal", rate=1.0, usual=usual, other=other)
+            for usual, other in ((1.0, 20.0), (2.0, 3.0), (2.0, 1.0))
         ),
     ],
     "users": [

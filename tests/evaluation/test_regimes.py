@@ -11,6 +11,7 @@ import pytest
 import torch
 from oracles.hidden_loggers import HiddenLogger
 from oracles.regimes import CONFIG, Regime, measure, page_of
+from oracles.segments import Segment
 from oracles.users import Users
 
 from reagent_lite.evaluation.cpe import evaluate_page
@@ -56,13 +57,19 @@ UNDECIDED = {"ship": (0, 0), "do not ship": (0, 0)}
         # some ten losses that cancel a gain: 8 % would be shipped if all logs were trusted
         (Regime(episodes=2_000, actions=2, outcome="loss", rate=0.01), LOGS // 2,
          {"ship": (0, 3 / 20), "do not ship": (0, 3 / 20), "trusted": (0, 0.25)}),
+        # what the log hardly tries may be better or worse
+        *((Segment(episodes=1_000, explored=0.004, share=0.02, outcome=outcome, usual=0.1, other=0.8), LOGS // 2,
+           SOUND_OF_20 | {right: (0, 1), wrong: (0, 0)})
+          for outcome, right, wrong in (("event", "ship", "do not ship"), ("cost", "do not ship", "ship"))),
+        (Segment(episodes=1_000, explored=0.004, share=0.02, outcome="normal", rate=1.0, usual=1.0, other=20.0), 6,
+         UNDECIDED | {"trusted": (0, 0)}),
         # a log without events says nothing
         (Regime(episodes=300, rate=0.0), 3, UNDECIDED | {"trusted": (0, 0)}),
     ],
     ids=str,
 )  # fmt: skip
 def test_shares_of_trusted_estimates_intervals_and_decisions(
-    regime: Regime | HiddenLogger | Users, logs: int, bounds: dict[str, tuple[float, float]]
+    regime: Regime | HiddenLogger | Segment | Users, logs: int, bounds: dict[str, tuple[float, float]]
 ) -> None:
     figures = measure(regime, logs, seed=1000)
     assert {name: figures[name] for name, (low, high) in bounds.items() if not low <= figures[name] <= high} == {}

@@ -9,8 +9,10 @@ import torch
 from oracles.pages import bandit_page, estimate_of, evaluated, weighing
 from scipy.stats import sem
 
+from reagent_lite.evaluation.overlap import untried
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.verdict import Verdict
+from reagent_lite.rl.likelihood import Alternatives
 
 WEIGHTED = ("Per_Decision_Importance_Sampling", "Weighted_Per_Decision_Importance_Sampling",
             "Sequential_Doubly_Robust", "Weighted_Sequential_Doubly_Robust")  # fmt: skip
@@ -163,3 +165,44 @@ def test_a_range_is_asked_for_rewards_only() -> None:
     result = evaluated(bandit_page([1.0] * 200, metric=[1.0] * 200))
     reward, metric = (estimate_of(result, "IPS_Reward", outcome).reason for outcome in (0, 1))
     assert reward == f"{metric}, or say in evaluation.reward_range which rewards are possible"
+
+
+# ---- decisions that the log hardly tries
+
+
+def hardly_tried(rewards: list[float], rows: int) -> EvaluationPage:
+    """The policy does what was logged, but in the first rows, where the log tries its action in 0.2 %."""
+    page = bandit_page(rewards, propensity=0.998, model_propensity=1.0)
+    page.model_propensities[:rows] = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    return page
+
+
+@pytest.mark.parametrize(
+    ("page", "keys", "verdict", "reason"),
+    [
+        (hardly_tried(REWARDS, 10), {}, TRUSTWORTHY, "190 effective rows"),  # two sizes of rewards
+        (hardly_tried([*REWARDS[:-1], 3.0], 10), {}, SUPPORT,
+         "5% of the policy's decisions are hardly tried by the log (0.02 tries expected in 200 rows)"),
+        (hardly_tried([*REWARDS[:-1], 3.0], 10), {"reward_range": (0.0, 9.0)}, TRUSTWORTHY, "190 effective rows"),
+        (hardly_tried([*REWARDS[:-1], 3.0], 0), {}, TRUSTWORTHY, "200 effective rows"),
+    ],
+)  # fmt: skip
+def test_rewards_that_no_row_has_may_be_earned_where_the_log_hardly_tries(
+    page: EvaluationPage, keys: dict[str, Any], verdict: Verdict, reason: str
+) -> None:
+    estimate = estimate_of(evaluated(page, **keys), "IPS_Reward")
+    assert estimate.verdict is verdict
+    assert reason in estimate.reason
+    assert estimate.difference.side == 0
+
+
+def test_enough_tries_of_similar_weights_show_what_is_earned() -> None:
+    """Weights of 100: 0.01 tries a row; 400 rows have 4, 600 have 6. Those of 20 are 50 tries in 1,000 rows."""
+
+    def share(rows: int, probability: float = 0.01) -> tuple[float, float]:
+        others = torch.tensor([0.01] * rows + [probability] * 1000, dtype=torch.float64)
+        return untried(Alternatives.of(torch.zeros_like(others), 1 - others))
+
+    assert share(400, 0.05) == pytest.approx((400 / 1400, 4.0))
+    assert share(600, 0.05) == (0.0, 0.0)
+    assert share(400, 0.015) == (0.0, 0.0)
