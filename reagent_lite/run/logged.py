@@ -96,7 +96,7 @@ class Data:
         continues: whether any of these rows, on any machine, has a next state; false for logs of single steps.
         sides: training and eval data as the evaluation sees them.
         scored: the episodes on which the policy is scored.
-        seen: whether the policy learns from some of the scored episodes.
+        seen: whether the policy learns from some of the scored episodes, also if they have another mdp_id there.
         items: the item table, or None without data.items.
     """
 
@@ -162,6 +162,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     )
     scored = scored_episodes(sides, config.evaluation, config.seed)
     learned, seen = _to_learn(config, train_log, sides, scored)
+    seen |= scored.repeats and config.simulated_share < 1
     counts = shards.counts(learned.count)
     if not sum(counts):
         raise DataError(_nothing_to_learn(config))
