@@ -34,7 +34,8 @@ class RLConfig(Section):
     """Discount by gamma ** (time_diff / time_diff_unit_length) instead of once per row. Every row that is not
     terminal then needs a time_diff."""
     time_diff_unit_length: Positive = 1.0
-    """Divisor of time_diff."""
+    """Divisor of time_diff, in its unit: microseconds where sequence_number is a time. A value with which nearly all
+    discounts are below 0.001, or all are 1, is refused."""
     q_network_loss: Literal["mse", "huber", "bce_with_logits"] = "mse"
     """huber: smooth L1 with beta 1. bce_with_logits: needs gamma 0 and rewards in [0, 1]; values are then probabilities
     in figures, in the exported model and for temperature."""

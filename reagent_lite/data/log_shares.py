@@ -50,6 +50,24 @@ def rows_by_log(files: Sequence[InputFile], origin_file: NDArray[np.int32]) -> d
     return counts
 
 
+def log_of_rows(counts: Mapping[str, int], origin_file: NDArray[np.int32], num_files: int) -> NDArray[np.int64]:
+    """Returns [R] the number of each row's log, from 1, by the counts of a training copy of several logs.
+
+    Args:
+        counts: the copy's counts.
+        origin_file: [R] number of the file that each row is from; files are in the order of the logs.
+        num_files: number of files.
+    """
+    rows = [counts[name] for name in sorted(counts, key=_number_of) if name.startswith(_ROWS_OF_LOG)]
+    last_rows = np.cumsum(np.bincount(origin_file, minlength=num_files))
+    return 1 + np.searchsorted(np.cumsum(rows), last_rows)[origin_file]
+
+
+def _number_of(name: str) -> int:
+    number = name.removeprefix(_ROWS_OF_LOG)
+    return int(number) if number.isdecimal() else 0
+
+
 def shares_in_words(shares: Iterable[tuple[str, int, float]]) -> str:
     """Returns the rows of each log as text."""
     return "; ".join(f"{location(log)}: {counted(rows, 'row')}, {share:.1%}" for log, rows, share in shares)

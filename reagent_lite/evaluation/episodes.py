@@ -29,6 +29,7 @@ FEWEST_TO_VALIDATE = 50
 """Fewest episodes besides the scored ones of which some are for validation."""
 _VALIDATION_SHARE = 0.1
 _FEWEST_VALIDATED = 10
+_CHANCE_EPISODES = 3  # equal episodes of two logs that may be chance
 _EVAL_DATA = 1 << 32  # larger than every shard number
 
 
@@ -76,7 +77,8 @@ class ScoredEpisodes:
         numbers: [R] numbers of the rows that this process scores, in the order of the training copy.
         episode: [R] int64 code of each row's episode, the same on every machine.
         sequence: [R] int64 position of each row in its episode, among the rows of all machines.
-        notes: sentences on episodes that are not scored, the same on every rank.
+        notes: sentences on episodes that are not scored, and on repeated ones, the same on every rank.
+        repeats: whether training data have eval episodes under other mdp_ids.
     """
 
     hashes: Hashes
@@ -84,6 +86,7 @@ class ScoredEpisodes:
     episode: NDArray[np.int64]
     sequence: NDArray[np.int64]
     notes: tuple[str, ...]
+    repeats: bool
 
 
 def scored_episodes(
@@ -115,6 +118,7 @@ def scored_episodes(
     if few:
         _balance(candidates.hashes, selected, ~flags.faulty)
     hashes, draw_notes = _draw(candidates.hashes[selected & ~flags.elsewhere], settings.max_episodes, seed, shards)
+    repeats = _repeated(sides)
     scored_here = np.zeros(len(copy.episode_hash), np.bool_)
     scored_here[candidates.numbers] = np.isin(candidates.hashes, hashes) & ~flags.copied
     numbers = shards.part(np.flatnonzero(scored_here[copy.episode]))
@@ -124,7 +128,8 @@ def scored_episodes(
         numbers=numbers,
         episode=codes[copy.episode[numbers]],
         sequence=np.asarray(copy.sequence[numbers], np.int64),
-        notes=(*notes, *draw_notes),
+        notes=(*notes, *draw_notes, *repeats),
+        repeats=bool(repeats),
     )
 
 
@@ -146,6 +151,44 @@ def validation_episodes(sides: TrainEvalLogs, scored: ScoredEpisodes, seed: int)
         return np.zeros(len(hashes), np.bool_)
     share = max(_VALIDATION_SHARE, _FEWEST_VALIDATED / count)
     return remaining & held_out(hashes ^ mix(np.array([seed], np.uint64)), share)
+
+
+def _repeated(sides: TrainEvalLogs) -> list[str]:
+    """Returns a sentence if eval episodes are in the training data under other mdp_ids; every rank calls it.
+
+    Equal episodes may be chance in a log of few states and short episodes. About as many are expected as there are
+    equal ones in the training data, and more than twice as many are no chance.
+    """
+    if sides.held_out is None or sides.same:
+        return []
+    shards = sides.shards
+    own = _contents(sides.train)
+    held_out_digests = _contents(sides.held_out)
+    equal = np.zeros(len(held_out_digests), np.bool_)
+    named = np.zeros(len(held_out_digests), np.bool_)
+    names = sides.hashes(sides.held_out)
+    training_names = np.unique(sides.hashes(sides.train))
+    trained = repeated = 0
+    for reader in shards.first_readers:
+        digests = _broadcast(own, reader, shards)
+        equal |= np.isin(held_out_digests, digests)
+        named |= _find(_broadcast(training_names, reader, shards), names) >= 0
+        trained += len(digests)
+        repeated += len(digests) - len(np.unique(digests))
+    number, total = (sum(shards.counts(int(flags.sum()))) for flags in (equal & ~named, ~named))
+    by_chance = repeated / max(trained, 1) * total
+    if number <= _CHANCE_EPISODES + 2 * by_chance:
+        return []
+    return [
+        f"{number:,} of {counted(total, 'eval episode')} are in the training data under another mdp_id, with the same "
+        "states, actions, rewards and propensities: estimates may flatter a policy that has learned from them. Give "
+        "an episode the same mdp_id in both logs, or leave these episodes out of the training data"
+    ]
+
+
+def _contents(copy: TrainingCopy) -> Hashes:
+    """Returns a digest of each episode's rows, [episodes], without their sequence numbers."""
+    return episode_digests(copy, np.ones(len(copy.episode_hash), np.bool_), numbered=False)
 
 
 def _balance(hashes: Hashes, scored: NDArray[np.bool_], usable: NDArray[np.bool_]) -> None:
@@ -312,7 +355,7 @@ def _left_out(candidates: _EpisodeCandidates, flags: _Flags, selected: NDArray[n
     return notes
 
 
-def episode_digests(copy: TrainingCopy, wanted: NDArray[np.bool_]) -> Hashes:
+def episode_digests(copy: TrainingCopy, wanted: NDArray[np.bool_], *, numbered: bool = True) -> Hashes:
     """Returns a digest of each episode's states, actions, choices, rewards and propensities, [episodes].
 
     It does not depend on the order of rows, features and files, nor on features that no row of the episode has.
@@ -320,6 +363,7 @@ def episode_digests(copy: TrainingCopy, wanted: NDArray[np.bool_]) -> Hashes:
     Args:
         copy: training or eval data.
         wanted: [episodes] bool, episodes to digest; the digest of the others is 0.
+        numbered: whether sequence numbers count.
     """
     digests = np.zeros(len(wanted), np.uint64)
     if not wanted.any():
@@ -329,7 +373,8 @@ def episode_digests(copy: TrainingCopy, wanted: NDArray[np.bool_]) -> Hashes:
     for start in range(0, len(copy), size):
         rows = start + np.flatnonzero(wanted[copy.episode[start : start + size]])
         row = hashes_of(copy.state_ids, copy.state[rows], np.ones(len(rows), np.int64))
-        row = mix(row ^ np.asarray(copy.sequence[rows], np.int64).view(np.uint64))
+        if numbered:
+            row = mix(row ^ np.asarray(copy.sequence[rows], np.int64).view(np.uint64))
         for column in (copy.action[rows], copy.reward[rows], copy.propensity[rows]):
             row = mix(row ^ np.ascontiguousarray(column).view(np.uint32).astype(np.uint64))
         if copy.parametric:

@@ -115,6 +115,7 @@ class EvaluationLog:
             warnings += _feature_warnings(model, copy)
             if model.learned_from(content):
                 warnings.append(f"{model.key} was trained on this very log: it has seen episodes that are scored")
+            warnings += model.discount_warnings(copy, config.data_path, gamma)
         sides = TrainEvalLogs(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
         settings = config.evaluation
         fitted = any(_is_modelled(policy, columns) for policy in policies)

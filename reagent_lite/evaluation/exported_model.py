@@ -5,6 +5,7 @@ raw rows ─┬─► the bundle, through onnxruntime ────────�
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,18 @@ from reagent_lite.config import check
 from reagent_lite.config.algorithm import Q_TEMPERATURE
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.config.paths import shown
+from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.config.training import TrainingConfig
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.feature_types import MIN_PRESENT_VALUES
 from reagent_lite.data.features.fitting import fit_columns
 from reagent_lite.data.features.normalization import parse_normalization
+from reagent_lite.data.sampling.discounts import time_discounts
 from reagent_lite.data.sampling.normalized import Reordered
 from reagent_lite.data.sampling.spans import Spans, single_steps, time_steps
-from reagent_lite.errors import BundleError, Problem
-from reagent_lite.export.bundle import CONFIG_FILE, NORMALIZATION_FILE, Bundle, load_bundle
+from reagent_lite.errors import BundleError, DataError, Problem
+from reagent_lite.export.bundle import CONFIG_FILE, EVALUATION_FILE, NORMALIZATION_FILE, Bundle, load_bundle
 from reagent_lite.export.choices import Choices
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy, policy_of
@@ -120,6 +122,7 @@ class ExportedModel:
         bundle: its bundle, loaded and verified.
         config: config it was trained with, as JSON.
         reading: its normalization and network shapes, which models of its policy share.
+        time_discount: TimeDiscounts.json of its training; None if it was trained by rows, or by an earlier version.
     """
 
     key: str
@@ -127,6 +130,7 @@ class ExportedModel:
     bundle: Bundle
     config: dict[str, Any]
     reading: Reading
+    time_discount: dict[str, Any] | None
 
     @classmethod
     def load(cls, key: str, path: str) -> "ExportedModel":
@@ -155,7 +159,9 @@ class ExportedModel:
             training=check(TrainingConfig, config.get("training", {})),
             missing_as_zero=bool(config.get("rl", {}).get("set_missing_value_to_zero", False)),
         )
-        return cls(key=key, path=folder, bundle=bundle, config=config, reading=reading)
+        evaluation = folder / EVALUATION_FILE
+        time_discount = json.loads(evaluation.read_bytes()).get("time_discount") if evaluation.exists() else None
+        return cls(key=key, path=folder, bundle=bundle, config=config, reading=reading, time_discount=time_discount)
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -180,8 +186,31 @@ class ExportedModel:
             DataError: rows before the end without a positive time_diff, if time is the discount.
         """
         if self.by_time:
-            return time_steps(copy, float(self.config["rl"].get("time_diff_unit_length", 1.0)))
+            return time_steps(copy, self.unit_length)
         return single_steps(copy)
+
+    @property
+    def unit_length(self) -> float:
+        """The rl.time_diff_unit_length of its training."""
+        return float(self.config["rl"].get("time_diff_unit_length", 1.0))
+
+    def discount_warnings(self, copy: TrainingCopy, path: DataPath, gamma: float) -> Iterator[str]:
+        """Yields a warning if times of a log seem to be in another unit than in training.
+
+        Raises:
+            DataError: nearly all discounts by time_diff are 0, or all are 1.
+        """
+        if not self.by_time:
+            return
+        discounts = time_discounts(copy, unit_length=self.unit_length, gamma=gamma)
+        if discounts is None:
+            return
+        todo = "Give the log times in the unit of the log that the model was trained on"
+        if problem := discounts.problem(f"{self.key} {self.path}, on {shown(path)}", todo):
+            raise DataError(problem)
+        kept = self.time_discount
+        warnings = (discounts.warning(), discounts.differs_from(kept))
+        yield from (f"{self.key}: {warning}" for warning in warnings if warning is not None)
 
     @property
     def by_time(self) -> bool:

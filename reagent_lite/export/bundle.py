@@ -30,6 +30,7 @@ MODEL_FILE: Final = "model.onnx"
 GOLDEN_FILE: Final = "golden.json"
 CONFIG_FILE: Final = "config.json"
 NORMALIZATION_FILE: Final = "normalization.json"
+EVALUATION_FILE: Final = "evaluation.json"
 _OUTPUTS: Final = {"q", "greedy", "propensities", "choices"}
 _EXPORT_AGAIN: Final = "Export the model again with this release"
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.errors import BundleError, Problem, counted
-from reagent_lite.export.bundle import CONFIG_FILE, GOLDEN_FILE, NORMALIZATION_FILE, load_bundle
+from reagent_lite.export.bundle import CONFIG_FILE, EVALUATION_FILE, GOLDEN_FILE, NORMALIZATION_FILE, load_bundle
 from reagent_lite.export.content import BundleContent, SampleRows
 from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.model_card import model_card
@@ -100,7 +100,7 @@ def _write_files(writing: Path, live: Predictor, content: BundleContent) -> None
     documents: dict[str, dict[str, Any]] = {
         NORMALIZATION_FILE: dict(content.normalization),
         CONFIG_FILE: content.config,
-        "evaluation.json": content.evaluation,
+        EVALUATION_FILE: content.evaluation,
         GOLDEN_FILE: _golden(live, content),
     }
     for name, document in documents.items():

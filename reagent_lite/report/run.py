@@ -18,6 +18,7 @@ from reagent_lite.config import WorkflowConfig, fingerprint, resolved
 from reagent_lite.config.paths import shown
 from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.sampling.discounts import TimeDiscounts
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.decision import Choice, ShipDecision, decide, evidence_of
@@ -105,12 +106,14 @@ class DataFacts:
         note: description of the sample that the facts are from.
         sources: training and eval data.
         items: the item table, or None.
+        discounts: discounts by time_diff in the training data; None if discounts are by rows.
     """
 
     features: Mapping[str, Mapping[int, FeatureFacts]] = field(default_factory=dict)
     note: str = ""
     sources: tuple[DataSource, ...] = ()
     items: ItemTable | None = None
+    discounts: TimeDiscounts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,13 +300,23 @@ def _facts(figures: RunFigures) -> tuple[tuple[str, Cell], ...]:
         ("Learned from", shown(config.training_data_path) or env),
         ("Optimizer steps", figures.steps),
         ("Rows learned from, repeats included", figures.rows),
-        ("Discount per step", f"{config.rl.gamma:g}"),
+        *_discount_facts(config, figures.facts.discounts),
         ("Policy", figures.policy),
         ("Seed", str(config.seed)),
         ("Data hash", figures.identity[:16]),
         ("Config hash", fingerprint(config)[:16]),
         *items_facts(figures.facts.items),
     )
+
+
+def _discount_facts(config: WorkflowConfig, discounts: TimeDiscounts | None) -> Iterator[tuple[str, Cell]]:
+    if not config.rl.use_seq_num_diff_as_time_diff:
+        yield "Discount per step", f"{config.rl.gamma:g}"
+        return
+    yield f"Discount per {config.rl.time_diff_unit_length:g} of time_diff", f"{config.rl.gamma:g}"
+    if discounts is not None:
+        yield "Median time_diff of a step", discounts.time_diff
+        yield "Median discount of a step", discounts.discount
 
 
 def items_facts(items: ItemTable | None) -> tuple[tuple[str, Cell], ...]:

@@ -5,7 +5,7 @@ config ─► processes ─┬─► files and environment ─► widths ─┬�
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -54,6 +54,19 @@ class LoggedInput:
     rows: int | None = None
     events: bool = False
     copy: CopyManifest | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discounts:
+    """What a plan says about discounts by time_diff, from the first rows of the logs; empty without these discounts.
+
+    Attributes:
+        lines: the median discount of each path.
+        warnings: problems of their unit of time.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,18 +174,20 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
     )
 
 
-def require_first_rows(config: WorkflowConfig) -> None:
-    """Checks that training can read the first rows of the logs that this machine has.
+def require_first_rows(config: WorkflowConfig) -> Discounts:
+    """Checks that training can read the first rows of the logs that this machine has, and returns their discounts.
 
     Raises:
         DataError: a file cannot be read, or its first rows have faults; with file and line.
     """
     paths = [path for path in (config.training_data_path, config.eval_data_path) if path]
+    discounts = Discounts()
     if not paths or (config.timeline is not None and config.timeline.on_refused != "error"):
-        return
+        return discounts
     with needing("data", "training_data_path"):
         from reagent_lite.data.copy.first_look import first_rows
         from reagent_lite.data.rows.items import given_items
+        from reagent_lite.data.sampling.discounts import TimeDiscounts, suggested_unit
         from reagent_lite.data.stage import data_files
     items = given_items(config.data.items, config.data.item_id)
     for path in paths:
@@ -180,7 +195,15 @@ def require_first_rows(config: WorkflowConfig) -> None:
             data_files(path, config.data.columns)
         except ReagentLiteError:  # another machine may have the files: a warning, see `dry_run`
             continue
-        first_rows(path, config.actions or None, config.data.columns, items)
+        first = first_rows(path, config.actions or None, config.data.columns, items)
+        if config.rl.use_seq_num_diff_as_time_diff:
+            unit = config.rl.time_diff_unit_length
+            of_path = TimeDiscounts.of(first.time_diff, unit_length=unit, gamma=config.rl.gamma)
+            if of_path is not None:
+                discounts.lines.append(f"{shown(path)}: {of_path}, in the first {counted(first.rows, 'row')}")
+                if problem := of_path.problem(shown(path), suggested_unit(of_path.time_diff)):
+                    discounts.warnings.append(f"the run ends with this error if other rows are alike: {problem}")
+    return discounts
 
 
 def _logged_input(config: WorkflowConfig) -> LoggedInput:

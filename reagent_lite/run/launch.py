@@ -181,11 +181,11 @@ def _collect(config: WorkflowConfig, group: Group) -> "Collected":
 
 def _describe(config: WorkflowConfig, processes: Processes) -> None:
     _log_choice(processes)
-    require_first_rows(config)
+    discounts = require_first_rows(config)
     run = dry_run(config, processes)
-    for line in lines_of(run):
+    for line in (*lines_of(run), *discounts.lines):
         logger.info(line)
-    for trouble in warnings_of(run):
+    for trouble in (*warnings_of(run), *discounts.warnings):
         logger.warning(trouble)
     print(json.dumps(resolved(run.config), indent=2))
 

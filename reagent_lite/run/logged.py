@@ -35,6 +35,7 @@ from reagent_lite.data.copy.training_copy import (
 from reagent_lite.data.features.normalization import left_out_features, normalization_json
 from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
+from reagent_lite.data.sampling.discounts import TimeDiscounts, require_discounts, time_discounts
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
 from reagent_lite.data.sampling.repetitions import require_own_rows
 from reagent_lite.data.sampling.shards import Shards
@@ -63,6 +64,8 @@ from reagent_lite.run.normalization import (
 )
 from reagent_lite.types import FeatureType, NormalizationSpec, SourceSpec
 
+_TRAINING = "training data"
+_EVAL = "eval data"
 _DEVICE_SHARE = 0.5  # of the free device memory; the rest is left for the network, its gradients and batches
 
 
@@ -76,12 +79,14 @@ class LoggedData:
         others: {"state" or "action": {id: number of values without a column of their own}} of one-hot features, on all
             machines.
         rows: this machine's rows as sources read them.
+        discounts: this machine's discounts by time_diff; None if discounts are by rows.
     """
 
     copy: TrainingCopy
     agreement: Agreement
     others: dict[str, dict[int, int]]
     rows: LoggedRows
+    discounts: TimeDiscounts | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +105,7 @@ class Data:
         continues: whether any row learned from, on any machine, has a next state; false for logs of single steps.
         sides: training and eval data as the evaluation sees them.
         scored: the episodes on which the policy is scored.
-        seen: whether the policy learns from some of the scored episodes.
+        seen: whether the policy learns from some of the scored episodes, also if they have another mdp_id there.
         items: the item table, or None without data.items.
     """
 
@@ -137,10 +142,10 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     shards = Shards.of(config.data, group)
     given = given_normalization(config)  # first, so that a bad file is reported before the data is read
     items = _items(config, group)
-    train = _copy(config, config.training_data_path, shards, "training data", given, items)
+    train = _copy(config, config.training_data_path, shards, _TRAINING, given, items)
     held_out = None
     if config.eval_data_path is not None:
-        held_out = _copy(config, config.eval_data_path, shards, "eval data", {}, items)
+        held_out = _copy(config, config.eval_data_path, shards, _EVAL, {}, items)
     normalization = given_or_fitted(config, *train, shards, given)
     for copy, agreement in filter(None, (train, held_out)):
         _check_features(config, copy, agreement, normalization, group)
@@ -149,13 +154,16 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     spec = normalization.spec(config.actions, train[1].metric_names)
 
     def log(copy: TrainingCopy, agreement: Agreement, title: str) -> LoggedData:
-        others = _others(copy, normalization, shards, title)
         return LoggedData(
-            copy=copy, agreement=agreement, others=others, rows=_rows(config, copy, normalization, spec, group)
+            copy=copy,
+            agreement=agreement,
+            others=_others(copy, normalization, shards, title),
+            rows=_rows(config, copy, normalization, spec, group),
+            discounts=_discounts(config, copy, title, group),
         )
 
-    train_log = log(*train, "training data")
-    scored_log = train_log if held_out is None else log(*held_out, "eval data")
+    train_log = log(*train, _TRAINING)
+    scored_log = train_log if held_out is None else log(*held_out, _EVAL)
     sides = TrainEvalLogs(
         train=train_log.copy,
         held_out=None if held_out is None else scored_log.copy,
@@ -165,6 +173,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     scored = scored_episodes(sides, config.evaluation, config.seed)
     validated = _validated(config, train_log, sides, scored)
     learned, seen = _to_learn(config, train_log, sides, scored, validated)
+    seen |= scored.repeats and config.simulated_share < 1
     counts = shards.counts(learned.count)
     if not sum(counts):
         raise DataError(_nothing_to_learn(config))
@@ -436,6 +445,25 @@ def _spans(config: WorkflowConfig, copy: TrainingCopy) -> Spans:
         boosts = np.array(boost) if rl.reward_boost else None
         return n_steps(copy, rl.multi_steps, rl.gamma, boosts, maxq=rl.maxq_learning)
     return single_steps(copy)
+
+
+def _discounts(config: WorkflowConfig, copy: TrainingCopy, title: str, group: Group) -> TimeDiscounts | None:
+    """Returns this machine's discounts by time_diff, and logs their median.
+
+    Raises:
+        DataError: nearly all discounts of a log are 0, or all are 1.
+    """
+    if not config.rl.use_seq_num_diff_as_time_diff:
+        return None
+    unit_length = config.rl.time_diff_unit_length
+    path = config.eval_data_path if title == _EVAL and config.eval_data_path else config.training_data_path
+    require_discounts(copy, path, unit_length=unit_length, gamma=config.rl.gamma)
+    discounts = time_discounts(copy, unit_length=unit_length, gamma=config.rl.gamma)
+    if discounts is not None and group.is_first:
+        logger.info(f"{title}: {discounts}")
+        if warning := discounts.warning():
+            logger.warning(f"{title}: {warning}")
+    return discounts
 
 
 def _device_of_rows(config: WorkflowConfig, group: Group, num_bytes: int) -> torch.device:

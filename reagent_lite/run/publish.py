@@ -248,7 +248,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
         for line in (*text_of(reports[ONLY]), str(reports[ONLY].decision)):
             logger.info(line)
         if gate is None or gate.passed:
-            _export(config, source, learned, reports)
+            _export(config, source, facts, learned, reports)
         else:
             reason = gate.reason
             write_whole(config.folder / _NOT_PUBLISHED, canonical(gate.document))
@@ -274,12 +274,14 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
     )
 
 
-def _export(config: WorkflowConfig, source: Source, learned: Learned, reports: Mapping[str, Report]) -> None:
+def _export(
+    config: WorkflowConfig, source: Source, facts: DataFacts, learned: Learned, reports: Mapping[str, Report]
+) -> None:
     for kind, learner in learners_of(learned.learner).items():
         write_bundle(
             model_folder(config.folder, kind),
             _predictor(config, source.normalization, learner),
-            content=_content(config, source, learned, reports[kind], kind),
+            content=_content(config, source, facts, learned, reports[kind], kind),
         )
     (config.folder / _NOT_PUBLISHED).unlink(missing_ok=True)  # of an earlier run
 
@@ -337,13 +339,17 @@ def versions() -> dict[str, str]:
     return numbers | {name: version(name) for name in ("torch", "onnx", "onnxruntime", "numpy")}
 
 
-def _content(config: WorkflowConfig, source: Source, learned: Learned, report: Report, kind: str) -> BundleContent:
-    decision = {"decision": report.decision.json()}
+def _content(
+    config: WorkflowConfig, source: Source, facts: DataFacts, learned: Learned, report: Report, kind: str
+) -> BundleContent:
+    further: dict[str, Any] = {"decision": report.decision.json()}
+    if facts.discounts is not None:
+        further["time_discount"] = facts.discounts.json()
     return BundleContent(
         workflow="dqn" if config.actions else "parametric_dqn",
         normalization=source.normalization.json(),
         config=resolved(config),
-        evaluation={"scores": learned.scores, **learned.evaluation.of(kind).document, **decision},
+        evaluation={"scores": learned.scores, **learned.evaluation.of(kind).document, **further},
         decision=decision_of(report),
         findings=findings(report),
         steps=learned.position.step,

@@ -62,7 +62,7 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
         f"In the units of the data, from at most {_PRESENCE_ROWS:,} rows spread over the training data. Other values "
         "are those of one-hot features that have no column of their own, counted in all rows."
     )
-    return DataFacts(features=features, note=note, sources=sources, items=data.items)
+    return DataFacts(features=features, note=note, sources=sources, items=data.items, discounts=data.train.discounts)
 
 
 def _described(

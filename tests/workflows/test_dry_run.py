@@ -215,3 +215,12 @@ def test_a_faulty_environment_is_an_error_and_a_missing_compiler_a_warning(
     monkeypatch.setitem(sys.modules, "ziglang", None)
     simulation = {"simulation": {"env": str(file), "env_parameters": {"size": 3}}}
     assert "expected a C++ compiler" in only(plan(ONLINE | simulation), "warning:")
+
+
+def test_the_median_discount_by_time(plan: Plan, small: dict[str, Any], tmp_path: Path) -> None:
+    rl = {"gamma": 0.9, "use_seq_num_diff_as_time_diff": True}
+    for time_diff, expected in ((2, "median discount of a step 0.81: 0.9 ** (2), in the first 60 rows"), (2000, "")):
+        write_lines(Path(small["training_data_path"]), [{**row, "time_diff": time_diff} for row in random_rows(60)])
+        lines = plan({"rl": rl})
+        assert any(expected in line for line in lines)
+        assert any("a discount below 0.001 in 100%" in line for line in lines) == (time_diff == 2000)

@@ -339,6 +339,15 @@ def test_a_model_on_the_log_that_it_learned_from(small: dict[str, Any], tmp_path
     *_, fitted = by_hash({row["mdp_id"] for row in rows})
     returns = [0.5 ** row["sequence_number"] * row["reward"] for row in rows if row["mdp_id"] != fitted]
     assert outcome.scores["CPE/Reward/Logged_Return"] == pytest.approx(sum(returns) / 19, abs=1e-6)
+    # the model keeps the median of its log, to be compared with other logs
+    kept = json.loads((model / "evaluation.json").read_bytes())["time_discount"]
+    assert kept == {"time_diff": 2.0, "unit_length": 4.0, "discount": 0.5}
+    write_lines(tmp_path / "minutes.jsonl", [{**row, "time_diff": 2 / 60} for row in rows])
+    assert any("time_diff is 0.0333333 here and was 2 in training" in warning
+               for warning in evaluated(tmp_path / "minutes.jsonl", model, gamma=None)[0].warnings)  # fmt: skip
+    write_lines(tmp_path / "ms.jsonl", [{**row, "time_diff": 2000} for row in rows])
+    with pytest.raises(DataError, match=r"a discount below 0.001 in 100%.*unit of the log that the model was trained"):
+        evaluated(tmp_path / "ms.jsonl", model, gamma=None)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,42 @@ def assert_evaluations_agree(log: Path, model: Path) -> None:
     assert not alone.learned_from(exported.bundle.manifest["data_hash"])
 
 
+@pytest.mark.parametrize(
+    ("rename", "named"), [("{:03}", True), ("eval-{}", True), ("", False)], ids=["leading zeros", "prefix", "no ids"]
+)
+def test_eval_episodes_are_found_in_the_training_data_by_their_rows(
+    noise: dict[str, Any], rename: str, named: bool, tmp_path: Path
+) -> None:
+    """Of 40 eval episodes 30 are in the training data under other ids, in another order."""
+    rows = [json.loads(line) for line in Path(noise["training_data_path"]).read_text().splitlines()]
+    known = [{**row, "mdp_id": rename.format(int(row["mdp_id"]))} for row in rows[29::-1]]
+    new = [{**row, "mdp_id": f"new{row['mdp_id']}", "reward": row["reward"] + 1} for row in rows[30:40]]
+    held_out = known + new
+    if not named:
+        held_out = [{name: value for name, value in row.items() if name != "mdp_id"} for row in held_out]
+    tree = noise | {"eval_data_path": str(write_lines(tmp_path / "eval.jsonl", held_out))}
+    data = prepare(check(DqnConfig, tree), ALONE)
+    assert any("30 of 40 eval episodes are in the training data" in note for note in data.scored.notes)
+    assert data.seen
+    write_lines(tmp_path / "eval.jsonl", new)
+    data = prepare(check(DqnConfig, tree), ALONE)
+    assert (data.scored.notes, data.seen) == ((), False)
+
+
+def test_equal_episodes_of_a_log_with_few_states_are_chance(noise: dict[str, Any], tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    rows = [
+        {"mdp_id": str(n), "sequence_number": 0, "state_features": {"0": int(rng.integers(20))}, "action": "a",
+         "reward": int(rng.integers(2)), "action_probability": 0.5, "terminal": True, "possible_actions": ["a", "b"]}
+        for n in range(300)
+    ]  # fmt: skip
+    paths = {
+        "training_data_path": str(write_lines(tmp_path / "few.jsonl", rows[:200])),
+        "eval_data_path": str(write_lines(tmp_path / "eval.jsonl", rows[200:])),
+    }
+    assert not prepare(check(DqnConfig, noise | paths), ALONE).scored.repeats
+
+
 @pytest.mark.parametrize("given", [False, True], ids=["a share", "the same file as eval data"])
 def test_no_row_of_a_scored_episode_is_learned_from_unless_eval_data_are_given(
     noise: dict[str, Any], given: bool

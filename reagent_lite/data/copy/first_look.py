@@ -5,6 +5,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from reagent_lite.config.columns import SERVED_COLUMNS, Columns
 from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline import TimelineConfig
@@ -15,7 +18,7 @@ from reagent_lite.data.formats.reading import first_block
 from reagent_lite.data.logs import require_one_kind
 from reagent_lite.data.rows.column_mapping import OriginalNames, remembered
 from reagent_lite.data.rows.contract import Contract, are_events
-from reagent_lite.data.rows.reading import read_rows
+from reagent_lite.data.rows.reading import Rows, read_rows
 from reagent_lite.data.stage import StageManifest, data_files, untouched
 from reagent_lite.errors import NoRowsError
 from reagent_lite.item_table import ItemTable
@@ -46,6 +49,7 @@ class FirstRows:
         file: path of their file; with several logs, the file of the first log.
         rows: number of rows.
         state_ids, action_ids: features that occur, ascending.
+        time_diff: positive time differences; of events those between rows of one mdp_id.
     """
 
     events: bool = False
@@ -53,6 +57,7 @@ class FirstRows:
     rows: int
     state_ids: tuple[int, ...]
     action_ids: tuple[int, ...]
+    time_diff: NDArray[np.float32]
 
 
 def standing_copy(
@@ -113,13 +118,14 @@ def first_rows(
         rows=sum(first.rows for first in of_logs),
         state_ids=tuple(sorted({feature for first in of_logs for feature in first.state_ids})),
         action_ids=tuple(sorted({feature for first in of_logs for feature in first.action_ids})),
+        time_diff=np.concatenate([first.time_diff for first in of_logs]),
     )
 
 
 def _first_rows_of(files: tuple[InputFile, ...], actions: tuple[str, ...] | None) -> FirstRows:
     block = first_block(files)
     if block is None:
-        return FirstRows(file=files[0].path, rows=0, state_ids=(), action_ids=())
+        return FirstRows(file=files[0].path, rows=0, state_ids=(), action_ids=(), time_diff=np.zeros(0, np.float32))
     events = are_events(block)
     contract = Contract(actions=actions, events=events)
     contract.require_columns(block.table.column_names, block.where(0))
@@ -132,7 +138,16 @@ def _first_rows_of(files: tuple[InputFile, ...], actions: tuple[str, ...] | None
         rows=block.table.num_rows,
         state_ids=tuple(sorted({*rows.state.ids, *rows.next_state.ids})),
         action_ids=tuple(sorted({feature for matrix in lists for feature in matrix.ids})),
+        time_diff=_time_differences(rows) if events else rows.time_diff[(rows.bootstrap > 0) & (rows.time_diff > 0)],
     )
+
+
+def _time_differences(rows: Rows) -> NDArray[np.float32]:
+    """Returns the positive differences of sequence numbers between events of an episode."""
+    order = np.lexsort((rows.sequence, rows.episode))
+    order = order[(rows.episode[order] >= 0) & rows.has_sequence[order]]
+    differences = np.diff(rows.sequence[order])[np.diff(rows.episode[order]) == 0]
+    return np.asarray(differences[differences > 0], np.float32)
 
 
 def holds_events(path: DataPath, columns: Columns | None = None) -> bool:

@@ -34,7 +34,7 @@ from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import TRAINING_COPY, FolderKind
 
 KIND = "training copy"
-LAYOUT = 10
+LAYOUT = 11
 FOLDER = ".reagent-lite"
 _CONTENT = "[0-9a-f]" * 16
 

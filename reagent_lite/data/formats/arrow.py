@@ -22,7 +22,7 @@ from reagent_lite.config.columns import TRAINING_COLUMNS
 from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile, damage_reported, digest_of
 from reagent_lite.data.formats.schema import filled, is_text, item_values, valid_rows
-from reagent_lite.errors import DataError, Problem, first_line
+from reagent_lite.errors import DataError, Problem, counted, first_line
 from reagent_lite.strict_json import MAX_DEPTH, is_deep, unique_keys
 
 BLOCK_VALUES = 1 << 19
@@ -56,6 +56,8 @@ def read_parquet(
                 row += part.num_rows
                 position.bytes_read = file.size * row // max(1, total)
                 yield partial(_block, file, number, part, names, row, PARQUET)
+        if row != total:
+            raise ValueError(f"{counted(total, 'row')} by its metadata, and {row:,} that can be read")
         position.sha256 = digest_of(stream)
 
 

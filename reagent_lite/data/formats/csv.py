@@ -6,7 +6,8 @@
     mdp_id,sequence_number,state_features.0,action.0,reward          a column per feature; an empty cell is absent
 
 The kind of a column does not depend on the values in a block: mdp_id and discrete actions are strings, so the action 1
-is the action named "1" if there is one, else the action with index 1. A cell that is not a value of its column's kind
+is the action named "1" if there is one, else the action with index 1. The id 7.0 is 7, as the number is in other
+formats; 007 is another id. A cell that is not a value of its column's kind
 stays a string, which is a fault of the row when the column is read, as in JSON lines. Records are those of RFC 4180: a
 quotation mark opens a cell only at its start and closes it only at its end; inside a cell it is doubled. A newline ends
 a record if an even number of quotation marks precedes it, so the line of every record is known.
@@ -50,6 +51,8 @@ _FLAGS = {"1.0": True, "t": True, "0.0": False, "f": False, "true": True, "false
 """Flags: pandas writes 1.0 if a column has gaps, PostgreSQL writes t."""
 _WHOLE = re.compile(r"\s*([-+]?[0-9]+)(?:\.0*)?\s*")
 """An integer; pandas writes 3.0 if a column has gaps."""
+_WHOLE_ID = r"^(?:-?(0)|(-?[1-9][0-9]*))\.0+$"
+"""A number that is an integer, without leading zeros: pandas writes the id 7 as 7.0 if a column has gaps."""
 _DIGIT = re.compile("[0-9]")
 _RECORDS = r'\A(?:(?:"(?:[^"]|"")*"|[^",\r\n]*)(?:,|\r?(?:\n|\z)))*\z'
 _WHOLE_CELLS = re.compile(rb'(?:(?:"(?:[^"]|"")*+"|[^",\r\n]*+)(?:,|\r?\n))*+')
@@ -286,6 +289,8 @@ def typed_cells(name: str, cells: pa.Array, kind: ColumnKind) -> NamedArray:
         return _json_cells(name, cells, json_cell)
     if kind == "action" and pc.any(pc.match_substring_regex(cells, r"^\s*\{"), min_count=0).as_py():
         return _json_cells(name, cells, lambda cell: json_cell(cell) if cell.lstrip().startswith("{") else cell)
+    if kind == "text":
+        return pa.field(name, cells.type), pc.replace_substring_regex(cells, _WHOLE_ID, r"\1\2")
     if kind not in _NUMBERS:
         return pa.field(name, cells.type), cells
     of_kind, value_of = _NUMBERS[kind]

@@ -5,7 +5,7 @@ from typing import Any
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.item_table import ItemTable
 
-VERSION = 5
+VERSION = 6
 """Version of the transformation; output of another version is made again."""
 
 

@@ -64,6 +64,19 @@ def test_rows_lines_and_unknown_columns(
     assert lines_of(blocks) == list(range(1, 31))
 
 
+def test_parquet_rows_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    """A page that says it has no values: Arrow ends the batches there without an error."""
+    table = pa.table({"possible_actions": [["left", "right"]], "reward": [1.0]})
+    file = tmp_path / "x.parquet"
+    pa.parquet.write_table(table, file, use_dictionary=False)
+    content = file.read_bytes()
+    two_values = b",\x15\x04\x15"
+    assert content.count(two_values) == 1
+    file.write_bytes(content.replace(two_values, b",\x15\x00\x15"))
+    (problem,) = problems_of(file)
+    assert str(problem).endswith("1 row by its metadata, and 0 that can be read. Copy the file again")
+
+
 def test_blocks_of_parquet_are_bounded_where_values_are_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1000 rows of 50 zeros each, which take few bytes in the file."""
     monkeypatch.setattr(arrow, "BLOCK_VALUES", 5_000)
