@@ -38,9 +38,7 @@ def test_from_a_csv_with_texts_to_scores_and_an_evaluation(tmp_path: Path, run: 
     assert run("inspect", {}, "--data", str(tmp_path / "offers.csv"), "--output", str(tmp_path / "x.json")).ok
     tree = json.loads((tmp_path / "x.json").read_text())
     assert tree["data"]["columns"]["state_features"] == ["country", "age"]
-    training = {"layers": [-1, 16, -1], "activations": ["relu", "linear"], "minibatch_size": 100, "learning_rate": 0.01}
-    tree = merged(tree, {"use_gpu": False, "epochs": 30, "training": training, "rl": {"temperature": 0.1},
-                         "evaluation": {"final_fit_passes": 1}})  # fmt: skip
+    tree = merged(tree, {"use_gpu": False, "evaluation": {"final_fit_passes": 1}})
     done = run("dqn", tree, timeout=400).ok
     assert "other" not in done.err
     model = tmp_path / done.outcome["model"]
