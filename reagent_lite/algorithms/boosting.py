@@ -54,8 +54,7 @@ class Boosting(PolicyLearner):
         """Takes over a model that was fitted elsewhere."""
         if "trees.value" in tensors:
             tables = (tensors[f"trees.{name}"] for name in ("feature", "threshold", "value"))
-            outputs = 1 if hasattr(self.model, "item_weight") else len(self.model.bias)
-            self.model.trees = Forest(*tables, outputs=outputs)
+            self.model.trees = Forest(*tables, outputs=self.model.outputs)
         self.model.load_state_dict(dict(tensors))
 
     def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -24,7 +24,6 @@ from reagent_lite.console import logger
 from reagent_lite.models.forest import Forest, tree_values
 from reagent_lite.models.reward_models import CandidateRewards, RewardModel
 from reagent_lite.rl.ridge import Regression, best_penalty
-from reagent_lite.types import SourceSpec
 
 FOLDS: Final = 3
 MOST_VALUES: Final = 1 << 27
@@ -62,41 +61,51 @@ class Decisions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardFit:
-    """How well a model predicts rewards of rows that it has not seen.
+class RewardErrors:
+    """Mean squared errors of predicted rewards on rows from which the predictions have not learned.
 
     Attributes:
         rows: number of rows.
-        constant, linear, model: mean squared errors of the mean reward, of the linear model, and of both.
-        trees: number of trees for each action; 0 if they do not predict better.
-        each: " for each action", or "" for candidates.
+        constant: error of the mean reward.
+        linear: error of the linear model.
+        model: error of the whole model, or of a policy's values.
     """
 
     rows: int
     constant: float
     linear: float
     model: float
-    trees: int
-    each: str
 
-    def __str__(self) -> str:
-        on_unseen = f"on rows that it has not seen it explains {explained(self.model, self.constant)} of the variance"
-        if not self.trees:
-            return f"reward model: linear, as trees would not predict better; {on_unseen} of rewards"
-        linear = explained(self.linear, self.constant)
-        model = f"reward model: linear, and {self.trees} trees{self.each}"
-        return f"{model}; {on_unseen} of rewards (linear alone {linear})"
-
-    def json(self) -> dict[str, float | int | str]:
+    def json(self) -> dict[str, float | int]:
         """Returns the entries of evaluation.json."""
         return {
             "rows": self.rows,
             "constant_error": self.constant,
             "linear_error": self.linear,
             "error": self.model,
-            "trees": self.trees,
-            "each": self.each,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardFit(RewardErrors):
+    """Errors of a fitted model.
+
+    Attributes:
+        trees: number of trees of all actions; 0 if they do not predict better.
+    """
+
+    trees: int
+
+    def __str__(self) -> str:
+        on_unseen = f"on rows that it has not seen it explains {explained(self.model, self.constant)} of the variance"
+        if not self.trees:
+            return f"reward model: linear, as trees would not predict better; {on_unseen} of rewards"
+        linear = explained(self.linear, self.constant)
+        return f"reward model: linear, and {self.trees:,} trees; {on_unseen} of rewards (linear alone {linear})"
+
+    def json(self) -> dict[str, float | int]:
+        """Returns the entries of evaluation.json."""
+        return {**RewardErrors.json(self), "trees": self.trees}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +149,6 @@ class TreeSettings:
 
 def fit_rewards(model: RewardModel, rows: Decisions, settings: TreeSettings) -> RewardFit:
     """Sets the weights and trees of a model; the same rows and settings give the same model."""
-    outputs = 1 if rows.chosen is not None else len(model.bias)
     linear = fit_linear(model, rows)
     left = rows.reward - linear
     errors = left.square()
@@ -148,7 +156,7 @@ def fit_rewards(model: RewardModel, rows: Decisions, settings: TreeSettings) -> 
     means = torch.stack([rows.reward[some].mean() for some in fitted])
     constant = float((rows.reward - means[rows.fold]).square().mean())
     rounding = max(1e-9 * constant, 1e-26 * float(rows.reward.square().mean()))
-    forest, gain = _fit_trees(replace(rows, reward=left), outputs, settings, rounding)
+    forest, gain = _fit_trees(replace(rows, reward=left), model.outputs, settings, rounding)
     if forest is not None:
         model.trees = forest
     fit = RewardFit(
@@ -156,8 +164,7 @@ def fit_rewards(model: RewardModel, rows: Decisions, settings: TreeSettings) -> 
         constant=constant,
         linear=float(errors.mean()),
         model=float(errors.mean()) - gain,
-        trees=0 if forest is None else len(forest.value) // outputs,
-        each="" if rows.chosen is not None else " for each action",
+        trees=0 if forest is None else len(forest.value),
     )
     logger.info(str(fit))
     return fit
@@ -180,27 +187,27 @@ def fit_linear(model: RewardModel, rows: Decisions) -> Tensor:
             model.bias.copy_(weights[:1])
             model.state_weight.copy_(weights[1 : 1 + width].unsqueeze(0))
             model.item_weight.copy_(weights[1 + width :])
-            if 0 < model.pair_weight.numel() <= _MOST_PAIRS:
+            if num_pairs(*model.pair_weight.shape):
                 regression = Regression(x=_pairs(rows), targets=left, fold=rows.fold)
-                own = regression.weights(best_penalty([regression]))
-                model.pair_weight.copy_(own[-1].view(width, -1).T)
-                predicted = predicted + regression.unseen(own)
+                pair_weights = regression.weights(best_penalty([regression]))
+                model.pair_weight.copy_(pair_weights[-1].view(width, -1).T)
+                predicted = predicted + regression.unseen(pair_weights)
             return predicted
         model.bias.copy_(weights[0].expand(len(model.bias)))
         model.weight.copy_(weights[1:].expand_as(model.weight))
         most = torch.bincount(rows.action, minlength=len(model.bias)).argsort(descending=True).tolist()
         penalty = best_penalty(of for _, _, of in _by_action(shared.x, left, rows, most[:_PENALTY_ACTIONS]))
         for action, numbers, regression in _by_action(shared.x, left, rows, most):
-            own = regression.weights(penalty)
-            model.bias[action] += own[-1, 0].float()
-            model.weight[action] += own[-1, 1:].float()
-            predicted[numbers] += regression.unseen(own)
+            added = regression.weights(penalty)
+            model.bias[action] += added[-1, 0].float()
+            model.weight[action] += added[-1, 1:].float()
+            predicted[numbers] += regression.unseen(added)
     return predicted
 
 
-def num_pairs(spec: SourceSpec) -> int:
-    """Returns the number of products of the features of state and candidate in the linear model."""
-    pairs = spec.num_state_features * spec.num_action_features
+def num_pairs(candidate_features: int, state_features: int) -> int:
+    """Returns the number of products of the features of candidate and state in the linear model; 0 if too many."""
+    pairs = candidate_features * state_features
     return pairs if pairs <= _MOST_PAIRS else 0
 
 
@@ -280,8 +287,9 @@ def grow_trees(inputs: NDArray[np.float32], target: NDArray[np.float64], count: 
     """Returns `count` trees, each fitted to what those before leave."""
     import lightgbm  # an extra: `needing` has found it
 
-    data = lightgbm.Dataset(inputs, target, params={"max_bin": 63, "verbosity": -1})
-    booster = lightgbm.train(settings.parameters(), data, num_boost_round=count)
+    parameters = settings.parameters()
+    data = lightgbm.Dataset(inputs, target, params=parameters)
+    booster = lightgbm.train(parameters, data, num_boost_round=count)
     trees = _zero_trees(count, settings.depth)
     for number, tree in enumerate(booster.dump_model()["tree_info"]):
         _fill(tree["tree_structure"], [table[number] for table in trees], 0, settings.depth)

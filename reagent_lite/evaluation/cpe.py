@@ -50,7 +50,6 @@ MODELLED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estima
 _GROUP_ROWS = 2**17
 _GROUP_BYTES = 2**24
 _OUTCOMES_AT_ONCE = 32
-_FEW_SIZES = 2
 _CHECKS = {False: "Self_Normalized_IPS_Reward", True: "Weighted_Per_Decision_Importance_Sampling"}
 """The weighted estimate that checks an estimate by a model alone; the key is `Estimator.sequential`."""
 _CHECK_OF_CUT: Final = "Weighted_Sequential_Doubly_Robust"
@@ -433,26 +432,21 @@ def _family(
     check = _CHECK_OF_CUT if cut else _CHECKS[sequential]
     logged, continued = _logged(bases, sequential=sequential)
     references = {name: continued if ESTIMATORS[name].continues else logged for name in names}
-    estimated = [bases[name] for name in names]
     differences = [bases[name].minus(references[name]) for name in names]
-    logged_figure, continued_figure, *figures = figures_of([logged, continued, *estimated, *differences], level)
+    all_bases = [logged, continued, *(bases[name] for name in names), *differences]
+    logged_figure, continued_figure, *figures = figures_of(all_bases, level)
     figure_of = dict(zip(names, figures[: len(names)], strict=True))
     difference_of = dict(zip(names, figures[len(names) :], strict=True))
-
     assert logged.question is not None, "the log always has outcomes"
     possible, _ = logged.question
     low = min(possible.outcomes[0], float(outcomes.min()))
     high = max(possible.outcomes[1], float(outcomes.max()))
     if not sequential:  # a policy may earn returns that no logged episode has
-        weighted = [name for name in names if ESTIMATORS[name].evidence is not None]
-        figure_of |= {name: figure_of[name].within(low, high) for name in weighted}
+        figure_of |= {name: figure_of[name].within(low, high) for name in names if ESTIMATORS[name].evidence}
     ranged = possible.bounds is not None
-    spread = float(outcomes.max() - outcomes.min())
     events = None if bases[_CHECKS[sequential]].missing else matched_events(weights, outcomes)
     outlying = "" if ranged else outlying_outcomes(outcomes)
-    # rewards of two sizes, such as clicks, are all that are possible
-    sized = not ranged and len(torch.unique(outcomes)) > _FEW_SIZES
-    untried = untried_decisions(overlap) if sized else ""
+    untried = "" if ranged else untried_decisions(overlap)
     of_weights = weights_verdict(overlap, sequential=sequential, events=events)
 
     def reasoned(name: str) -> Reasoned:
@@ -469,7 +463,7 @@ def _family(
                 constant=low == high and not ranged,
                 events=None if ranged else events,
                 outlying=outlying,
-                untried=untried if moved_by_untried(overlap, difference_of[name], spread) else "",
+                untried=untried if moved_by_untried(overlap, difference_of[name], outcomes) else "",
                 is_reward=is_reward,
             )
         return verdict if overlap.calibration is None else with_calibration(verdict, overlap.calibration)

@@ -162,7 +162,7 @@ def _repeated(sides: TrainEvalLogs) -> list[str]:
     if sides.held_out is None or sides.same:
         return []
     shards = sides.shards
-    own = _contents(sides.train)
+    training_digests = _contents(sides.train)
     held_out_digests = _contents(sides.held_out)
     equal = np.zeros(len(held_out_digests), np.bool_)
     named = np.zeros(len(held_out_digests), np.bool_)
@@ -170,7 +170,7 @@ def _repeated(sides: TrainEvalLogs) -> list[str]:
     training_names = np.unique(sides.hashes(sides.train))
     trained = repeated = 0
     for reader in shards.first_readers:
-        digests = _broadcast(own, reader, shards)
+        digests = _broadcast(training_digests, reader, shards)
         equal |= np.isin(held_out_digests, digests)
         named |= _find(_broadcast(training_names, reader, shards), names) >= 0
         trained += len(digests)

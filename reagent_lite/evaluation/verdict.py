@@ -6,6 +6,9 @@ The width of an interval does not affect its verdict.
 from collections.abc import Iterator
 from enum import StrEnum
 
+import torch
+from torch import Tensor
+
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.interval import Interval, effective, number, percent
 from reagent_lite.evaluation.overlap import Events, Overlap
@@ -25,6 +28,7 @@ _MAX_LARGEST_SHARE = 0.25
 # A reward one range of all rewards farther out than any seen, earned where the log hardly tries the policy's choices,
 # must not move an estimate by more than this share of half its interval.
 _MAX_UNTRIED = 0.1
+_FEW_SIZES = 2  # of the outcomes of clicks
 # Estimated propensities that may be off by more than this without being noticed support other estimates only.
 _MAX_RESOLUTION = 0.5
 
@@ -158,14 +162,19 @@ def untried_decisions(overlap: Overlap) -> str:
     )
 
 
-def moved_by_untried(overlap: Overlap, difference: Interval, spread: float) -> bool:
+def moved_by_untried(overlap: Overlap, difference: Interval, outcomes: Tensor) -> bool:
     """Returns whether rewards that no row has could move an estimate notably, if the policy alone earns them.
+
+    False if outcomes have at most two sizes, such as those of clicks: no other is possible then.
 
     Args:
         overlap: diagnostics of the weights.
         difference: the estimate's difference from the logged value.
-        spread: distance between the lowest and the highest outcome.
+        outcomes: outcome of each row, or episode.
     """
+    if not overlap.untried_share or len(torch.unique(outcomes)) <= _FEW_SIZES:
+        return False
+    spread = float(outcomes.max() - outcomes.min())
     return overlap.untried_share * spread > _MAX_UNTRIED * (difference.high - difference.low) / 2
 
 

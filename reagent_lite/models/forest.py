@@ -39,15 +39,15 @@ def tree_values(x: Tensor, feature: Tensor, threshold: Tensor, value: Tensor) ->
     number = torch.arange(feature.shape[0], device=x.device)
     flat_feature = feature.flatten()
     flat_threshold = threshold.flatten()
-    place = (x.index_select(1, feature[:, 0]) > threshold[:, 0]).long()  # in its level of the tree
+    position = (x.index_select(1, feature[:, 0]) > threshold[:, 0]).long()  # in its level of the tree
     before = 1  # number of tests above the level
     while before < tests:
-        test = (place + (number * tests + before)).flatten()  # index_select of flat indices is the fastest gather
-        column = flat_feature.index_select(0, test).view(place.shape)
-        place = 2 * place + (x.gather(1, column) > flat_threshold.index_select(0, test).view(place.shape))
+        test = (position + (number * tests + before)).flatten()  # index_select of flat indices is the fastest gather
+        column = flat_feature.index_select(0, test).view(position.shape)
+        position = 2 * position + (x.gather(1, column) > flat_threshold.index_select(0, test).view(position.shape))
         before = 2 * before + 1
-    leaf = (place + number * value.shape[1]).flatten()
-    return value.flatten().index_select(0, leaf).view(place.shape)
+    leaf = (position + number * value.shape[1]).flatten()
+    return value.flatten().index_select(0, leaf).view(position.shape)
 
 
 @torch.jit.script_if_tracing  # type: ignore[untyped-decorator]

@@ -21,9 +21,9 @@ class ActionRewards(nn.Module):
 
     def __init__(self, spec: SourceSpec) -> None:
         super().__init__()
-        count = len(spec.action_names)
-        self.weight = nn.Parameter(torch.zeros(count, spec.num_state_features))
-        self.bias = nn.Parameter(torch.zeros(count))
+        self.outputs: Final[int] = len(spec.action_names)
+        self.weight = nn.Parameter(torch.zeros(self.outputs, spec.num_state_features))
+        self.bias = nn.Parameter(torch.zeros(self.outputs))
         self.trees: nn.Module = nn.Identity()
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
@@ -38,6 +38,7 @@ class CandidateRewards(nn.Module):
     """Expected reward of each candidate from state and candidate; 0 until it is fitted."""
 
     needs_candidate_list: Final[bool] = False
+    outputs: Final[int] = 1
 
     def __init__(self, spec: SourceSpec) -> None:
         super().__init__()

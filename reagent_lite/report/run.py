@@ -246,7 +246,7 @@ def _reward_facts(document: Mapping[str, Any]) -> tuple[tuple[str, Cell], ...]:
     of_line = explained(errors["linear_error"], constant)
     if "trees" not in errors:
         return (("Rewards explained", f"{of_model} of their variance in scored rows; a linear model: {of_line}"),)
-    model = f"linear with {counted(errors['trees'], 'tree')}{errors['each']}" if errors["trees"] else "linear, no trees"
+    model = f"linear with {counted(errors['trees'], 'tree')}" if errors["trees"] else "linear, no trees"
     how = f"{of_model} of the variance of rewards that it has not seen; linear alone: {of_line}"
     return (("Reward model", f"{model}, chosen on rows that it has not seen; it explains {how}"),)
 

@@ -338,7 +338,7 @@ def _machine_lines(run: DryRun) -> Iterator[str]:
     processes = run.processes.count
     total = counted(run.world, f"{run.processes.device_type} process")
     if not config.takes_steps:
-        yield f"{total}; the first fits a model of the reward to the rows of all, without optimizer steps"
+        yield f"{total}; the first one fits the reward model; there are no optimizer steps"
     elif run.minibatch is None:
         yield f"{total}; training.minibatch_size follows the number of rows, known after the data is read"
     else:

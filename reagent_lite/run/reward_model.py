@@ -4,8 +4,9 @@ Every rank sends its part of the rows to rank 0, which fits the model, and all r
 """
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from reagent_lite.algorithms.reward_fit import (
     FOLDS,
     MOST_VALUES,
     Decisions,
+    RewardErrors,
     TreeSettings,
     explained,
     fit_linear,
@@ -36,6 +38,7 @@ from reagent_lite.evaluation.episodes import spread
 from reagent_lite.models.reward_models import build_reward_model
 from reagent_lite.rl.td import chosen
 from reagent_lite.run.logged import Data
+from reagent_lite.types import SourceSpec, TransitionBatch
 
 _VALUES_PER_THREAD = 10_000_000  # with fewer, LightGBM's threads wait for each other longer than they save
 
@@ -70,31 +73,14 @@ def fit_reward_model(learner: Boosting, config: WorkflowConfig, data: Data, grou
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardErrors:
-    """Mean squared errors on scored rows, from which nothing was learned.
+class ScoredErrors(RewardErrors):
+    """Errors of a policy's values on scored rows, beside those of a linear model of the rows that it learns from.
 
     Attributes:
-        rows: number of rows.
-        constant: error of the mean reward of the rows that the policy learns from.
-        linear: error of a linear model of the same rows.
-        values: error of the policy's values.
         certain: whether the linear model's errors are smaller by more than two standard errors.
     """
 
-    rows: int
-    constant: float
-    linear: float
-    values: float
     certain: bool
-
-    def json(self) -> dict[str, float | int]:
-        """Returns the entries of evaluation.json."""
-        return {
-            "rows": self.rows,
-            "constant_error": self.constant,
-            "linear_error": self.linear,
-            "error": self.values,
-        }
 
     @property
     def warning(self) -> str | None:
@@ -104,14 +90,14 @@ class RewardErrors:
         return (
             "a linear model predicts the rewards of scored rows better than this policy's values: it explains "
             f"{explained(self.linear, self.constant)} of their variance, the values "
-            f'{explained(self.values, self.constant)}. Set algorithm to "boosting" with rl.gamma 0'
+            f'{explained(self.model, self.constant)}. Set algorithm to "boosting" with rl.gamma 0'
         )
 
 
 @torch.no_grad()
 def reward_errors(
     learner: PolicyLearner, config: WorkflowConfig, data: Data, scored: NDArray[np.int64], group: Group
-) -> RewardErrors | None:
+) -> ScoredErrors | None:
     """Compares a learner's values of scored rows with a linear model; every rank calls it.
 
     None if later rewards count, if the policy learns from scored rows, or if no row is scored.
@@ -150,11 +136,11 @@ def reward_errors(
         sums += torch.stack([column.sum() for column in (counts, constant, of_line, of_values, gain, gain.square())])
     count, constant_error, linear_error, error, gain_sum, squares = group.all_reduce(sums).tolist()
     spread = math.sqrt(max(squares / count - (gain_sum / count) ** 2, 0.0) / count)
-    return RewardErrors(
+    return ScoredErrors(
         rows=int(count),
         constant=constant_error / count,
         linear=linear_error / count,
-        values=error / count,
+        model=error / count,
         certain=gain_sum / count > 2 * spread,
     )
 
@@ -167,7 +153,9 @@ def _one_rank_works(config: WorkflowConfig, group: Group) -> AbstractContextMana
 
 def _part(data: Data, group: Group) -> Decisions:
     """Returns this rank's part of the rows."""
-    width = data.spec.num_state_features + data.spec.num_action_features + num_pairs(data.spec)
+    spec = data.spec
+    pairs = num_pairs(spec.num_action_features, spec.num_state_features)
+    width = spec.num_state_features + spec.num_action_features + pairs
     total = sum(data.counts)
     most = min(total, max(MOST_VALUES // max(width, 1), 1))
     if most < total and group.is_first:
@@ -180,37 +168,49 @@ def _part(data: Data, group: Group) -> Decisions:
     folds = fold_of(np.asarray(copy.episode_hash), FOLDS)[copy.episode] if len(copy) else np.zeros(1, np.int64)
     if not all(group.all_reduce(torch.from_numpy(np.bincount(folds[part], minlength=FOLDS).astype(np.float64)))):
         if group.is_first:
-            logger.warning("reward model: too few episodes to check it on others, so it is checked on other rows")
+            logger.warning(
+                "reward model: there are too few episodes to check it on others, so it is checked on other rows of the same"
+            )
         folds = np.arange(len(folds)) % FOLDS
-    states, items, actions, rewards = [], [], [], []
-    for batch in rows_in_order(rows, part, torch.device("cpu")):
-        states.append(batch.state)
-        rewards.append(batch.reward.double())
-        if batch.actions.features is None:
-            actions.append(batch.action)
-        else:
-            items.append(chosen(batch.actions.features, batch.action))
-            actions.append(torch.zeros_like(batch.action))
-    empty = torch.zeros(0, dtype=torch.int64)
+    parts = [_decisions(batch) for batch in rows_in_order(rows, part, torch.device("cpu"))]
+    return replace(_joined([_no_decisions(spec), *parts]), fold=torch.from_numpy(folds[part]))
+
+
+def _decisions(batch: TransitionBatch) -> Decisions:
+    """Returns the decisions of a batch, without folds."""
+    features = batch.actions.features
     return Decisions(
-        state=torch.cat(states) if states else torch.zeros(0, data.spec.num_state_features),
-        chosen=(torch.cat(items) if items else torch.zeros(0, data.spec.num_action_features))
-        if data.spec.parametric
-        else None,
-        action=torch.cat(actions) if actions else empty,
-        reward=torch.cat(rewards) if rewards else empty.double(),
-        fold=torch.from_numpy(folds[part]) if len(part) else empty,
+        state=batch.state,
+        chosen=None if features is None else chosen(features, batch.action),
+        action=batch.action if features is None else torch.zeros_like(batch.action),
+        reward=batch.reward.double(),
+        fold=torch.zeros_like(batch.action),
     )
+
+
+def _no_decisions(spec: SourceSpec) -> Decisions:
+    """Returns the decisions of a machine without rows."""
+    none = torch.zeros(0, dtype=torch.int64)
+    return Decisions(
+        state=torch.zeros(0, spec.num_state_features),
+        chosen=torch.zeros(0, spec.num_action_features) if spec.parametric else None,
+        action=none,
+        reward=none.double(),
+        fold=none,
+    )
+
+
+def _joined(parts: Sequence[Decisions]) -> Decisions:
+    """Returns the decisions of all parts."""
+    names = [column.name for column in fields(Decisions) if getattr(parts[0], column.name) is not None]
+    return replace(parts[0], **{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
 def _gathered(part: Decisions, group: Group) -> Decisions | None:
     """Returns the rows of all ranks on rank 0, and None on the others."""
-    columns = {}
-    for name in ("state", "chosen", "action", "reward", "fold"):
-        column = getattr(part, name)
-        parts = [] if column is None else list(group.gather(column))
-        columns[name] = torch.cat(parts) if parts else None
-    return Decisions(**columns) if group.is_first else None  # type: ignore[arg-type]
+    names = [column.name for column in fields(Decisions) if getattr(part, column.name) is not None]
+    columns = {name: list(group.gather(getattr(part, name))) for name in names}
+    return replace(part, **{name: torch.cat(column) for name, column in columns.items()}) if group.is_first else None
 
 
 def _saved(model: nn.Module) -> dict[str, Tensor]:

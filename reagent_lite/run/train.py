@@ -10,7 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from reagent_lite.algorithms.boosting import Boosting
 from reagent_lite.algorithms.learners import Learner, learners_of
+from reagent_lite.algorithms.reward_fit import RewardFit
 from reagent_lite.config import WorkflowConfig, parameters
 from reagent_lite.console import logger, progress
 from reagent_lite.distributed.group import Group, attempt_here
@@ -278,9 +280,14 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
 
 def _report_of_fit(learner: Learner, rows: int) -> StepReport:
     """Returns the only report of a run without optimizer steps; rank 0, which wrote the fit, has its error."""
-    fit = getattr(learner, "fit", None)
+    fit = _fit_of(learner)
     metrics = {"td_loss": 0.0 if fit is None else fit.model}
     return StepReport(step=0, epoch=1, end_of_epoch=True, rows=rows, metrics=metrics, seconds=math.inf)
+
+
+def _fit_of(learner: Learner) -> RewardFit | None:
+    """Returns the errors of a fitted model of the reward; None for other learners, and on ranks other than 0."""
+    return learner.fit if isinstance(learner, Boosting) else None
 
 
 def _learning_of(setup: Setup, figures: Mapping[str, float], evaluation: Evaluation) -> dict[str, Any]:
@@ -297,8 +304,7 @@ def _learning_of(setup: Setup, figures: Mapping[str, float], evaluation: Evaluat
     if constant_warning is not None and setup.history.group.is_first:
         logger.warning(constant_warning)
     warnings = [f"{warning}." for warning in (constant_warning, setup.stream.warning) if warning is not None]
-    fit = getattr(setup.learner, "fit", None)
-    if fit is not None:
+    if (fit := _fit_of(setup.learner)) is not None:
         entries["reward_model"] = fit.json()
     if entries or warnings:
         entries["warnings"] = [*entries.get("warnings", ()), *warnings, *evaluation.document.get("warnings", ())]

@@ -49,14 +49,14 @@ def test_a_file_of_offers_to_a_policy(tmp_path: Path, run: Runner) -> None:
     done = run("dqn", config(tmp_path)).ok
     assert right_choices(done.outcome["model"]) > 0.97
     assert (done.outcome["steps"], done.outcome["rows"]) == (0, 1500)
-    assert "trees for each action; on rows that it has not seen it explains" in done.err
+    assert "trees; on rows that it has not seen it explains" in done.err
     document = json.loads((tmp_path / "out/model/evaluation.json").read_text())
     fit = document["reward_model"]
     assert fit["trees"] > 0
     assert fit["error"] < 0.8 * fit["linear_error"] < fit["constant_error"]
     graph = onnx.load(tmp_path / "out/model/model.onnx").graph
     assert sum(node.op_type == "TreeEnsembleRegressor" for node in graph.node) == 1
-    shown = f"linear with {fit['trees']} trees for each action, chosen on rows that it has not seen"
+    shown = f"linear with {fit['trees']} trees, chosen on rows that it has not seen"
     assert shown in (tmp_path / "out/report.html").read_text()
 
 
@@ -113,13 +113,13 @@ def test_a_few_users_as_episodes_are_checked_on_other_rows(tmp_path: Path, caplo
     outcome = trained(tree | {"data": tree["data"] | {"columns": columns}})
     fit = json.loads(Path(outcome.model, "evaluation.json").read_text())["reward_model"]
     assert 0 < fit["error"] <= fit["linear_error"] < fit["constant_error"]
-    assert "too few episodes to check it on others" in caplog.text
+    assert "there are too few episodes to check it on others" in caplog.text
 
 
 def test_a_dry_run_plans_no_steps(tmp_path: Path, run: Runner) -> None:
     offers().to_csv(tmp_path / "offers.csv", index=False)
     planned = run("dqn", config(tmp_path), "--dry_run")
-    assert "without optimizer steps" in planned.err + planned.out
+    assert "there are no optimizer steps" in planned.err + planned.out
     assert "per epoch" not in planned.err + planned.out
 
 
