@@ -169,7 +169,8 @@ def _part(data: Data, group: Group) -> Decisions:
     if not all(group.all_reduce(torch.from_numpy(np.bincount(folds[part], minlength=FOLDS).astype(np.float64)))):
         if group.is_first:
             logger.warning(
-                "reward model: there are too few episodes to check it on others, so it is checked on other rows of the same"
+                "reward model: there are too few episodes to check it on others, so it is checked on other rows of the "
+                "same ones"
             )
         folds = np.arange(len(folds)) % FOLDS
     parts = [_decisions(batch) for batch in rows_in_order(rows, part, torch.device("cpu"))]
