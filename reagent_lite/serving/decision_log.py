@@ -83,6 +83,7 @@ _WAIT_SECONDS = 5.0  # the same for the process of the files, which answers no r
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _CODE_BYTES = 8  # of an id
 _NOTE = re.compile(rb"([0-9a-f]{8}) ([0-9]{18})\n")
+_WAL_BYTES = 32_000_000  # size above which the file of the write-ahead log is cut: to let it grow again takes time
 NEWEST: Final = "decisions.newest"
 """File beside the database with the log's name and the newest number that was given to a decision."""
 _NO_REWARD = to_json({"reward": 0.0})
@@ -313,10 +314,10 @@ class DecisionLog:
                 self.rotate()
             elif time.monotonic() - self._noted > _NOTE_SECONDS:
                 self._note_waiting()
-            if self._wal.stat().st_size:
-                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # most of the work, while decisions go on
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # ends early if another process reads
             sync(self._wal)
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # while decisions go on; they begin the log again
+            if self._wal.stat().st_size > _WAL_BYTES:
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def rotate(self) -> None:
         """Moves the decisions that are `reward_seconds` old into Parquet files."""

@@ -114,7 +114,7 @@ def a_model(folder: Path) -> Path:
 if __name__ == "__main__":
     options = options_of(__doc__, seconds=0.5, clients=8, repeats=5, model="", before="")
     features = {str(number): 0.1 * number for number in range(4)}
-    body = json.dumps({"rows": [{"state_features": features, "mdp_id": "7", "sequence_number": 3}]}).encode()
+    body = json.dumps({"rows": [{"state_features": features, "mdp_id": "7"}]}).encode()
     with tempfile.TemporaryDirectory() as name:
         model = options.model or a_model(Path(name) / "trained")
         serve = ["-m", "workflows.serve", "--model", str(model)]
