@@ -83,6 +83,7 @@ _WAIT_SECONDS = 5.0  # the same for the process of the files, which answers no r
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _CODE_BYTES = 8  # of an id
 _NOTE = re.compile(rb"([0-9a-f]{8}) ([0-9]{18})\n")
+_FEW_FRAMES = 8  # pages in the write-ahead log of a server that is hardly used
 _WAL_BYTES = 32_000_000  # size above which the file of the write-ahead log is cut: to let it grow again takes time
 NEWEST: Final = "decisions.newest"
 """File beside the database with the log's name and the newest number that was given to a decision."""
@@ -314,10 +315,12 @@ class DecisionLog:
                 self.rotate()
             elif time.monotonic() - self._noted > _NOTE_SECONDS:
                 self._note_waiting()
-            sync(self._wal)
-            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # while decisions go on; they begin the log again
+            ((_, frames, _),) = self._all("PRAGMA wal_checkpoint(PASSIVE)")  # while decisions go on
+            if frames > _FEW_FRAMES:
+                self._note_time()  # begins the log again, which syncs its header: else a worker would wait for that
             if self._wal.stat().st_size > _WAL_BYTES:
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            sync(self._wal)
 
     def rotate(self) -> None:
         """Moves the decisions that are `reward_seconds` old into Parquet files."""
@@ -353,8 +356,7 @@ class DecisionLog:
 
         A decision's time is up after `reward_seconds`, or if too many decisions came after it.
         """
-        with self._transaction(_WAIT_SECONDS):  # a write, which notices a full disk in any case
-            self._db.execute("INSERT OR REPLACE INTO served VALUES (?, ?)", (self._start, self._microseconds()))
+        self._note_time()  # a write, which notices a full disk in any case
         deadline = self._reward_deadline()
         with self._transaction(_WAIT_SECONDS):
             self._db.execute("DELETE FROM served WHERE until < ? AND start <> ?", (deadline, self._start))
@@ -372,6 +374,11 @@ class DecisionLog:
             with self._transaction(_WAIT_SECONDS):
                 self._db.executemany("INSERT OR IGNORE INTO rewards VALUES (?, ?, NULL)", batch)
         return int(last)
+
+    def _note_time(self) -> None:
+        """Notes that the server is running."""
+        with self._transaction(_WAIT_SECONDS):
+            self._db.execute("INSERT OR REPLACE INTO served VALUES (?, ?)", (self._start, self._microseconds()))
 
     def _reward_deadline(self) -> int:
         """Returns the time of the newest decisions that have waited `reward_seconds` while a server was running.
