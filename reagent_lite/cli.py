@@ -50,7 +50,7 @@ class Flag:
     Attributes:
         name: name of the flag, such as `--data`; underscores may be written as dashes.
         help: description of the key.
-        read: converts the flag's text to its value.
+        read: converts the flag's text to its value; bool: the flag has no text and means true.
     """
 
     name: str
@@ -183,7 +183,10 @@ def parser_of(command: Command[Any]) -> argparse.ArgumentParser:
         names = dict.fromkeys((f"--{flag.name[2:].replace('_', '-')}", flag.name))
         metavar = "N" if flag.read is int else flag.name[2:].upper()
         text = f"{flag.help}; overrides {key} in the JSON"
-        parser.add_argument(*names, dest=key, type=flag.read, metavar=metavar, help=text)
+        if flag.read is bool:
+            parser.add_argument(*names, dest=key, action="store_true", default=None, help=text)
+        else:
+            parser.add_argument(*names, dest=key, type=flag.read, metavar=metavar, help=text)
     parser.add_argument("--dry_run", action="store_true", help="check the config, print it resolved, and stop")
     parser.add_argument("--print_schema", action="store_true", help="print the JSON Schema of the config and stop")
     return parser

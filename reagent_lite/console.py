@@ -2,6 +2,7 @@
 
 import errno
 import io
+import json
 import logging
 import os
 import stat
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from reagent_lite.errors import Problem, UnavailableError
@@ -31,17 +33,37 @@ class _StandardError(logging.Handler):
 
     Attributes:
         rank: this process's rank; 0 in a single process and in the launcher.
+        as_json: whether each message is a JSON object.
     """
 
     rank = 0
+    as_json = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a message; unlike logging's own handlers it raises errors of writing."""
         if self.rank and record.levelno < logging.WARNING and record.name == logger.name:
             return
+        if self.as_json:
+            print(_json_of(record, self.rank), file=sys.stderr, flush=True)
+            return
         rank = f"rank {self.rank}: " if self.rank else ""
         level = "warning: " if record.levelno == logging.WARNING else ""
         print(f"{rank}{level}{record.getMessage()}", file=sys.stderr, flush=True)
+
+
+def _json_of(record: logging.LogRecord, rank: int) -> str:
+    """Returns a message as a JSON object in one line."""
+    entry = {
+        "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+        "level": record.levelname.lower(),
+        "message": record.getMessage(),
+        "process": record.process,
+    }
+    if rank:
+        entry["rank"] = rank
+    if record.exc_info:
+        entry["traceback"] = logging.Formatter().formatException(record.exc_info)
+    return json.dumps(entry)
 
 
 _SHORTEST_SLEEP = 0.05
@@ -69,6 +91,12 @@ def logging_to_stderr() -> Iterator[None]:
 def log_as(rank: int) -> None:
     """Sets the rank of this process in the log."""
     _HANDLER.rank = rank
+
+
+def log_json() -> None:
+    """Writes each message of this process as a JSON object in a line, also those of other libraries."""
+    _HANDLER.as_json = True
+    logging.getLogger().addHandler(_HANDLER)
 
 
 class ShowProgress(Protocol):

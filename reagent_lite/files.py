@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -36,6 +37,7 @@ _ATTEMPTS = 10
 _DAY_SECONDS = 86_400.0
 LOCK = ".lock"
 """The file that a run locks in its folder."""
+_RECORD_BYTES = 10_000  # a lock file has fewer
 _ENDING_SECONDS = 5.0  # a killed process first frees its memory, then its locks
 _LEASE_SECONDS = 120.0  # an NFSv4 server keeps the locks of a dead machine for 90 s
 _POLL_SECONDS = 0.2
@@ -249,7 +251,7 @@ class FolderIdentity:
     def marked(cls, folder: Path) -> "FolderIdentity":
         """Returns the identity of an existing folder; marks it if it has no marker."""
         if not _markers(folder):
-            (folder / f"{_MARKER}{uuid.uuid4().hex[:12]}").touch()
+            (folder / f"{_MARKER}{uuid.uuid4().hex[:12]}").touch(exist_ok=False)
         return cls.used(folder)
 
     @classmethod
@@ -346,7 +348,7 @@ def appearing_file(target: Path, *, within: FolderIdentity | None = None) -> Ite
         sweep(target.parent.glob(f".{glob.escape(target.name)}.*.tmp"))
         temporary = target.with_name(f".{target.name}.{process_mark()}.tmp")
         try:
-            with temporary.open("wb") as stream:
+            with temporary.open("xb") as stream:  # never through a link
                 yield stream
             sync(temporary)
             temporary.rename(target)
@@ -458,15 +460,16 @@ def require_writable(folder: Path, key: str, *, keep: bool = False, again: bool 
         ConfigError: the folder is not writable.
         UnavailableError: with `again`; see `wait_for`.
     """
-    probe = folder / f".writable.{os.getpid()}"
     made = _missing(folder)
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            probe.write_bytes(bytes(_ROOM_BYTES if again else 0))
-        finally:
-            probe.unlink(missing_ok=True)
+        probe = folder / f".writable.{process_mark()}.tmp"
+        with probe.open("xb") as stream:  # a new file, never one of others and never through a link
+            try:
+                stream.write(bytes(_ROOM_BYTES if again else 0))
+            finally:
+                probe.unlink(missing_ok=True)
 
     if again:
         wait_for(write, folder, key)
@@ -519,10 +522,11 @@ def alone_in(folder: Path, key: str, *, again: bool = False) -> Iterator[None]:
 
     Raises:
         FolderInUseError: another process has locked the folder; names its host, pid and start.
+        ConfigError: the name of the lock file is a link or a file that is no lock.
     """
     with ExitStack() as closing:
         try:
-            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = _open_lock(folder / LOCK, key)
             closing.callback(os.close, descriptor)
             _lock(descriptor, folder, key, _LEASE_SECONDS if again else _ENDING_SECONDS)
         except OSError as error:
@@ -531,6 +535,39 @@ def alone_in(folder: Path, key: str, *, again: bool = False) -> Iterator[None]:
                 "into this folder"
             )
         yield
+
+
+def _open_lock(path: Path, key: str) -> int:
+    """Opens a lock file, which is created if it does not exist; see `alone_in` for errors."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    for _ in range(_ATTEMPTS):
+        try:
+            return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            pass
+        try:
+            descriptor = os.open(path, flags)
+        except FileNotFoundError:  # removed in between
+            continue
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+                raise
+            raise _no_lock(path, key, os.strerror(error.errno)) from None
+        if stat.S_ISREG(os.fstat(descriptor).st_mode) and _is_lock(descriptor):
+            return descriptor
+        os.close(descriptor)
+        raise _no_lock(path, key, "another file")
+    raise OSError(errno.EAGAIN, "it is created and removed again and again", str(path))
+
+
+def _is_lock(descriptor: int) -> bool:
+    """Whether a file has the content of a lock, or none, as between the creation of a lock and its content."""
+    content = os.pread(descriptor, _RECORD_BYTES, 0)
+    return not content or bool(_record(content))
+
+
+def _no_lock(path: Path, key: str, got: str) -> ConfigError:
+    return ConfigError(Problem(key, f"{path} to be a lock file", got, "Move it away, or name another folder"))
 
 
 def _lock(descriptor: int, folder: Path, key: str, limit: float) -> None:
@@ -543,7 +580,7 @@ def _lock(descriptor: int, folder: Path, key: str, limit: float) -> None:
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
-        holder = _holder(folder)
+        holder = _record(os.pread(descriptor, _RECORD_BYTES, 0))  # none between the lock and its content
         if holder and limit != _LEASE_SECONDS and not _is_alive(holder):
             limit = _LEASE_SECONDS
             logger.info(f"{key}: {folder} is in use by {_named(holder)}; waiting {limit:g} s in case it has died")
@@ -557,6 +594,8 @@ def _lock(descriptor: int, folder: Path, key: str, limit: float) -> None:
                 )
             )
         time.sleep(_POLL_SECONDS)
+    if not _is_lock(descriptor):  # written since it was opened
+        raise _no_lock(folder / LOCK, key, "another file")
     with suppress(OSError):  # a full disk: the lock holds without its content
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(_process_record()).encode(), 0)
@@ -580,15 +619,16 @@ def _is_alive(holder: dict[str, Any]) -> bool:
     return holder.get("host") == socket.gethostname() and pid != os.getpid() and psutil.pid_exists(pid)
 
 
-def _holder(folder: Path) -> dict[str, Any]:
+def _record(content: bytes) -> dict[str, Any]:
+    """Returns the record of a lock file; an empty one if it has none."""
     try:
-        record = json.loads((folder / LOCK).read_bytes())
-    except (OSError, ValueError):  # between the lock and its content
+        record = json.loads(content)
+    except ValueError:
         return {}
-    return record if isinstance(record, dict) else {}
+    return record if isinstance(record, dict) and record.keys() >= {"host", "pid", "since"} else {}
 
 
 def _named(holder: dict[str, Any]) -> str:
-    if not holder.keys() >= {"host", "pid", "since"}:
+    if not holder:
         return "another run"
     return f"the run of host {holder['host']}, pid {holder['pid']}, since {holder['since']}"

@@ -21,7 +21,7 @@ from oracles.disks import small_disk, unmount
 from oracles.runs import ROOT
 
 from reagent_lite import console, files
-from reagent_lite.errors import FolderInUseError, UnavailableError
+from reagent_lite.errors import ConfigError, FolderInUseError, UnavailableError
 from reagent_lite.files import (
     FolderIdentity,
     alone_in,
@@ -212,6 +212,48 @@ def test_what_cannot_be_locked_is_found_and_used(tmp_path: Path, caplog: pytest.
     with alone_in(tmp_path, "model_output_path"):
         (text,) = caplog.messages
     assert text.startswith(f"{tmp_path / '.lock'} cannot be locked (Is a directory): make sure")
+
+
+@pytest.mark.parametrize("content", ["important", '{"host": "mine"}', "[]"])
+@pytest.mark.parametrize("linked", [True, False])
+def test_files_of_others_are_not_taken_for_a_lock(tmp_path: Path, content: str, linked: bool) -> None:
+    other = tmp_path / "other" if linked else tmp_path / ".lock"
+    other.write_text(content)
+    if linked:
+        (tmp_path / ".lock").symlink_to(other)
+    with pytest.raises(ConfigError, match=r"log: expected .*\.lock to be a lock file, got"), alone_in(tmp_path, "log"):
+        pass
+    assert (other.read_text(), sorted(os.listdir(tmp_path))) == (content, sorted({".lock", other.name}))
+
+
+def test_a_lock_is_no_link_to_a_new_file_and_no_pipe(tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to(tmp_path / "new")
+    with pytest.raises(ConfigError, match="to be a lock file"), alone_in(tmp_path, "log"):
+        pass
+    (tmp_path / ".lock").unlink()
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(ConfigError, match="to be a lock file"), alone_in(tmp_path, "log"):
+        pass
+    assert os.listdir(tmp_path) == [".lock"]
+
+
+def test_a_lock_without_content_and_one_of_an_ended_run_are_used(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    for _ in range(2):
+        with alone_in(tmp_path, "log"):
+            assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+
+
+def test_a_probe_writes_into_no_file_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link of the probe's name, and the name of the probe of earlier versions."""
+    other = tmp_path / "other"
+    other.write_text("important")
+    monkeypatch.setattr(files, "process_mark", lambda: "7-mark")
+    for name in (f".writable.{os.getpid()}", ".writable.7-mark.tmp"):
+        (tmp_path / name).symlink_to(other)
+    with pytest.raises(ConfigError, match="File exists"):
+        require_writable(tmp_path, "log")
+    assert (other.read_text(), (tmp_path / ".writable.7-mark.tmp").is_symlink()) == ("important", True)
 
 
 def test_the_folder_is_free_again_after_an_error(tmp_path: Path) -> None:

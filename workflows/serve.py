@@ -70,6 +70,8 @@ COMMAND = Command(
         "model": Flag("--model", "folder of the exported model"),
         "log": Flag("--log", "folder of the log"),
         "port": Flag("--port", "port to listen on", int),
+        "no_token": Flag("--no_token", "let other machines decide and reward without tokens", bool),
+        "log_format": Flag("--log_format", "text or json, for messages on standard error"),
     },
     needs_config=False,
     notes="""\

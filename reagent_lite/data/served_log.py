@@ -17,12 +17,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.files import InputFile, damage_reported, local_path, read_bytes
 from reagent_lite.errors import Problem, counted, listed, raise_any
+from reagent_lite.files import names_in
 
 WAITING = ".waiting.json"
 """File in the folder of a log with its `WaitingDecisions`."""
@@ -60,6 +62,12 @@ def waiting_in(path: str) -> WaitingDecisions | None:
     except (OSError, ImportError, ValueError, TypeError):
         return None
     return note if note.decisions else None
+
+
+def newest_in(folder: Path, log: str) -> int:
+    """Returns the largest number of a decision in the names of a log's files; 0 if there is none."""
+    matches = map(_NAME.fullmatch, names_in(folder))
+    return max((int(match[3]) for match in matches if match and match[1] == log and match[3]), default=0)
 
 
 def require_all_decisions(files: Iterable[InputFile]) -> None:

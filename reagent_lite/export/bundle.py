@@ -173,13 +173,19 @@ class Bundle:
         """
         return self._state.of_maps("states", maps)
 
-    def candidates(self, lists: Sequence[Sequence[FeatureMap] | Sequence[ItemId]]) -> list[NDArray[np.float32]]:
+    def candidates(
+        self, lists: Sequence[Sequence[FeatureMap] | Sequence[ItemId]], *, first: int = 0
+    ) -> list[NDArray[np.float32]]:
         """Returns the features [K_i, F] of each row's candidates, given by sparse maps or by ids of items.
+
+        Args:
+            lists: the candidates of each row.
+            first: number of the first row in errors.
 
         Raises:
             BundleError: as in `states` and `items_of`.
         """
-        return [self._candidates(f"candidates[{row}]", choices) for row, choices in enumerate(lists)]
+        return [self._candidates(f"candidates[{row}]", choices) for row, choices in enumerate(lists, first)]
 
     def _candidates(self, where: str, choices: Any) -> NDArray[np.float32]:
         return self.items_of(choices, where) if are_ids(choices) else self._action.of_maps(where, choices)

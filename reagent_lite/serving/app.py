@@ -6,6 +6,7 @@ POST /reward   ─► log                                GET /openapi.json, /doc
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,13 +15,15 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from reagent_lite.cli import message_of
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import machine_logger
 from reagent_lite.errors import BundleError, Problem
-from reagent_lite.export.bundle import ChoiceKind, parts
+from reagent_lite.export.bundle import Bundle, ChoiceKind, parts
+from reagent_lite.serving.access import Access
 from reagent_lite.serving.bodies import (
     CandidateList,
     CandidateLists,
@@ -31,16 +34,18 @@ from reagent_lite.serving.bodies import (
     ItemLists,
     ItemRows,
     NamedRows,
-    Ranked,
     Rankings,
     Reward,
     with_model_schema,
 )
-from reagent_lite.serving.deciding import MOST_CHOICES, Decider
-from reagent_lite.serving.decision_log import DecisionLog
+from reagent_lite.serving.deciding import Decider, count_choices
+from reagent_lite.serving.decision_log import BUSY_SECONDS, RETRY_SECONDS, BusyError, DecisionLog, Joined
+from reagent_lite.serving.docs import docs_page
 from reagent_lite.serving.figures import ServerFigures
+from reagent_lite.serving.large import LARGE_CHOICES, LargeRequests
 from reagent_lite.serving.limits import Limits
-from reagent_lite.serving.refusals import ERRORS, OF_DECISION, OF_REWARD, RefusedError, StrictRoute, refused
+from reagent_lite.serving.parsing import StrictRoute
+from reagent_lite.serving.refusals import ERRORS, OF_DECISION, OF_REWARD, RefusedError, refused
 from reagent_lite.serving.served_model import ServedModel
 
 of_any_model = APIRouter(route_class=StrictRoute)
@@ -65,6 +70,7 @@ class Worker:
         log: the server's log.
         figures: counters of this worker.
         decider: makes the decisions.
+        large: the thread of large requests.
     """
 
     config: ServeConfig
@@ -72,6 +78,7 @@ class Worker:
     log: DecisionLog
     figures: ServerFigures
     decider: Decider
+    large: LargeRequests
 
 
 @of_named_actions.post("/decide", response_model=Decisions, responses=ERRORS | OF_DECISION, summary=_DECIDE)
@@ -92,56 +99,66 @@ async def decide_items(body: ItemRows, request: Request) -> Response:
     return Response(await _worker(request).decider.decide(body.rows), media_type="application/json")
 
 
-@of_candidates.post(
-    "/rank",
-    responses=ERRORS,
-    response_model_exclude_none=True,
-    summary="Order the candidates of each row by value; not logged",
-)
-async def rank(body: CandidateLists, request: Request) -> Rankings:
+_RANK: Any = {"response_model": Rankings, "responses": ERRORS}
+
+
+@of_candidates.post("/rank", summary="Order the candidates of each row by value; not logged", **_RANK)
+async def rank(body: CandidateLists, request: Request) -> Response:
     """Orders candidates without a decision."""
-    return _rankings(_worker(request).model, body.rows, [row.possible_actions for row in body.rows])
+    return await _ranked(_worker(request), body.rows, [row.possible_actions for row in body.rows])
 
 
-@of_items.post(
-    "/rank", responses=ERRORS, response_model_exclude_none=True, summary="Order items of each row by value; not logged"
-)
-async def rank_items(body: ItemLists, request: Request) -> Rankings:
+@of_items.post("/rank", summary="Order items of each row by value; not logged", **_RANK)
+async def rank_items(body: ItemLists, request: Request) -> Response:
     """Orders items without a decision."""
-    model = _worker(request).model
-    assert model.bundle.items is not None
-    return _rankings(model, body.rows, [row.possible_actions or model.bundle.items.ids for row in body.rows])
+    items = _worker(request).model.bundle.items
+    assert items is not None
+    return await _ranked(_worker(request), body.rows, [row.possible_actions or items.ids for row in body.rows])
 
 
-def _rankings(model: ServedModel, rows: Sequence[CandidateList | ItemList], lists: Sequence[Sequence[Any]]) -> Rankings:
-    """Returns the candidates of each row by value, the largest first.
+async def _ranked(worker: Worker, rows: Sequence[CandidateList | ItemList], lists: Sequence[Sequence[Any]]) -> Response:
+    bundle = worker.model.bundle
+    versions = worker.model.versions
+    if count_choices(bundle, rows) > LARGE_CHOICES:
+        content = await worker.large.run(_rankings, bundle, versions, rows, lists)
+    else:
+        content = _rankings(bundle, versions, rows, lists)
+    return Response(content, media_type="application/json")
+
+
+def _rankings(
+    bundle: Bundle,
+    versions: dict[str, str],
+    rows: Sequence[CandidateList | ItemList],
+    lists: Sequence[Sequence[Any]],
+) -> bytes:
+    """Returns the JSON of `bodies.Rankings`: the candidates of each row by value, the largest first.
 
     Raises:
         BundleError: a feature or an item that the model does not have.
         RefusedError: a value that is not finite.
     """
-    bundle = model.bundle
-    candidates = bundle.candidates(lists)
     states = bundle.states([row.state_features for row in rows])
-    rankings: list[list[Ranked]] = []
-    for part in parts(map(len, candidates), MOST_CHOICES):
-        predicted = bundle.predict(states[part], candidates=candidates[part])
+    rankings: list[bytes] = []
+    for part in parts(map(len, lists), LARGE_CHOICES):
+        candidates = bundle.candidates(lists[part], first=part.start)
+        predicted = bundle.predict(states[part], candidates=candidates)
         for q, mask, choices in zip(predicted.q, predicted.mask, lists[part], strict=True):
             infinite = q[mask & ~np.isfinite(q)]
             if infinite.size:
                 where = f"rows.{len(rankings)}.possible_actions"
                 raise RefusedError(422, Problem(where, "candidates of finite value", f"{infinite[0]}"))
             order = [k for k in np.argsort(-q, kind="stable").tolist() if mask[k]]
-            names = {} if bundle.items is None else {k: choices[k] for k in order}
-            rankings.append([Ranked(action=names.get(k), index=k, score=float(q[k])) for k in order])
-    return Rankings(rankings=rankings, **model.versions)
+            names = {} if bundle.items is None else {k: {"action": choices[k]} for k in order}
+            rankings.append(to_json([{**names.get(k, {}), "index": k, "score": float(q[k])} for k in order]))
+    return b'{"rankings":[%b],%b' % (b",".join(rankings), to_json(versions)[1:])
 
 
 @of_any_model.post("/reward", responses=ERRORS | OF_REWARD, status_code=204)
 async def reward(body: Reward, request: Request) -> None:
     """Joins a reward to its decision."""
     worker = _worker(request)
-    result = worker.log.join(body.decision_id, body.model_dump(exclude={"decision_id"}, exclude_none=True))
+    result = await _join(worker.log, body)
     worker.figures.rewards.labels(result).inc()
     if result == "unknown":
         expected = "the id of a decision of this log"
@@ -151,13 +168,32 @@ async def reward(body: Reward, request: Request) -> None:
         raise RefusedError(409, Problem("decision_id", expected, "a second or late reward"))
 
 
+async def _join(log: DecisionLog, body: Reward) -> Joined:
+    """Logs a reward; tries again for a moment while another process has the database."""
+    given = body.model_dump(exclude={"decision_id"}, exclude_none=True)
+    end = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return log.join(body.decision_id, given)
+        except BusyError:
+            if time.monotonic() >= end:
+                raise
+        await asyncio.sleep(RETRY_SECONDS)
+
+
 @of_any_model.get("/healthz", responses={503: ERRORS[503]}, response_model_exclude_none=True)
 async def healthz(request: Request) -> Health:
     """Health check."""
     worker = _worker(request)
     if worker.log.failure:
         raise OSError(worker.log.failure)
-    return Health(**worker.model.versions, waiting=worker.log.waiting)
+    return Health(**worker.model.versions, waiting=worker.log.waiting, refused_model=worker.model.refusal or None)
+
+
+@of_any_model.get("/docs", response_class=Response, include_in_schema=False)
+async def docs(request: Request) -> Response:
+    """Returns the OpenAPI as a page, which loads nothing from other servers."""
+    return Response(docs_page(request.app.openapi()), media_type="text/html")
 
 
 @of_any_model.get("/metrics", response_class=Response, include_in_schema=False)
@@ -189,7 +225,9 @@ async def _poll(worker: Worker) -> None:
             machine_logger.warning(message_of(error))
 
 
-def create_app(config: ServeConfig, number: int, model: ServedModel, log: DecisionLog) -> FastAPI:
+def create_app(
+    config: ServeConfig, number: int, model: ServedModel, log: DecisionLog, access: Access | None = None
+) -> FastAPI:
     """Returns the application of a worker.
 
     Args:
@@ -197,16 +235,17 @@ def create_app(config: ServeConfig, number: int, model: ServedModel, log: Decisi
         number: number of the worker.
         model: the model that decides.
         log: the server's log.
+        access: the tokens and names of the server; None: those of the config.
     """
     figures = ServerFigures()
     rng = np.random.default_rng(None if config.seed is None else [config.seed, number])
     routers = (_OF_CHOICES[model.bundle.choices], of_any_model)
     routes = [route for router in routers for route in router.routes]
-    app = FastAPI(title="reagent-lite: decisions", routes=routes, lifespan=_polling, redoc_url=None)
-    app.state.worker = Worker(
-        config=config, model=model, log=log, figures=figures, decider=Decider(model, log, figures, rng)
-    )
-    app.add_middleware(Limits, config=config, figures=figures)
+    app = FastAPI(title="reagent-lite: decisions", routes=routes, lifespan=_polling, docs_url=None, redoc_url=None)
+    large = LargeRequests()
+    decider = Decider(model, log, figures, large, rng, int(config.max_logged_kb * 1000))
+    app.state.worker = Worker(config=config, model=model, log=log, figures=figures, decider=decider, large=large)
+    app.add_middleware(Limits, config=config, access=access or Access.of(config), figures=figures)
     for kind in (BundleError, RequestValidationError, HTTPException, OSError, Exception):
         app.add_exception_handler(kind, refused)
     openapi = app.openapi

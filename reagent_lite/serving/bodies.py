@@ -221,6 +221,8 @@ class Health(BaseModel):
     """Hash of the item table, if the model has one."""
     waiting: int
     """Decisions of the log that are in no Parquet file yet."""
+    refused_model: str | None = None
+    """Why the newest model or item table is not served, if it was refused."""
 
 
 def with_contract_names(tree: Any, columns: ColumnNames) -> Any:

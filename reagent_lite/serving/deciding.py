@@ -2,6 +2,7 @@
 
 request ─► rows: state, choices ─┐
 request ─► rows: state, choices ─┴─► next turn of the event loop: predict ─► draw ─► log ─► answers
+large request ─► thread: rows, predict, draw, a part at a time ─► log ─► answer
 """
 
 import asyncio
@@ -18,8 +19,16 @@ from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.errors import Problem
 from reagent_lite.export.bundle import Bundle, parts
 from reagent_lite.serving.bodies import CandidateRow, ItemRow, NamedRow
-from reagent_lite.serving.decision_log import DecisionLog, RepeatedError
+from reagent_lite.serving.decision_log import (
+    BUSY_SECONDS,
+    RETRY_SECONDS,
+    BusyError,
+    DecisionLog,
+    LogRow,
+    RepeatedError,
+)
 from reagent_lite.serving.figures import ServerFigures
+from reagent_lite.serving.large import LARGE_CHOICES, MOST_CHOICES_OF_REQUEST, LargeRequests
 from reagent_lite.serving.refusals import RefusedError
 from reagent_lite.serving.served_model import ServedModel
 
@@ -40,6 +49,7 @@ class _DecisionRow:
         positions: `index` that the answer has for each choice.
         choice: the drawn choice; -1 if no choice is allowed.
         propensity: probability of the draw.
+        logged: the decision as the log has it, once it is drawn.
     """
 
     body: NamedRow | CandidateRow | ItemRow
@@ -50,6 +60,7 @@ class _DecisionRow:
     positions: Sequence[int]
     choice: int = -1
     propensity: float = 0.0
+    logged: LogRow | None = None
 
     def event(self) -> dict[str, Any]:
         """Returns the columns of the log that depend on the row."""
@@ -85,14 +96,26 @@ class Decider:
         model: the model that decides.
         log: the log of the worker.
         figures: counters of actions and missing features.
+        large: the thread of large requests.
         rng: draws the actions.
+        most_logged: largest number of bytes in the log of a request's decisions.
     """
 
-    def __init__(self, model: ServedModel, log: DecisionLog, figures: ServerFigures, rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        log: DecisionLog,
+        figures: ServerFigures,
+        large: LargeRequests,
+        rng: np.random.Generator,
+        most_logged: int,
+    ) -> None:
         self._model = model
         self._log = log
         self._figures = figures
-        self._rng = rng
+        self._large = large
+        self._rng, self._rng_of_large = rng, rng.spawn(1)[0]
+        self._most_logged = most_logged
         self._batch: _Batch | None = None
 
     async def decide(self, bodies: Sequence[NamedRow] | Sequence[CandidateRow] | Sequence[ItemRow]) -> bytes:
@@ -102,13 +125,20 @@ class Decider:
 
         Raises:
             BundleError: a feature that the model does not have.
-            RefusedError: an action that the model does not have, a row without an allowed action, or a sequence number
-                that its episode has already.
+            RefusedError: an action that the model does not have, a row without an allowed action, a sequence number
+                that its episode has already, or more choices or logged bytes than a request may have.
             OSError: the log cannot be written.
         """
         bundle = self._model.bundle
         loop = asyncio.get_running_loop()
-        request = _Request(_rows(bundle, bodies), loop.create_future())
+        if count_choices(bundle, bodies) > LARGE_CHOICES:
+            batch = _Batch(bundle, self._model.versions)
+            rows = await self._large.run(self._draw_large, batch, bodies)
+            request = _Request(rows, loop.create_future())
+            self._commit(batch, [request], loop.time() + BUSY_SECONDS)
+            return await request.answer
+        states = bundle.states([body.state_features for body in bodies])
+        request = _Request(_rows(bundle, bodies, states), loop.create_future())
         if self._batch is None or self._batch.bundle is not bundle:
             self._batch = _Batch(bundle, self._model.versions)
             loop.call_soon(self._finish, self._batch)
@@ -118,41 +148,84 @@ class Decider:
     def _finish(self, batch: _Batch) -> None:
         if batch is self._batch:
             self._batch = None
-        self._answer(batch, [request for request in batch.requests if not request.answer.done()])  # or cancelled
-
-    def _answer(self, batch: _Batch, requests: list[_Request]) -> None:
+        requests = [request for request in batch.requests if not request.answer.done()]  # or cancelled
         try:
-            self._decide(batch, requests)
-        except RepeatedError:
-            for request in requests:
-                if not request.answer.done():
-                    self._answer(batch, [request])
+            self._draw(batch.bundle, [row for request in requests for row in request.rows], self._rng)
         except Exception as error:
-            for request in requests:
-                if not request.answer.done():
-                    request.answer.set_exception(error)
-
-    def _decide(self, batch: _Batch, requests: list[_Request]) -> None:
-        self._draw(batch.bundle, [row for request in requests for row in request.rows])
-        for request in requests:
-            choices = [row.choice for row in request.rows]
-            if -1 in choices:
-                where = f"rows.{choices.index(-1)}.possible_actions"
-                problem = Problem(where, "an action that the model may take", "none")
-                request.answer.set_exception(RefusedError(422, problem))
-        decided = [request for request in requests if not request.answer.done()]
-        rows = [row for request in decided for row in request.rows]
-        try:
-            ids = iter(self._log.append(batch.versions | row.event() for row in rows))
-        except RepeatedError:
-            if len(decided) > 1:
-                raise
-            decided[0].answer.set_result(self._first_answer(batch, decided[0]))
+            _fail(requests, error)
             return
-        for request in decided:
+        for request in requests:
+            try:
+                self._encode(batch, request.rows)
+            except RefusedError as error:
+                request.answer.set_exception(error)
+        self._commit(batch, requests, asyncio.get_running_loop().time() + BUSY_SECONDS)
+
+    def _draw_large(self, batch: _Batch, bodies: Sequence[Any]) -> list[_DecisionRow]:
+        """Returns the drawn rows of a large request; the features of its candidates are in memory a part at a time."""
+        states = batch.bundle.states([body.state_features for body in bodies])
+        rows: list[_DecisionRow] = []
+        logged = 0
+        for part in parts(_widths(batch.bundle, bodies), LARGE_CHOICES):
+            drawn = _rows(batch.bundle, bodies[part], states[part], first=part.start)
+            self._draw(batch.bundle, drawn, self._rng_of_large)
+            logged = self._encode(batch, drawn, first=part.start, logged=logged)
+            self._count_values(batch.bundle, drawn)
+            for row in drawn:
+                row.choices = row.choices[:0]
+            rows += drawn
+        return rows
+
+    def _encode(self, batch: _Batch, rows: Sequence[_DecisionRow], *, first: int = 0, logged: int = 0) -> int:
+        """Encodes drawn rows for the log, after `logged` bytes of earlier rows; returns the bytes of all.
+
+        Raises:
+            RefusedError: a row without an allowed action, or too many bytes.
+        """
+        for number, row in enumerate(rows, first):
+            if row.choice == -1:
+                where = f"rows.{number}.possible_actions"
+                raise RefusedError(422, Problem(where, "an action that the model may take", "none"))
+            row.logged = LogRow.of(batch.versions | row.event())
+            logged += len(row.logged.json)
+        if logged > self._most_logged:
+            expected = f"decisions of at most {self._most_logged} bytes in the log"
+            raise RefusedError(413, Problem("body.rows", expected, "more", "Send fewer rows at a time"))
+        return logged
+
+    def _commit(self, batch: _Batch, requests: list[_Request], end: float) -> None:
+        """Logs drawn requests and answers them; tries again until `end` while another process has the database."""
+        requests = [request for request in requests if not request.answer.done()]
+        rows = [row for request in requests for row in request.rows]
+        try:
+            ids = iter(self._log.append(row.logged for row in rows if row.logged is not None))
+        except RepeatedError:
+            if len(requests) > 1:
+                for request in requests:
+                    self._commit(batch, [request], end)
+            else:
+                self._repeat(batch, requests[0])
+            return
+        except BusyError as error:
+            loop = asyncio.get_running_loop()
+            if loop.time() < end:
+                loop.call_later(RETRY_SECONDS, self._commit, batch, requests, end)
+            else:
+                _fail(requests, error)
+            return
+        except Exception as error:
+            _fail(requests, error)
+            return
+        for request in requests:
             request.answer.set_result(_decisions(request.rows, ids, batch.versions))
-        if rows:
-            self._count(batch.bundle, rows)
+        self._figures.decided([row.options[row.choice] for row in rows], batch.bundle)
+        self._count_values(batch.bundle, [row for row in rows if len(row.choices)])  # those of large requests are
+
+    def _repeat(self, batch: _Batch, request: _Request) -> None:
+        try:
+            request.answer.set_result(self._first_answer(batch, request))
+        except Exception as error:
+            request.answer.set_exception(error)
 
     def _first_answer(self, batch: _Batch, request: _Request) -> bytes:
         """Returns the answer to the same request before.
@@ -177,17 +250,18 @@ class Decider:
             versions = {name: first[name] for name in versions}
         return _decisions(request.rows, iter(ids), versions)
 
-    def _draw(self, bundle: Bundle, rows: list[_DecisionRow]) -> None:
+    def _draw(self, bundle: Bundle, rows: list[_DecisionRow], rng: np.random.Generator) -> None:
         name = "candidates" if bundle.parametric else "mask"
         for part in parts((len(row.choices) for row in rows), MOST_CHOICES):
             choices: Any = {name: [row.choices for row in rows[part]]}
-            drawn = bundle.act(np.stack([row.state for row in rows[part]]), **choices, rng=self._rng)
+            drawn = bundle.act(np.stack([row.state for row in rows[part]]), **choices, rng=rng)
             for row, choice, propensity in zip(rows[part], drawn[0].tolist(), drawn[1].tolist(), strict=True):
                 row.choice = choice
                 row.propensity = propensity
 
-    def _count(self, bundle: Bundle, rows: list[_DecisionRow]) -> None:
-        self._figures.decided([row.options[row.choice] for row in rows], bundle)
+    def _count_values(self, bundle: Bundle, rows: list[_DecisionRow]) -> None:
+        if not rows:
+            return
         states = np.stack([row.state for row in rows])
         self._figures.missing(np.isnan(states), bundle)
         self._figures.other(bundle.others(states))
@@ -215,13 +289,40 @@ def _present(features: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in features.items() if value is not None}
 
 
-def _rows(bundle: Bundle, bodies: Sequence[Any]) -> list[_DecisionRow]:
-    """Returns the rows of a request with their choices.
+def _fail(requests: Sequence[_Request], error: Exception) -> None:
+    for request in requests:
+        if not request.answer.done():
+            request.answer.set_exception(error)
+
+
+def count_choices(bundle: Bundle, bodies: Sequence[Any]) -> int:
+    """Returns the number of choices in all rows of a request.
+
+    Raises:
+        RefusedError: there are too many.
+    """
+    widths = _widths(bundle, bodies)
+    choices = sum(widths)
+    if choices > max(MOST_CHOICES_OF_REQUEST, max(widths)):
+        expected = f"at most {MOST_CHOICES_OF_REQUEST} possible_actions in all rows"
+        raise RefusedError(413, Problem("body.rows", expected, f"{choices}", "Send fewer rows at a time"))
+    return choices
+
+
+def _widths(bundle: Bundle, bodies: Sequence[Any]) -> list[int]:
+    """Returns the number of choices of each row."""
+    every = len(bundle.action_names) if bundle.items is None else len(bundle.items)
+    if not bundle.parametric:
+        return [every] * len(bodies)
+    return [len(body.possible_actions) if body.possible_actions else every for body in bodies]
+
+
+def _rows(bundle: Bundle, bodies: Sequence[Any], states: NDArray[np.float32], *, first: int = 0) -> list[_DecisionRow]:
+    """Returns rows of a request with states [N, F] and their choices; `first` is the number of the first in errors.
 
     Equal candidates are one choice, the first of them, as training identifies a candidate by its features. A row
     without a list has all items, or all named actions.
     """
-    states = bundle.states([body.state_features for body in bodies])
     if not bundle.parametric:
         names = bundle.action_names
         return [
@@ -233,14 +334,14 @@ def _rows(bundle: Bundle, bodies: Sequence[Any]) -> list[_DecisionRow]:
                 possible=body.possible_actions or names,
                 positions=range(len(names)),
             )
-            for number, (body, state) in enumerate(zip(bodies, states, strict=True))
+            for number, (body, state) in enumerate(zip(bodies, states, strict=True), first)
         ]
     items = () if bundle.items is None else bundle.items.ids
     lists: list[Sequence[Any]] = [body.possible_actions or items for body in bodies]
-    candidates = bundle.candidates(lists)
+    candidates = bundle.candidates(lists, first=first)
     lengths = np.array([len(values) for values in candidates])
-    first = Lists(lengths, FeatureMatrix(bundle.action_feature_ids, np.concatenate(candidates))).first_equal
-    distinct = np.split(first == np.arange(len(first)), np.cumsum(lengths)[:-1])
+    equal = Lists(lengths, FeatureMatrix(bundle.action_feature_ids, np.concatenate(candidates))).first_equal
+    distinct = np.split(equal == np.arange(len(equal)), np.cumsum(lengths)[:-1])
     rows = []
     for body, state, listed, values, kept in zip(bodies, states, lists, candidates, distinct, strict=True):
         positions = np.flatnonzero(kept).tolist()

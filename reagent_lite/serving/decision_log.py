@@ -1,38 +1,44 @@
 """The log of decisions: a SQLite database that all workers share, and the Parquet files that training reads.
 
  waiting decisions ─► one transaction ─► answers          reward ─► a transaction ─► answer
-                           │  write-ahead log, synced once a poll
+                           │  write-ahead log, moved into the database and synced once a poll
                            └─► reward_seconds old ─► assigned to a file ─► Parquet, by rename ─► deleted
 
 Files hold all decisions up to a time, in the order of their ids. A decision is written when it is `reward_seconds` old,
 with its reward or with reward 0, and not when its reward arrives: files must not depend on outcomes.
 
 A killed process loses no answered decision, as committed data are with the operating system; a machine that loses power
-loses what came after the last sync. A decision that is assigned to a file is in that file or will be: after a crash the
-next server writes the file if it does not exist, and deletes the decision.
+loses what came after the last sync. The file NEWEST has the last number that was given, so that lost decisions are
+counted at the next start. An id is LOG-NUMBER-CODE: the code is an HMAC of the number with a key that each start of a
+server draws, so that ids cannot be guessed and none is given twice, even if a number is.
+
+A decision that is assigned to a file is in that file or will be: after a crash the next server writes the file if it
+does not exist, and deletes the decision.
 """
 
 import errno
+import hmac
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic_core import to_json
 
 from reagent_lite.config.columns import EPISODE_COLUMNS
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import logger, machine_logger
-from reagent_lite.data.served_log import WAITING, WaitingDecisions
+from reagent_lite.data.served_log import WAITING, WaitingDecisions, newest_in
 from reagent_lite.data.writing.decisions import choices_of, write_decisions
 from reagent_lite.errors import ConfigError, DataError, Problem, counted
 from reagent_lite.export.bundle import ChoiceKind
@@ -54,6 +60,8 @@ _NUMBERS = (
 _EPISODES = "ALTER TABLE log ADD COLUMN episodes INTEGER NOT NULL DEFAULT 1"
 # Periods in which a server was running, in microseconds of the log's time; only these count as waiting for a reward.
 _SERVED = "CREATE TABLE IF NOT EXISTS served (start INTEGER PRIMARY KEY, until INTEGER NOT NULL)"
+# Keys of ids: each is that of the numbers from `first` on; numbers before the first one have ids of an earlier version.
+_KEYS = "CREATE TABLE IF NOT EXISTS keys (first INTEGER PRIMARY KEY, key BLOB NOT NULL)"
 # Id and time in microseconds of the newest decision; after its deletion, table `log` has them.
 _LAST = """
     SELECT max(decided, ifnull(id, 0)), max(latest, ifnull(at, 0))
@@ -67,7 +75,18 @@ _FILE_BYTES = 32_000_000  # largest part of the database for a file; as Python's
 _BATCH_ROWS = 500  # changes in one transaction while files are written; new decisions wait for its end
 _ROOM = 500_000  # bytes that must be free after a full disk before the log counts as healthy again
 _NOTE_SECONDS = 10.0  # between two updates of the number of waiting decisions
-_WAL_BYTES = 32_000_000  # size at which the write-ahead log is truncated
+BUSY_SECONDS = 0.7
+"""Seconds in which a worker tries to log decisions or a reward while another process has the database."""
+RETRY_SECONDS = 0.002
+"""Seconds between two such tries."""
+_WAIT_SECONDS = 5.0  # the same for the process of the files, which answers no requests
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_CODE_BYTES = 8  # of an id
+_NOTE = re.compile(rb"([0-9a-f]{8}) ([0-9]{18})\n")
+_FEW_FRAMES = 8  # pages in the write-ahead log of a server that is hardly used
+_WAL_BYTES = 32_000_000  # size above which the file of the write-ahead log is cut: to let it grow again takes time
+NEWEST: Final = "decisions.newest"
+"""File beside the database with the log's name and the newest number that was given to a decision."""
 _NO_REWARD = to_json({"reward": 0.0})
 
 _KINDS: tuple[ChoiceKind, ...] = ("named actions", "candidates", "items")
@@ -76,6 +95,23 @@ _KINDS: tuple[ChoiceKind, ...] = ("named actions", "candidates", "items")
 Joined = Literal["joined", "again", "unknown"]
 """Outcome of a reward. joined: the reward was added to its decision; again: the decision has a reward already, or was
 written; unknown: there is no such decision."""
+
+
+class BusyError(OSError):
+    """Another process has the database; nothing was written."""
+
+
+class LogRow(NamedTuple):
+    """A decision as the database stores it: its episode and number, and its JSON."""
+
+    mdp_id: str | None
+    json: bytes
+    sequence_number: int | None
+
+    @classmethod
+    def of(cls, event: dict[str, Any]) -> "LogRow":
+        """Returns the row of an event in the columns of the contract."""
+        return cls(event["mdp_id"], to_json(event), event["sequence_number"])
 
 
 class RepeatedError(Exception):
@@ -94,6 +130,7 @@ class DecisionLog:
         failure: the shared buffer of the property `failure`; None: a new one.
 
     Attributes:
+        name: name of the log; all ids begin with it.
         choices: kind of the decisions.
         epoch, shared_failure: arguments for the other processes of the server.
 
@@ -108,7 +145,7 @@ class DecisionLog:
         self._folder = Path(config.log).expanduser()
         path = _database(config)
         self._wal = path.with_name(f"{path.name}-wal")
-        self._db = sqlite3.connect(path, config.request_seconds, isolation_level=None, check_same_thread=False)
+        self._db = sqlite3.connect(path, _WAIT_SECONDS, isolation_level=None, check_same_thread=False)
         self.shared_failure = RawArray("c", 200) if failure is None else failure
         with self._errors():
             for setting in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "wal_autocheckpoint=0"):
@@ -116,15 +153,19 @@ class DecisionLog:
             if not self._all("SELECT name FROM sqlite_master"):
                 self._create(choices)
             if not self._all("SELECT 1 FROM sqlite_master WHERE name = 'numbers'"):
-                with self._transaction():
+                with self._transaction(_WAIT_SECONDS):
                     for statement in _NUMBERS:
                         self._db.execute(statement)
             self._db.execute(_SERVED)
+            self._db.execute(_KEYS)
             if "episodes" not in (column[1] for column in self._all("PRAGMA table_info(log)")):
                 self._db.execute(_EPISODES)
-            ((self._name, kind),) = self._all("SELECT name, candidates FROM log")
+            ((self.name, kind),) = self._all("SELECT name, candidates FROM log")
             ((_, latest),) = self._all(_LAST)
             ((until,),) = self._all("SELECT ifnull(max(until), 0) FROM served")
+            self._keys = self._all("SELECT first, key FROM keys ORDER BY first DESC")
+            self._db.execute("PRAGMA busy_timeout = 0")  # waiting would stop the worker's other requests
+        self._newest = os.open(path.with_name(NEWEST), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self.choices = _KINDS[kind]
         self.epoch = self._epoch_after(1000 * max(latest, until)) if epoch is None else epoch
         self._start = self._microseconds()
@@ -140,9 +181,14 @@ class DecisionLog:
 
     @property
     def waiting(self) -> int:
-        """Decisions that are in no Parquet file."""
-        ((decided, _),) = self._all(_LAST)
-        return int(decided) - self.written
+        """Decisions that are in no Parquet file.
+
+        Raises:
+            OSError: the database cannot be read.
+        """
+        with self._errors():
+            ((decided, _),) = self._all(_LAST)
+            return int(decided) - self.written
 
     @property
     def written(self) -> int:
@@ -150,18 +196,19 @@ class DecisionLog:
         ((written,),) = self._all("SELECT written FROM log")
         return int(written)
 
-    def append(self, events: Iterable[dict[str, Any]]) -> list[str]:
+    def append(self, events: Iterable[LogRow | dict[str, Any]]) -> list[str]:
         """Commits decisions and returns their ids; an event without an episode gets one of its own.
 
         Args:
-            events: columns of the contract except the reward, with the model's version; `mdp_id` and `sequence_number`
-                may be None.
+            events: columns of the contract except the reward, with the model's version, or the rows of such events;
+                `mdp_id` and `sequence_number` may be None.
 
         Raises:
+            BusyError: another process has the database; a later call may succeed.
             OSError: the decisions could not be written; the log has none of them.
             RepeatedError: an episode would have a sequence number twice; the log has none of the decisions.
         """
-        rows = [(event["mdp_id"], to_json(event), event["sequence_number"]) for event in events]
+        rows = [LogRow.of(event) if isinstance(event, dict) else event for event in events]
         if not rows:
             return []
         try:
@@ -172,25 +219,28 @@ class DecisionLog:
                     "INSERT INTO decisions VALUES (?, ?, ?, ?, ?)",
                     [(last + 1 + offset, start + offset, *row) for offset, row in enumerate(rows)],
                 )
-                if any(row[0] is not None for row in rows):
+                if any(row.mdp_id is not None for row in rows):
                     self._db.execute("UPDATE log SET episodes = 1 WHERE episodes = 0")
         except sqlite3.IntegrityError as error:
             raise RepeatedError from error
-        return [f"{self._name}-{last + 1 + offset}" for offset in range(len(rows))]
+        self._note_newest(last + len(rows))
+        return [self._id(last + 1 + offset) for offset in range(len(rows))]
 
     def decided(self, mdp_id: str | None, sequence_number: int | None) -> tuple[str, dict[str, Any]] | None:
         """Returns the id and the event of a decision that is in no Parquet file yet; None if there is none."""
         rows = self._all("SELECT id, event FROM decisions WHERE episode = ? AND number = ?", mdp_id, sequence_number)
-        return (f"{self._name}-{rows[0][0]}", json.loads(rows[0][1])) if rows else None
+        return (self._id(rows[0][0]), json.loads(rows[0][1])) if rows else None
 
     def join(self, decision_id: str, given: dict[str, Any]) -> Joined:
         """Commits the reward of a decision, with `terminal` and `metrics` if given.
 
         Raises:
+            BusyError: another process has the database; a later call may succeed.
             OSError: the reward could not be written.
         """
-        name, _, digits = decision_id.rpartition("-")
-        if name != self._name or not (digits.isascii() and digits.isdecimal()) or len(digits) > 18:
+        digits = decision_id.split("-")[1] if "-" in decision_id else ""
+        is_number = digits.isascii() and digits.isdecimal() and len(digits) <= 18
+        if not is_number or not hmac.compare_digest(self._id(int(digits)).encode(), decision_id.encode()):
             return "unknown"
         try:
             with self._transaction():
@@ -199,6 +249,62 @@ class DecisionLog:
             ((last, _),) = self._all(_LAST)
             return "again" if 0 < int(digits) <= last else "unknown"
         return "joined"
+
+    def start_ids(self) -> None:
+        """Draws the key of the ids of this server's decisions, and waits until it is on the disk."""
+        with self._transaction(_WAIT_SECONDS):
+            ((last, _),) = self._all(_LAST)
+            self._db.execute("INSERT OR REPLACE INTO keys VALUES (?, ?)", (last + 1, secrets.token_bytes(16)))
+        self._keys = self._all("SELECT first, key FROM keys ORDER BY first DESC")
+        sync(self._wal)
+
+    def _id(self, number: int) -> str:
+        """Returns the id of a decision."""
+        for first, key in self._keys:
+            if number >= first:
+                code = hmac.digest(key, b"%d" % number, "sha256")[:_CODE_BYTES].hex()
+                return f"{self.name}-{number}-{code}"
+        return f"{self.name}-{number}"
+
+    def _note_newest(self, number: int) -> None:
+        """Writes the newest number of a decision, unless another process has written a newer one."""
+        with suppress(OSError):  # a full disk
+            if self._noted_newest() < number:
+                os.pwrite(self._newest, f"{self.name} {number:018d}\n".encode(), 0)
+
+    def _noted_newest(self) -> int:
+        match = _NOTE.fullmatch(os.pread(self._newest, 100, 0))
+        return int(match[2]) if match and match[1] == self.name.encode() else 0
+
+    def count_missing(self) -> int:
+        """Returns how many decisions were given after the newest of the database and of the files.
+
+        They came after the last sync, and the write-ahead log that had them was damaged or removed, or the machine
+        stopped.
+
+        Raises:
+            OSError: the file NEWEST is not one of a server.
+        """
+        content = os.pread(self._newest, 100, 0)
+        if content and not _NOTE.fullmatch(content):
+            raise OSError(errno.EEXIST, "a file that no server wrote", str(self._wal.with_name(NEWEST)))
+        newest = self._noted_newest()
+        ((last, _),) = self._all(_LAST)
+        os.ftruncate(self._newest, 0)
+        self._note_newest(last)
+        return max(0, newest - int(last))
+
+    def forget_written(self) -> None:
+        """Deletes decisions that the files have, whose deletion was lost with a write-ahead log.
+
+        A file has all decisions from its first to its last, and those before are in earlier files.
+        """
+        newest = newest_in(self._folder, self.name)
+        with self._transaction(_WAIT_SECONDS):
+            self._db.execute("DELETE FROM decisions WHERE id <= ?", (newest,))
+            self._db.execute("UPDATE log SET decided = max(decided, ?)", (newest,))
+            ((last, _),) = self._all(_LAST)
+            self._db.execute("UPDATE log SET written = ? - (SELECT count(*) FROM decisions)", (last,))
 
     def poll(self) -> None:
         """Writes a Parquet file if one is due, and syncs the database; after a failure the next poll tries again."""
@@ -209,10 +315,12 @@ class DecisionLog:
                 self.rotate()
             elif time.monotonic() - self._noted > _NOTE_SECONDS:
                 self._note_waiting()
-            sync(self._wal)
+            ((_, frames, _),) = self._all("PRAGMA wal_checkpoint(PASSIVE)")  # while decisions go on
+            if frames > _FEW_FRAMES:
+                self._note_time()  # begins the log again, which syncs its header: else a worker would wait for that
             if self._wal.stat().st_size > _WAL_BYTES:
-                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")  # most of the work, while decisions go on
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            sync(self._wal)
 
     def rotate(self) -> None:
         """Moves the decisions that are `reward_seconds` old into Parquet files."""
@@ -230,7 +338,7 @@ class DecisionLog:
                 is_full = len(ready) == most
                 file = self._file_of(ready) if ready else ""
                 for batch in _batches([(file, number) for number in ready]):
-                    with self._transaction():
+                    with self._transaction(_WAIT_SECONDS):
                         self._db.executemany("UPDATE rewards SET file = ? WHERE decision = ?", batch)
             if shutil.disk_usage(self._wal.parent).free > _ROOM:  # with less, small writes succeed and others fail
                 self.shared_failure.value = b""
@@ -238,7 +346,7 @@ class DecisionLog:
             self._note_waiting()
 
     def _create(self, choices: ChoiceKind) -> None:
-        with self._transaction():
+        with self._transaction(_WAIT_SECONDS):
             for table in (*_TABLES, _EPISODES):
                 self._db.execute(table)
             self._db.execute("INSERT INTO log VALUES (?, ?, 0, 0, 0, 0)", (secrets.token_hex(4), _KINDS.index(choices)))
@@ -248,10 +356,9 @@ class DecisionLog:
 
         A decision's time is up after `reward_seconds`, or if too many decisions came after it.
         """
-        with self._transaction():  # a write, which notices a full disk in any case
-            self._db.execute("INSERT OR REPLACE INTO served VALUES (?, ?)", (self._start, self._microseconds()))
+        self._note_time()  # a write, which notices a full disk in any case
         deadline = self._reward_deadline()
-        with self._transaction():
+        with self._transaction(_WAIT_SECONDS):
             self._db.execute("DELETE FROM served WHERE until < ? AND start <> ?", (deadline, self._start))
         ((last,),) = self._all("SELECT ifnull(max(id), 0) FROM decisions WHERE at <= ?", deadline)
         excess = self.waiting - self._config.waiting_decisions
@@ -264,9 +371,14 @@ class DecisionLog:
             last,
         )
         for batch in _batches(late):
-            with self._transaction():
+            with self._transaction(_WAIT_SECONDS):
                 self._db.executemany("INSERT OR IGNORE INTO rewards VALUES (?, ?, NULL)", batch)
         return int(last)
+
+    def _note_time(self) -> None:
+        """Notes that the server is running."""
+        with self._transaction(_WAIT_SECONDS):
+            self._db.execute("INSERT OR REPLACE INTO served VALUES (?, ?)", (self._start, self._microseconds()))
 
     def _reward_deadline(self) -> int:
         """Returns the time of the newest decisions that have waited `reward_seconds` while a server was running.
@@ -285,7 +397,7 @@ class DecisionLog:
         moment = _date(self._microseconds())
         first, last = ready[0], ready[-1]
         ids = f"-{first}-{last}" if last - first + 1 == len(ready) else ""
-        return f"{moment:{_TIME}}-{self._name}{ids}.parquet"
+        return f"{moment:{_TIME}}-{self.name}{ids}.parquet"
 
     def _note_waiting(self) -> None:
         """Writes the number of waiting decisions into the log's folder, for those who read its files."""
@@ -314,7 +426,7 @@ class DecisionLog:
             write_decisions(target, [self._row(*row, episodes=bool(episodes)) for row in rows])
             machine_logger.info(f"{target}: {counted(len(rows), 'decision')}")
         for batch in _batches(rows):
-            with self._transaction():
+            with self._transaction(_WAIT_SECONDS):
                 self._db.executemany("DELETE FROM decisions WHERE id = ?", [row[:1] for row in batch])
                 self._db.execute(
                     "UPDATE log SET written = written + ?, decided = max(decided, ?), latest = max(latest, ?)",
@@ -325,7 +437,7 @@ class DecisionLog:
         """Returns a decision in the columns of the contract; without those of `episodes` if the log has none."""
         row = json.loads(event)
         given = json.loads(reward)
-        decision_id = f"{self._name}-{number}"
+        decision_id = self._id(number)
         date = _date(at).date().isoformat()
         if not episodes:
             every = {**row, **given, "decision_id": decision_id, "ds": date}
@@ -344,19 +456,39 @@ class DecisionLog:
         }
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self, seconds: float = 0.0) -> Iterator[None]:
+        """Commits the changes of the block; waits for at most `seconds` while another process has the database."""
         with self._errors(), self._db:
-            self._db.execute("BEGIN IMMEDIATE")
+            end = time.monotonic() + seconds
+            while not self._begin(raising=time.monotonic() >= end):
+                time.sleep(RETRY_SECONDS)
             yield
+
+    def _begin(self, *, raising: bool) -> bool:
+        """Begins a transaction; returns false if another process has the database, or raises its error."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if raising or not _is_busy(error):
+                raise
+            return False
+        return True
 
     @contextmanager
     def _errors(self, *, raising: bool = True) -> Iterator[None]:
-        """Turns errors of the database into OSErrors and records them as the failure."""
+        """Turns errors of the database into OSErrors and records them as the failure.
+
+        That another process has the database is no failure if it raises: the caller may try again.
+        """
         try:
             yield
-        except sqlite3.IntegrityError:
-            raise
+        except (sqlite3.IntegrityError, BusyError):
+            if raising:
+                raise
+            self.shared_failure.value = b"another process has the database"
         except (sqlite3.Error, OSError, DataError) as error:
+            if raising and _is_busy(error):
+                raise BusyError(errno.EBUSY, "another process has the database") from None
             if isinstance(error, sqlite3.Error):
                 full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
                 text = os.strerror(errno.ENOSPC) if full else str(error)
@@ -392,6 +524,11 @@ class DecisionLog:
     def close(self) -> None:
         """Closes the database."""
         self._db.close()
+        os.close(self._newest)
+
+
+def _is_busy(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BUSY
 
 
 def _date(microseconds: int) -> datetime:
@@ -450,6 +587,17 @@ def open_log(config: ServeConfig, *, choices: ChoiceKind) -> Iterator[DecisionLo
             if log.choices != choices:
                 expected = f"a folder for decisions among {choices}"
                 raise ConfigError(Problem("log", expected, f"one for {log.choices}", "Name another folder"))
+            with disk_errors(str(path), "a database of decisions"), room_in(path.parent, "database"):
+                log.forget_written()
+                missing = log.count_missing()
+                log.start_ids()
+            if missing:
+                last = log.waiting + log.written
+                machine_logger.warning(
+                    f"{path}: {counted(missing, 'decision')} missing, numbers {last + 1} to {last + missing} of log "
+                    f"{log.name}: {path.name}-wal was damaged or removed, or the machine stopped before they were "
+                    "synced. Rewards for them are refused"
+                )
             if log.waiting:
                 machine_logger.info(f"{path}: {counted(log.waiting, 'decision')} of an earlier server")
             yield log

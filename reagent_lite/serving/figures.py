@@ -23,6 +23,7 @@ class ServerFigures:
         requests: number of requests by path and status.
         seconds: time from request to answer by path.
         rewards: number of rewards by result.
+        connections: number of connections that were closed or refused, by reason.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,12 @@ class ServerFigures:
         self.requests = Counter("reagent_requests", "Requests", ("path", "status"), **common)
         self.seconds = Histogram("reagent_request_seconds", "Time to an answer", ("path",), buckets=_SECONDS, **common)
         self.rewards = Counter("reagent_rewards", "Rewards: joined, again, unknown", ("result",), **common)
+        self.connections = Counter(
+            "reagent_connections_closed",
+            "Connections: refused as there are too many, replaced by newer ones, late with a head",
+            ("reason",),
+            **common,
+        )
         self._decisions = Counter("reagent_decisions", "Decisions by action", ("action",), **common)
         self._missing = Counter("reagent_features_missing", "Rows without a feature", ("feature",), **common)
         self._other = Counter(

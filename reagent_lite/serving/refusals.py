@@ -1,23 +1,19 @@
 """Refusals: every error is answered with a list of problems.
 
 error in a route, a body or the log ─► `refused` ─► status, {"problems": [...]}
-`StrictRoute` applies the rules for JSON files to bodies, such as no duplicate keys.
 """
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, get_args, get_type_hints
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from reagent_lite.errors import MAX_PROBLEMS, BundleError, Problem, nearest
-from reagent_lite.serving.bodies import with_contract_names
-from reagent_lite.strict_json import parse_json
 
 TRY_LATER = "Try again later"
 Answers = dict[int | str, dict[str, Any]]
@@ -37,30 +33,6 @@ class RefusedError(HTTPException):
         self.problems = problems
 
 
-class _StrictRequest(Request):
-    async def json(self) -> Any:
-        try:
-            tree = parse_json(await self.body())
-        except UnicodeDecodeError:
-            raise
-        except ValueError as error:
-            raise RefusedError(422, Problem("body", "JSON", str(error))) from error
-        return with_contract_names(tree, self.app.state.worker.model.bundle.columns)
-
-
-class StrictRoute(APIRoute):
-    """A route that reads bodies by `strict_json`; they may use the names of the model's training log."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Returns the handler of a request."""
-        handle = super().get_route_handler()
-
-        async def strictly(request: Request) -> Response:
-            return await handle(_StrictRequest(request.scope, request.receive))
-
-        return strictly
-
-
 def refusal(status: int, problems: Iterable[Problem], headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Returns the answer with `Problems`."""
     return JSONResponse({"problems": [asdict(problem) for problem in problems]}, status, headers)
@@ -72,9 +44,10 @@ def _answers(texts: dict[int, str]) -> Answers:
 
 ERRORS = _answers(
     {
-        400: "The body is not UTF-8 text",
+        400: "The body is not UTF-8 text, or the header names another host or two lengths",
+        401: "No token, or another one",
         408: "The body did not arrive in time",
-        413: "The body is too large",
+        413: "The body is too large, or has too many rows or candidates",
         422: "The body is wrong",
         503: "The log cannot be written, too many requests wait, or a worker is starting: try again later",
     }
@@ -90,7 +63,7 @@ async def refused(request: Request, error: Any) -> Response:
     if isinstance(error, BundleError):
         return refusal(422, error.problems)
     if isinstance(error, RequestValidationError):
-        return refusal(422, [_problem(request, fault) for fault in error.errors()[:MAX_PROBLEMS]])
+        return refusal(422, problems_of(request.scope["endpoint"], error.errors()))
     where = f"{request.method} {request.url.path}"
     if isinstance(error, HTTPException):
         expected = "a body in UTF-8" if error.status_code == 400 else "a path and method of /docs"
@@ -101,8 +74,18 @@ async def refused(request: Request, error: Any) -> Response:
     return refusal(500, [Problem(where, "no error of the server", type(error).__name__, "See its log")])
 
 
-def _problem(request: Request, fault: dict[str, Any]) -> Problem:
-    """Returns pydantic's description of a fault in a body as a problem."""
+def body_model(endpoint: Any) -> type[BaseModel]:
+    """Returns the class of a route's body."""
+    model: type[BaseModel] = get_type_hints(endpoint)["body"]
+    return model
+
+
+def problems_of(endpoint: Any, faults: Sequence[Any]) -> list[Problem]:
+    """Returns the first of pydantic's descriptions of faults in a body as problems."""
+    return [_problem(endpoint, fault) for fault in faults[:MAX_PROBLEMS]]
+
+
+def _problem(endpoint: Any, fault: dict[str, Any]) -> Problem:
     location = fault["loc"]
     kind = fault["type"]
     given = fault["input"]
@@ -110,8 +93,8 @@ def _problem(request: Request, fault: dict[str, Any]) -> Problem:
     if kind == "missing":
         return Problem(where, "a value", "nothing")
     if kind == "extra_forbidden":
-        body = get_type_hints(request.scope["endpoint"])["body"]
-        return Problem(where, "a known key", f"unknown key {location[-1]!r}", _advice(body, location[1:]))
+        advice = _advice(body_model(endpoint), location[1:])
+        return Problem(where, "a known key", f"unknown key {location[-1]!r}", advice)
     todo = "Send the header content-type: application/json" if isinstance(given, bytes) else ""
     return Problem(where, fault["msg"].removeprefix("Input should be "), f"{given!r:.100}", todo)
 

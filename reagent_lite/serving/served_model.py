@@ -34,6 +34,7 @@ class ServedModel:
         interface: its interface.
         version: sha256 of its manifest.
         swapped, refused: numbers of newer models and item tables that were accepted, and refused.
+        refusal: why the newest one was refused; "" if it is served.
     """
 
     def __init__(self, folder: str, items: str | None = None, interface: Interface | None = None) -> None:
@@ -42,6 +43,7 @@ class ServedModel:
         self.interface: Interface = interface or {}
         self._loaded_identity = self._identity_before = self._identity()
         self.swapped = self.refused = 0
+        self.refusal = ""
         self._serve(self._load_first())
 
     @property
@@ -65,9 +67,11 @@ class ServedModel:
             bundle = await asyncio.to_thread(self._load)
         except (BundleError, DataError) as error:
             self.refused += 1
+            self.refusal = str(error)
             machine_logger.warning(f"{self} stays, the new one is refused:\n{error}")
             return
         before = str(self)
+        self.refusal = ""
         self._serve(bundle)
         if str(self) == before:
             return

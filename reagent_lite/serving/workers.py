@@ -2,9 +2,10 @@
 
  parent: lock of the log, socket, Parquet files of complete decisions ─► worker 0 ... n-1, each: model, log, uvicorn
 
-A worker that ends by itself is started again.
+A worker that ends by itself is started again, unless its start fails.
 """
 
+import errno
 import multiprocessing
 import os
 import resource
@@ -25,17 +26,22 @@ from prometheus_client import multiprocess
 
 from reagent_lite.cli import exit_code, message_of
 from reagent_lite.config.serve import ServeConfig
-from reagent_lite.console import logger, machine_logger
+from reagent_lite.console import log_json, logger, machine_logger
 from reagent_lite.errors import ConfigError, Problem, counted
 from reagent_lite.export.bundle import ChoiceKind
 from reagent_lite.files import alone_in, require_writable, scratch_folder
+from reagent_lite.serving.access import Access, require_certificate
 from reagent_lite.serving.app import create_app
+from reagent_lite.serving.connections import Connections
 from reagent_lite.serving.decision_log import DecisionLog, open_log, require_usable
 from reagent_lite.serving.served_model import Interface, ServedModel
 
 _POLL_SECONDS = 0.5
 _RESTART_SECONDS = 1.0
 _GRACE_SECONDS = 5  # for requests in progress
+_PORT_SECONDS = _GRACE_SECONDS + 10  # the workers of a killed server end with it, and have the port until then
+_MOST_KILLED = 5  # times in a row that a worker may be killed before it serves
+_SWITCH_SECONDS = 0.001  # after which the thread of large requests lets others work; Python's default is 0.005
 _IDLE_SECONDS = 75  # longer than proxies keep connections (60): one that is closed as it is reused drops a request
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -50,6 +56,7 @@ class _Server:
         folder: folder of the workers' figures.
         interface: interface of the server's model, which every worker's model must have.
         choices, epoch, failure: arguments of each worker's `DecisionLog`.
+        access: tokens and names of the server.
     """
 
     config: ServeConfig
@@ -59,6 +66,7 @@ class _Server:
     choices: ChoiceKind
     epoch: int
     failure: Any
+    access: Access
 
 
 def serve(config: ServeConfig) -> tuple[int, int]:
@@ -70,6 +78,10 @@ def serve(config: ServeConfig) -> tuple[int, int]:
         BundleError: the model fails its check.
     """
     folder = Path(config.log).expanduser()
+    if config.log_format == "json":
+        log_json()
+    access = Access.of(config)
+    require_certificate(config)
     require_usable(config)
     require_writable(folder, "log")
     model = ServedModel(config.model, config.items)
@@ -81,7 +93,9 @@ def serve(config: ServeConfig) -> tuple[int, int]:
         shared = resources.enter_context(scratch_folder("serve"))
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(shared)  # read when workers import prometheus_client
         host, port = listening.getsockname()[:2]
-        logger.info(f"serving {model} at http://{host}:{port}, log {folder}")
+        scheme = "https" if config.tls_certificate else "http"
+        name = f"[{host}]" if ":" in host else host
+        logger.info(f"serving {model} at {scheme}://{name}:{port}, log {folder}")
         model.warn_if_greedy()
         server = _Server(
             config=config,
@@ -91,6 +105,7 @@ def serve(config: ServeConfig) -> tuple[int, int]:
             choices=log.choices,
             epoch=log.epoch,
             failure=log.shared_failure,
+            access=access,
         )
         restarts = _supervise(server, log)
         log.rotate()
@@ -101,17 +116,27 @@ def serve(config: ServeConfig) -> tuple[int, int]:
 
 
 def _listening(config: ServeConfig) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        listening = socket.create_server((config.host, config.port), family=family, backlog=1024)
+    """Returns a socket that listens; waits for a port that the workers of a killed server still have."""
+    where = f"{config.host}:{config.port}"
+    begun = time.monotonic()
+    has_waited = False
+    while True:
+        try:
+            family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+            listening = socket.create_server((config.host, config.port), family=family, backlog=1024)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and time.monotonic() - begun < _PORT_SECONDS:
+                if not has_waited:
+                    logger.info(f"port: {where} is in use; waiting {_PORT_SECONDS} s in case its server was killed")
+                has_waited = True
+                time.sleep(_POLL_SECONDS)
+                continue
+            got = error.strerror or str(error)
+            todo = "Choose another host or port, or end the server that uses them"
+            raise ConfigError(Problem("port", f"a free port of this machine at {where}", got, todo)) from error
         # connections inherit the option; without it an answer in two packets takes 40 ms
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
-    except OSError as error:
-        where = f"{config.host}:{config.port}"
-        got = error.strerror or str(error)
-        todo = "Choose another host or port, or end the server that uses them"
-        raise ConfigError(Problem("port", f"a free port of this machine at {where}", got, todo)) from error
 
 
 def _supervise(server: _Server, log: DecisionLog) -> int:
@@ -121,6 +146,7 @@ def _supervise(server: _Server, log: DecisionLog) -> int:
     before = {number: signal.signal(number, lambda *_: stopping.set()) for number in _SIGNALS}
     ready = [context.Event() for _ in range(server.config.workers)]
     workers: list[SpawnProcess] = []
+    killed = [0] * server.config.workers
     restarts = 0
     polled = time.monotonic()
 
@@ -141,13 +167,16 @@ def _supervise(server: _Server, log: DecisionLog) -> int:
                     continue
                 multiprocess.mark_process_dead(worker.pid, str(server.folder))  # type: ignore[no-untyped-call]
                 got = f"exit code {worker.exitcode}"
-                if not ready[number].is_set():
+                is_ready = ready[number].is_set()
+                killed[number] = 0 if is_ready else killed[number] + 1
+                if (not is_ready and (worker.exitcode or 0) >= 0) or killed[number] > _MOST_KILLED:
                     raise ConfigError(
                         Problem(f"worker {number}", "a process that serves", got, "See its message above")
                     )
                 logger.warning(f"worker {number} ended with {got} and is started again")
                 stopping.wait(_RESTART_SECONDS)
                 restarts += 1
+                ready[number].clear()
                 workers[number] = start_worker(number)
     finally:
         for worker in workers:
@@ -170,6 +199,9 @@ def _work(server: _Server, number: int, ready: Any) -> None:
     """Runs a worker in its process."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # otherwise 1000 connections leave no file for the log
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    if server.config.log_format == "json":
+        log_json()
     for signal_number in _SIGNALS:  # until uvicorn sets its handlers, which answer requests in progress
         signal.signal(signal_number, lambda *_: sys.exit())
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -188,9 +220,16 @@ def _answer(server: _Server, number: int, ready: Any) -> int:
     model = ServedModel(config.model, config.items, server.interface)
     log = DecisionLog(config, choices=server.choices, epoch=server.epoch, failure=server.failure)
     with closing(log):
+        app = create_app(config, number, model, log, server.access)
+        open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        connections = Connections(config, app.state.worker.figures, open_files)
         settings = uvicorn.Config(
-            create_app(config, number, model, log),
+            app,
+            http=connections.protocol,  # type: ignore[arg-type] # a function that makes one, for a class
             log_config=None,
+            log_level="error",  # a warning for each wrong request would fill the log
+            ssl_certfile=_path(config.tls_certificate),
+            ssl_keyfile=_path(config.tls_key),
             access_log=False,
             proxy_headers=False,
             timeout_keep_alive=_IDLE_SECONDS,
@@ -199,3 +238,7 @@ def _answer(server: _Server, number: int, ready: Any) -> int:
         ready.set()
         uvicorn.Server(settings).run(sockets=[server.listening])
     return 0
+
+
+def _path(file: str) -> Path | None:
+    return Path(file).expanduser() if file else None

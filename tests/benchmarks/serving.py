@@ -1,10 +1,11 @@
 """Requests per second and their slowest percent: /decide against an empty route of the same framework.
 
-    python -m tests.benchmarks.serving [--seconds 0.5] [--clients 8] [--repeats 5] [--model BUNDLE]
+    python -m tests.benchmarks.serving [--seconds 0.5] [--clients 8] [--repeats 5] [--model BUNDLE] [--before CHECKOUT]
 
 One worker each, the same body, and the same clients in one process, which keep their connections. The empty route
 checks the same body and answers as many bytes. The two run side by side and are loaded in turns; ratios are of turns
-that follow each other, with their median and range. Without a model: CartPole, 64-64 hidden units.
+that follow each other, with their median and range. Without a model: CartPole, 64-64 hidden units. With the folder of
+an earlier checkout, its /decide takes the place of the empty route.
 """
 
 import asyncio
@@ -41,7 +42,8 @@ uvicorn.run(app, port={port}, log_config=None, access_log=False)
 async def client(port: int, body: bytes, until: float, seconds: list[float]) -> None:
     """Sends requests one after another over one connection and appends how long each took."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /decide HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = "POST /decide HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n\r\n"
     while time.perf_counter() < until:
         begun = time.perf_counter()
         writer.write(head.encode() + body)
@@ -66,9 +68,9 @@ def processor_seconds(process: psutil.Process) -> float:
 
 
 @contextmanager
-def started(port: int, *command: str) -> Iterator[tuple[int, psutil.Process]]:
-    """A server that answers on the port."""
-    process = psutil.Popen([sys.executable, *command], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+def started(port: int, *command: str, root: Path = ROOT) -> Iterator[tuple[int, psutil.Process]]:
+    """A server of a checkout that answers on the port."""
+    process = psutil.Popen([sys.executable, *command], cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
     try:
         wait_until(lambda: port in [each.laddr.port for each in psutil.net_connections() if each.status == "LISTEN"])
         yield port, process
@@ -79,8 +81,8 @@ def started(port: int, *command: str) -> Iterator[tuple[int, psutil.Process]]:
 
 def measured(
     sides: Sequence[tuple[int, psutil.Process]], body: bytes, clients: int, seconds: float
-) -> list[tuple[float, float, float]]:
-    """Returns of each server requests per second, 99th percentile in ms and processor time of a request in us."""
+) -> list[tuple[float, float, float, float]]:
+    """Returns requests per second, median and 99th percentile in ms, and processor time of a request in us, of each."""
     took: list[list[float]] = [[] for _ in sides]
     used = [processor_seconds(process) for _, process in sides]
     for turn in range(TURNS):
@@ -89,6 +91,7 @@ def measured(
     return [
         (
             len(durations) / (TURNS * seconds),
+            1e3 * statistics.median(durations),
             1e3 * sorted(durations)[int(len(durations) * 0.99)],
             1e6 * (processor_seconds(process) - before) / len(durations),
         )
@@ -109,20 +112,31 @@ def a_model(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    options = options_of(__doc__, seconds=0.5, clients=8, repeats=5, model="")
+    options = options_of(__doc__, seconds=0.5, clients=8, repeats=5, model="", before="")
     features = {str(number): 0.1 * number for number in range(4)}
-    body = json.dumps({"rows": [{"state_features": features, "mdp_id": "7", "sequence_number": 3}]}).encode()
+    body = json.dumps({"rows": [{"state_features": features, "mdp_id": "7"}]}).encode()
     with tempfile.TemporaryDirectory() as name:
         model = options.model or a_model(Path(name) / "trained")
-        serve = ["workflows.serve", "--model", str(model), "--log", f"{name}/log", "--port", "8731"]
-        with started(8730, "-c", EMPTY.format(port=8730)) as route, started(8731, "-m", *serve) as decide:
+        serve = ["-m", "workflows.serve", "--model", str(model)]
+        beside = ["-c", EMPTY.format(port=8730)]
+        root = ROOT
+        if options.before:
+            beside = [*serve, "--log", f"{name}/before", "--port", "8730"]
+            root = Path(options.before).resolve()
+        with (
+            started(8730, *beside, root=root) as route,
+            started(8731, *serve, "--log", f"{name}/log", "--port", "8731") as decide,
+        ):
             for port, _ in (route, decide):
                 asyncio.run(load(port, body, options.clients, 1.0))
             repeats = [
                 measured((route, decide), body, options.clients, options.seconds) for _ in range(options.repeats)
             ]
     print(f"load {os.getloadavg()[0]:.0f}; medians, and ratios with their range")
-    for number, unit in enumerate(("requests/s", "ms, 99th percentile", "us of processor time a request")):
+    for number, unit in enumerate(
+        ("requests/s", "ms, median", "ms, 99th percentile", "us of processor time a request")
+    ):
         route_of, decide_of = ([repeat[side][number] for repeat in repeats] for side in (0, 1))
-        print(f"empty route {statistics.median(route_of):,.1f}, /decide {statistics.median(decide_of):,.1f} {unit}: "
+        other = "before" if options.before else "empty route"
+        print(f"{other} {statistics.median(route_of):,.1f}, /decide {statistics.median(decide_of):,.1f} {unit}: "
               f"{spread(decide_of, route_of)}")  # fmt: skip

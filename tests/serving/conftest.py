@@ -130,7 +130,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
             served = ServedModel(config.model, config.items)
             log = closing.enter_context(open_log(config, choices=served.bundle.choices))
             app = create_app(config, 0, served, log)
-            client = closing.enter_context(TestClient(app, raise_server_exceptions=False))
+            client = closing.enter_context(TestClient(app, "http://localhost", raise_server_exceptions=False))
             return Worker(app, client, served, log, Path(config.log))
 
         yield start

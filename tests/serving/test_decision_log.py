@@ -21,7 +21,7 @@ from serving.conftest import IDS, NAMES, Open, Worker, pass_time, rows_of
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.writing.decisions import write_decisions
-from reagent_lite.errors import BundleError, ConfigError, ReagentLiteError
+from reagent_lite.errors import BundleError, ConfigError, DataError, ReagentLiteError
 from reagent_lite.mounts import Mount
 from reagent_lite.rl.policies import EpsilonGreedy
 from reagent_lite.serving import decision_log
@@ -195,26 +195,27 @@ def test_a_file_that_cannot_be_written_is_tried_again(worker: Worker, monkeypatc
 def test_what_was_answered_is_on_the_disk_after_a_poll_and_before_a_file_has_it(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wal, synced, sync = worker.folder / ".decisions/decisions.sqlite-wal", dict[str, int](), os.fsync
+    wal, synced, sync = worker.folder / ".decisions/decisions.sqlite-wal", dict[str, bytes](), os.fsync
 
     def syncing(descriptor: int) -> None:
         sync(descriptor)
-        synced[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced[str(path)] = path.read_bytes() if path.is_file() else b""
 
-    def unsynced() -> int:
-        return wal.stat().st_size - synced[str(wal)]
+    def unsynced() -> bool:
+        return wal.read_bytes() != synced[str(wal)]
 
     def writing(target: Path, rows: Any) -> None:
-        assert unsynced() == 0
+        assert not unsynced()
         write_decisions(target, rows)
 
     monkeypatch.setattr(os, "fsync", syncing)
     monkeypatch.setattr(decision_log, "write_decisions", writing)
     first = decided(worker)
     worker.log.poll()
-    assert unsynced() == 0
+    assert not unsynced()
     worker.post("/reward", decision_id=first, reward=1.0)
-    assert (unsynced() > 0, len(worker.written())) == (True, 1)
+    assert (unsynced(), len(worker.written())) == (True, 1)
     second = decided(worker)
     monkeypatch.setattr(decision_log, "_WAL_BYTES", 0)
     worker.log.poll()  # the write-ahead log begins again, when it is in the database
@@ -239,7 +240,7 @@ def test_workers_number_an_episode_alike_where_they_are_started_again_after_the_
         with open_log(config, choices="named actions") as log:
             ids += log.append([in_episode, EVENT | {"sequence_number": 2**53, "state_features": {"at": 1e18}}])
             log.rotate()
-    rows = sorted(rows_of(tmp_path), key=lambda row: int(row["decision_id"].rpartition("-")[2]))
+    rows = sorted(rows_of(tmp_path), key=lambda row: int(row["decision_id"].split("-")[1]))
     assert [row["decision_id"] for row in rows] == ids
     numbers = [row["sequence_number"] for row in rows if row["sequence_number"] != 2**53]
     assert (numbers, len(numbers)) == (sorted(set(numbers)), 4 * 100 + 3)
@@ -260,10 +261,123 @@ def test_any_worker_takes_a_reward_once(tmp_path: Path) -> None:
             assert [log.join(decision, {"reward": 1.0}) for decision in ids] == ["again"] * 4
             pass_time(log)
             log.rotate()
-        name = ids[0].rpartition("-")[0]
-        unknown = (f"{name}-0", f"{name}-5", f"{name}-{10**30}", f"x{name}-1", f"{name}--1", f"{name}-\u0661", "1", "")
+        name, _, code = ids[0].split("-")
+        numbers = ("0", "2", "5", "01", str(10**30), "\u0661", "")
+        unknown = (*(f"{name}-{number}-{code}" for number in numbers), f"{name}-1", f"{name}-1-", f"{name}-1-{code}0",
+                   f"x{name}-1-{code}", f"{name}-1-{code.upper()}-", f"{name}--1-{code}", "1", "")  # fmt: skip
         assert {other.join(decision, {"reward": 1.0}) for decision in unknown} == {"unknown"}
     assert {row["decision_id"] for row in rows_of(tmp_path)} == {*ids}
+
+
+def test_ids_cannot_be_guessed_and_none_is_given_twice_when_the_last_second_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The database is put back to its last sync, as of a machine that lost power, and other clients decide."""
+    config = ServeConfig(model="m", log=str(tmp_path / "log"))
+    folder = tmp_path / "log" / ".decisions"
+    with open_log(config, choices="named actions") as log:
+        kept = log.append([EVENT] * 3)
+        log.poll()
+        shutil.copy(folder / "decisions.sqlite", tmp_path / "synced")
+        lost = log.append([EVENT] * 4)
+        assert len({decision.split("-")[2] for decision in kept + lost}) == 7
+        assert {len(decision.split("-")[2]) for decision in kept} == {16}
+    for name in ("decisions.sqlite-wal", "decisions.sqlite-shm"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.copy(tmp_path / "synced", folder / "decisions.sqlite")
+    with open_log(config, choices="named actions") as log:
+        assert "4 decisions missing, numbers 4 to 7 of log" in caplog.text
+        again = log.append([EVENT] * 4)
+        assert [decision.split("-")[1] for decision in again] == [decision.split("-")[1] for decision in lost]
+        assert not {*again} & {*lost}
+        assert {log.join(decision, {"reward": 1.0}) for decision in lost} == {"unknown"}
+        assert {log.join(decision, {"reward": 1.0}) for decision in kept + again} == {"joined"}
+        pass_time(log)
+        log.rotate()
+        assert {log.join(decision, {"reward": 1.0}) for decision in lost} == {"unknown"}
+    assert [row["decision_id"] for row in rows_of(tmp_path / "log")] == kept + again
+    caplog.clear()
+    with open_log(config, choices="named actions"):
+        assert "missing" not in caplog.text
+
+
+_FRAMES = 4096 + 24  # bytes of a page in the write-ahead log
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "overwritten", "none"])
+def test_a_damaged_write_ahead_log_is_named_with_the_decisions_that_are_lost(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after kill -9: the files of a log that is open are copied."""
+    config = ServeConfig(model="m", log=str(tmp_path / "log"))
+    with open_log(config, choices="named actions") as log:
+        ids = log.append([EVENT] * 5)
+        log.poll()
+        for _ in range(6):
+            ids += log.append([EVENT] * 2)
+        copy = shutil.copytree(tmp_path / "log", tmp_path / "copy")
+    wal = copy / ".decisions" / "decisions.sqlite-wal"
+    (copy / ".decisions" / "decisions.sqlite-shm").unlink()
+    if damage == "missing":
+        wal.unlink()
+    elif damage == "cut":
+        os.truncate(wal, _FRAMES * 5)
+    elif damage == "overwritten":
+        with wal.open("r+b") as stream:
+            stream.seek(_FRAMES * 5)
+            stream.write(b"?" * 500)
+    with open_log(ServeConfig(model="m", log=str(copy)), choices="named actions") as log:
+        left = log.waiting
+        expected = {"missing": [5], "none": [17]}.get(damage, range(5, 17))
+        assert left in expected
+        text = f"{copy / '.decisions' / 'decisions.sqlite'}: {17 - left} decisions missing, numbers {left + 1} to 17 of"
+        assert (text in caplog.text) == (damage != "none")
+        assert [log.join(decision, {"reward": 1.0}) for decision in ids] == ["joined"] * left + ["unknown"] * (
+            17 - left
+        )
+
+
+def test_a_copy_of_the_database_alone_has_what_was_synced(worker: Worker, tmp_path: Path) -> None:
+    ids = [decided(worker, mdp_id=f"{n}") for n in range(20)]
+    worker.post("/reward", decision_id=ids[3], reward=2.0)
+    worker.log.poll()
+    (tmp_path / "copy" / ".decisions").mkdir(parents=True)
+    shutil.copy(worker.folder / ".decisions" / "decisions.sqlite", tmp_path / "copy" / ".decisions")
+    config = ServeConfig(model="m", log=str(tmp_path / "copy"), reward_seconds=1e-6)
+    with open_log(config, choices="named actions") as log:
+        log.rotate()
+    rows = rows_of(tmp_path / "copy")
+    assert [(row["decision_id"], row["reward"]) for row in rows] == [(k, 2.0 * (k == ids[3])) for k in ids]
+
+
+def test_decisions_of_files_are_not_written_again_with_an_older_database(tmp_path: Path) -> None:
+    config = ServeConfig(model="m", log=str(tmp_path / "log"))
+    with open_log(config, choices="named actions") as log:
+        ids = log.append([EVENT] * 5)
+        log.poll()
+        shutil.copy(tmp_path / "log" / ".decisions" / "decisions.sqlite", tmp_path / "older")
+        ids += log.append([EVENT] * 5)
+        pass_time(log)
+        log.rotate()
+    shutil.copy(tmp_path / "older", tmp_path / "log" / ".decisions" / "decisions.sqlite")
+    with open_log(config, choices="named actions") as log:
+        assert (log.waiting, log.written) == (0, 10)
+        ids += log.append([EVENT])
+        pass_time(log)
+        log.rotate()
+    rows = rows_of(tmp_path / "log")
+    assert [row["decision_id"].split("-")[1] for row in rows] == [f"{n}" for n in range(1, 12)]
+    assert [row["decision_id"] for row in rows] == ids
+
+
+def test_a_file_of_others_beside_the_database_stays(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    other = tmp_path / "disk" / "decisions.newest"
+    other.write_text("important")
+    config = ServeConfig(model="m", log=str(tmp_path / "log"), database=str(tmp_path / "disk"))
+    with pytest.raises(DataError, match="a file that no server wrote"), open_log(config, choices="named actions"):
+        pass
+    assert other.read_text() == "important"
 
 
 def test_a_database_of_an_earlier_version_refuses_repeated_decisions_as_well(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def together(worker: Worker, bodies: list[Any]) -> list[httpx.Response]:
     """Sends decisions that arrive in one turn of the server's loop."""
 
     async def answers() -> list[httpx.Response]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(worker.app), base_url="http://server") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(worker.app), base_url="http://localhost") as client:
             return await asyncio.gather(*(client.post("/decide", json=body) for body in bodies))
 
     return asyncio.run(answers())
@@ -260,7 +260,7 @@ def test_the_openapi_holds(kind: str, opened: Open, tmp_path: Path) -> None:
         else bilinear_bundle(tmp_path / "model", np.eye(1), (3,), (7,), ITEMS if kind == "items" else None)
     )
     # schemathesis starts the application and does not stop it
-    worker = opened(bundle, poll_seconds=3600)
+    worker = opened(bundle, poll_seconds=3600, hosts=("testserver",))  # the name that schemathesis calls it by
     import schemathesis  # takes a second, which other tests need not wait for
 
     schema = schemathesis.openapi.from_asgi("/openapi.json", worker.app)

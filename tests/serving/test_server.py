@@ -32,12 +32,12 @@ class Server:
     """A running `workflows.serve`, from when it answers or has ended."""
 
     def __init__(self, model: Path, log: Path, *settings: str) -> None:
-        command = ["-m", "workflows.serve", "--model", str(model), "--log", str(log), "--port", "0",
-                   *(f"--set={setting}" for setting in ("poll_seconds=0.2", *settings))]  # fmt: skip
+        command = ["-m", "workflows.serve", "--model", str(model), "--log", str(log),
+                   *(f"--set={setting}" for setting in ("port=0", "poll_seconds=0.2", *settings))]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.process = Interpreter(command, cwd=ROOT, env=environment)
-        wait_until(lambda: " at http://" in self.process.said or self.process.poll() is not None, seconds=300)
-        self.url = "".join(re.findall(r"at (http://\S+), log", self.process.said))
+        wait_until(lambda: " at http" in self.process.said or self.process.poll() is not None, seconds=300)
+        self.url = "".join(re.findall(r"at (https?://\S+), log", self.process.said))
 
     def stop(self) -> int:
         """SIGTERM; returns the number of restarts."""
@@ -105,6 +105,38 @@ def test_a_worker_that_is_killed_is_started_again_with_its_journal(named: Path, 
         worker.kill()
         assert (server.reward(decision), server.stop()) == (204, 1)
     assert ids_of(tmp_path / "log") == [decision]
+
+
+def test_a_worker_that_is_killed_before_it_is_ready_is_started_again(named: Path, tmp_path: Path) -> None:
+    with closing(Server(named, tmp_path / "log")) as server:
+        wait_until(lambda: bool(workers(server)))
+        workers(server)[0].kill()
+        assert server.decide()
+        assert server.stop() == 1
+
+
+def workers(server: Server) -> list[psutil.Process]:
+    return [child for child in server.process.children() if "spawn_main" in "".join(child.cmdline())]
+
+
+def test_a_server_that_is_started_at_once_after_kill_waits_for_the_port(named: Path, tmp_path: Path) -> None:
+    """Its worker ends with it, but here only after seconds, as one that is swapped out or writes to a slow disk."""
+    with closing(Server(named, tmp_path / "log")) as server, ThreadPoolExecutor(1) as pool:
+        ids = [server.decide()]
+        (worker,) = workers(server)
+        worker.suspend()
+        server.process.kill()
+        port = server.url.rpartition(":")[2]
+        starting = pool.submit(Server, named, tmp_path / "log", f"port={port}")
+        time.sleep(4)
+        worker.resume()
+        with closing(starting.result()) as second:
+            assert (second.url, "is in use; waiting 15 s" in second.process.said) == (server.url, True)
+            ids.append(second.decide())
+            assert [second.reward(decision) for decision in ids] == [204, 204]
+            second.stop()
+        assert psutil.wait_procs([worker], timeout=60)[1] == []
+    assert ids_of(tmp_path / "log") == ids
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0])

@@ -3,9 +3,12 @@
 import json
 import os
 import re
+import runpy
+import socket
 import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from oracles.runs import ROOT
 from reagent_lite.cli import main_alone
 from reagent_lite.config import DqnConfig
 from reagent_lite.run.launch import main
+from reagent_lite.serving.figures import ServerFigures
 from workflows import serve
 
 DEPLOY = ROOT / "deploy"
@@ -36,7 +40,7 @@ def serving(arguments: list[str], trainer: list[str], capsys: pytest.CaptureFixt
     assert (module, main_alone(serve.COMMAND, serve.serve, [*rest, "--dry_run"])) == (serve.COMMAND.module, 0)
     config: dict[str, Any] = json.loads(capsys.readouterr().out)
     (trained_to,) = (word.rpartition("=")[2] for word in trainer if "model_output_path" in word)
-    assert (config["model"], config["host"]) == (f"{trained_to}/model", "0.0.0.0")
+    assert (config["model"], config["host"]) == (f"{trained_to}/model", "0.0.0.0")  # with tokens, or --no_token
     return config
 
 
@@ -63,7 +67,8 @@ def test_compose(node: int, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 def test_compose_serves_the_model_that_it_trains(capsys: pytest.CaptureFixture[str]) -> None:
     services = documents("compose.yaml")[0]["services"]
     config = serving(services["serve"]["command"], services["node0"]["command"], capsys)
-    assert services["serve"]["ports"] == [f"{config['port']}:{config['port']}"]
+    # no token, as only this machine reaches the port
+    assert (config["no_token"], services["serve"]["ports"]) == (True, [f"127.0.0.1:{config['port']}:{config['port']}"])
     assert config["log"].startswith("/share/")
     assert services["serve"]["volumes"] == ["share:/share"]
 
@@ -90,24 +95,50 @@ def test_kubernetes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
 
 
 def test_kubernetes_serves_the_model_that_it_trains(capsys: pytest.CaptureFixture[str]) -> None:
-    decisions, service, deployment = documents("kubernetes/serve.yaml")
+    service, pods, budget, policy, servers = documents("kubernetes/serve.yaml")
     claim, job = documents("kubernetes/train.yaml")
-    spec, pod = deployment["spec"], deployment["spec"]["template"]["spec"]
+    spec, pod = servers["spec"], servers["spec"]["template"]["spec"]
     (container,), (trainer,) = pod["containers"], job["spec"]["template"]["spec"]["containers"]
     config = serving(container["args"], trainer["args"], capsys)
-    assert (config["log"], config["database"]) == ("/share/served", "/decisions")
-    assert decisions["spec"]["accessModes"] == ["ReadWriteOnce"]  # a disk of the machine's own
-    # one server has the log, also while a new pod takes the place of another
-    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    assert (config["log"], config["database"], config["log_format"]) == (
+        "/share/served/$(POD_NAME)",
+        "/decisions",
+        "json",
+    )
+    assert {env["name"] for env in container["env"]} == {"POD_NAME"}
+    # two logs, each with a disk of its own, and a pod at a time is replaced
+    assert (spec["replicas"], spec["updateStrategy"]["type"], budget["spec"]["maxUnavailable"]) == (
+        2,
+        "RollingUpdate",
+        1,
+    )
+    (decisions,) = spec["volumeClaimTemplates"]
+    assert decisions["spec"]["accessModes"] == ["ReadWriteOnce"]
     (port,) = container["ports"]
     assert (port["containerPort"], service["spec"]["ports"][0]["targetPort"]) == (config["port"], port["name"])
-    assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": port["name"]}
-    assert service["spec"]["selector"] == spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+    assert (pods["spec"]["ports"][0]["port"], pods["spec"]["clusterIP"]) == (config["port"], "None")
+    assert spec["serviceName"] == pods["metadata"]["name"]
+    assert policy["spec"]["ingress"][0]["ports"] == [{"protocol": "TCP", "port": port["name"]}]
+    for probe in ("startupProbe", "readinessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/healthz", "port": port["name"]}
+    assert container["livenessProbe"]["tcpSocket"] == {"port": port["name"]}
+    labels = spec["template"]["metadata"]["labels"]
+    selectors = (service["spec"]["selector"], pods["spec"]["selector"], spec["selector"]["matchLabels"],
+                 budget["spec"]["selector"]["matchLabels"], policy["spec"]["podSelector"]["matchLabels"])  # fmt: skip
+    assert all(selector == labels for selector in selectors)
+    assert container["image"] == trainer["image"]
+    assert container["imagePullPolicy"] == trainer["imagePullPolicy"] == "IfNotPresent"
+    assert {*container["resources"]["requests"]} == {"cpu", "memory"}
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert {mounts[volume["name"]]: volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"]} == {
-        "/share": claim["metadata"]["name"],
-        "/decisions": decisions["metadata"]["name"],
-    }
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert {*mounts} == {*volumes, decisions["metadata"]["name"]}
+    assert (mounts["decisions"], mounts["share"], mounts["temporary"]) == ("/decisions", "/share", "/tmp")
+    assert volumes["share"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    command = (DEPLOY / "kubernetes" / "serve.yaml").read_text()
+    assert f"kubectl create secret generic {volumes['tokens']['secret']['secretName']}" in command
+    for kind in ("decide", "reward"):
+        assert config[f"{kind}_token_file"] == f"{mounts['tokens']}/{kind}"
+        assert f"--from-literal={kind}=$(openssl rand -hex 32)" in command
 
 
 @pytest.mark.parametrize("name", ["train", "serve"])
@@ -149,12 +180,58 @@ def test_a_slurm_job_that_a_signal_stops_is_requeued(
     assert ("requeue 7" in done.stdout, "trains" in done.stdout) == (requeued, doctor == 0)
 
 
+def test_alerts_and_their_metrics(tmp_path: Path) -> None:
+    """Each metric of the server has an alert and a line in the README, and alerts use no other metrics."""
+    registry = ServerFigures()._registry
+    metrics = {metric.name for metric in registry.collect()}
+    (group,) = documents("prometheus/alerts.yaml")[0]["groups"]
+    alerts = {rule["alert"]: rule["expr"] for rule in group["rules"]}
+    assert all(rule["annotations"]["summary"] for rule in group["rules"])
+    used = {
+        re.sub("_(total|bucket)$", "", name) for rule in alerts.values() for name in re.findall(r"reagent_\w+", rule)
+    }
+    assert used == metrics
+    readme = (DEPLOY / "README.md").read_text()
+    assert {re.sub("_total$", "", name) for name in re.findall(r"^\| `(reagent_\w+)", readme, re.MULTILINE)} == metrics
+    assert all(f" {alert}" in readme for alert in alerts)
+
+
+def test_the_health_check_of_the_image(tmp_path: Path) -> None:
+    (check,) = re.findall(r"^HEALTHCHECK .* CMD (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert json.loads(check) == ["python", "/app/health.py"]
+    health = runpy.run_path(str(DEPLOY / "health.py"))["main"]
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/healthz"
+
+        def answer(status: str) -> None:
+            connection, _ = listening.accept()
+            with connection:
+                assert connection.recv(1000).startswith(b"GET /healthz ")
+                connection.sendall(f"HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
+
+        for status, code in (("200 OK", 0), ("503 Service Unavailable", 1)):
+            answered = pool.submit(answer, status)
+            assert health(b"python\0-m\0workflows.serve\0--model", url) == code
+            answered.result()
+    assert health(b"python\0-m\0workflows.serve", url) == 1  # nothing listens
+    assert health(b"python\0-m\0workflows.dqn", url) == 0
+
+
+def test_the_image_gets_what_it_copies_and_no_more() -> None:
+    """Of .dockerignore: all is left out, but what is named."""
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    kept = {line[1:] for line in lines if line.startswith("!")}
+    copied = re.findall(r"^COPY (.+) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    sources = {source for step in copied for source in step.replace("${WHEELS}", "wheels").split()}
+    assert (lines[0], kept) == ("*", sources)
+
+
 def test_the_steps_of_the_image(tmp_path: Path) -> None:
     """COPY and RUN in a folder and a virtual environment of their own, with the packages that are installed here.
 
-    The step that makes the user is not run; it changes the machine.
+    The steps that install torch and make the user are not run: one needs a network, the other changes the machine.
     """
-    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ").replace("${WHEELS} ./", "./")
     packages = tmp_path / "env" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     (packages / "here.pth").write_text(sysconfig.get_path("purelib"))  # whose own .pth files are not read
@@ -168,9 +245,11 @@ def test_the_steps_of_the_image(tmp_path: Path) -> None:
     shell = ["set -e; mkdir app source"]
     for step, argument in steps:
         *sources, target = argument.split()
+        is_skipped = "useradd" in argument or "uv" in argument.split()
+        folder = f"mkdir -p {target}; " if target.endswith("/") else ""
         shell.append({"ARG": f"export {argument}", "WORKDIR": f"cd {target}",
-                      "COPY": f"cp -r {' '.join(str(ROOT / source) for source in sources)} {target}",
-                      "RUN": "" if "useradd" in argument else argument}.get(step, ""))  # fmt: skip
+                      "COPY": f"{folder}cp -r {' '.join(str(ROOT / source) for source in sources)} {target}",
+                      "RUN": "" if is_skipped else argument}.get(step, ""))  # fmt: skip
     run("bash", "-c", "\n".join(shell), cwd=tmp_path)
     (entry,) = (json.loads(argument) for step, argument in steps if step == "ENTRYPOINT")
     (compose,) = documents("compose.yaml")
