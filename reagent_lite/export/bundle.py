@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from reagent_lite.errors import BundleError, Problem, counted, listed, raise_any
+from reagent_lite.export.exploration import certain_share
 from reagent_lite.export.features import FeatureMap, FeatureSet, checked_array
 from reagent_lite.export.tolerance import Tolerance, compare_choices
 from reagent_lite.feature_ids import read
@@ -133,6 +134,12 @@ class Bundle:
         if self.action_names:
             return "named actions"
         return "candidates" if self.items is None else "items"
+
+    @property
+    def certain_share(self) -> float:
+        """Share of the recorded decisions of golden.json that the policy takes with certainty, see `exploration`."""
+        outputs = json.loads(self._files[GOLDEN_FILE])["outputs"]
+        return certain_share(_recorded(outputs["propensities"]), _recorded(outputs["choices"]))
 
     def with_items(self, items: ItemTable, where: str) -> "Bundle":
         """Returns the model with another item table, such as a newer one.

@@ -82,7 +82,7 @@ def serve(config: ServeConfig) -> tuple[int, int]:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(shared)  # read when workers import prometheus_client
         host, port = listening.getsockname()[:2]
         logger.info(f"serving {model} at http://{host}:{port}, log {folder}")
-        model.warn_if_greedy()
+        model.warn_if_certain()
         server = _Server(
             config=config,
             listening=listening,

@@ -116,6 +116,7 @@ def test_events_of_every_format(form: str, own: bool, tmp_path: Path) -> None:
     inspected = reagent_lite.inspect(tmp_path / f"log.{form}")
     columns = OWN | {"state_features": ["age", "income"]} if own else None
     assert inspected.config.get("data", {}).get("columns") == columns
+    assert inspected.config["rl"] == {"epsilon": 0.1}  # greedy by default, and its log could not evaluate another one
     assert inspected.episodes == "200 episodes of 3 to 3 rows, median 3"
     assert (inspected.rows, inspected.whole, inspected.workflow) == (600, True, "dqn")
     assert trains(inspected, tmp_path)

@@ -17,6 +17,7 @@ from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS, Columns
 from reagent_lite.config.defaults import MOST_LEVELS
 from reagent_lite.config.inspect import InspectConfig
+from reagent_lite.config.rl import RLConfig
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.first_look import first_rows
 from reagent_lite.data.copy.training_copy import prepare_training_copy
@@ -164,11 +165,12 @@ class _Proposal:
             free = [column for column in self._columns if column.name not in self.fields.values()]
             orders = [column.name for column in free if fits("sequence_number", column)]
             self._lacking("sequence_number", "the order of decisions", orders)
+        self.decide.append(
+            "rl.epsilon: a tenth of the policy's decisions is drawn among all actions, so that the next log can "
+            "evaluate another policy; 0 is greedy"
+        )
         if not shown:
             self._alone = True
-            self.decide.append(
-                "rl.epsilon: a tenth of the policy's decisions is drawn among all actions, for the next log"
-            )
             return "no episodes: each row is a decision of its own"
         self.decide.append("rl.gamma: what a later reward counts, 0.99 for each row by default")
         if not ends:
@@ -385,7 +387,7 @@ class _Proposal:
             "training_data_path": self._settings.data_path,
             "model_output_path": f"outputs/{words or 'model'}",
             "defaults": "2026",
-            **({"algorithm": "boosting"} if self._alone else {}),
+            **({"algorithm": "boosting"} if self._alone else {"rl": {"epsilon": RLConfig().epsilon}}),
         }
         if actions is not None:
             tree["actions"] = list(actions)
