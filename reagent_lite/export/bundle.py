@@ -169,27 +169,38 @@ class Bundle:
         raise_any([Problem(where, expected, item) for item in unknown], BundleError)
         return self._item_values[rows]
 
-    def states(self, maps: Sequence[FeatureMap]) -> NDArray[np.float32]:
+    def states(self, maps: Sequence[FeatureMap], *, ignore_unknown: bool = False) -> NDArray[np.float32]:
         """Returns the features [N, F] in sparse maps {feature id: value}; NaN where a feature is absent or null.
 
-        A feature with levels takes texts and gets their codes (`categories.code_of`); other features take numbers. A
-        text that is not a level counts as other.
+        A feature with levels takes texts and gets their codes (`categories.code_of`); other features take numbers, true
+        and false. A text that is not a level counts as other. None, NaN and pandas.NA are missing.
+
+        Args:
+            maps: a map for each row.
+            ignore_unknown: whether to skip keys that are no features of the model.
 
         Raises:
             BundleError: an unknown feature id, a number in place of a text, or any other value that is not a number.
         """
-        return self._state.of_maps("states", maps)
+        return self._state.of_maps("states", maps, ignore_unknown=ignore_unknown)
 
-    def candidates(self, lists: Sequence[Sequence[FeatureMap] | Sequence[ItemId]]) -> list[NDArray[np.float32]]:
+    def candidates(
+        self, lists: Sequence[Sequence[FeatureMap] | Sequence[ItemId]], *, ignore_unknown: bool = False
+    ) -> list[NDArray[np.float32]]:
         """Returns the features [K_i, F] of each row's candidates, given by sparse maps or by ids of items.
 
         Raises:
             BundleError: as in `states` and `items_of`.
         """
-        return [self._candidates(f"candidates[{row}]", choices) for row, choices in enumerate(lists)]
+        return [
+            self._candidates(f"candidates[{row}]", choices, ignore_unknown=ignore_unknown)
+            for row, choices in enumerate(lists)
+        ]
 
-    def _candidates(self, where: str, choices: Any) -> NDArray[np.float32]:
-        return self.items_of(choices, where) if are_ids(choices) else self._action.of_maps(where, choices)
+    def _candidates(self, where: str, choices: Any, *, ignore_unknown: bool) -> NDArray[np.float32]:
+        if are_ids(choices):
+            return self.items_of(choices, where)
+        return self._action.of_maps(where, choices, ignore_unknown=ignore_unknown)
 
     def others(self, values: NDArray[np.float32], *, candidates: bool = False) -> dict[int, int]:
         """Returns {feature id: number of rows whose value is other} of the one-hot features with such rows.
@@ -245,12 +256,14 @@ class Bundle:
         states: Sequence[FeatureMap],
         candidates: Sequence[Sequence[FeatureMap] | Sequence[ItemId]] | None = None,
         mask: ArrayLike | None = None,
+        *,
+        ignore_unknown: bool = False,
     ) -> Prediction:
         """Returns the prediction for sparse maps as in a log, the arguments of `states` and `candidates`."""
         choices: Any = candidates
         if self.parametric and candidates is not None:
-            choices = self.candidates(candidates)
-        return self.predict(self.states(states), mask=mask, candidates=choices)
+            choices = self.candidates(candidates, ignore_unknown=ignore_unknown)
+        return self.predict(self.states(states, ignore_unknown=ignore_unknown), mask=mask, candidates=choices)
 
     def act(
         self,

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from reagent_lite.errors import MAX_PROBLEMS, BundleError, Problem, nearest
-from reagent_lite.serving.bodies import with_contract_names
+from reagent_lite.serving.bodies import read_body
 from reagent_lite.strict_json import parse_json
 
 TRY_LATER = "Try again later"
@@ -40,12 +40,12 @@ class RefusedError(HTTPException):
 class _StrictRequest(Request):
     async def json(self) -> Any:
         try:
-            tree = parse_json(await self.body())
+            tree = parse_json(await self.body(), nan=True)
         except UnicodeDecodeError:
             raise
         except ValueError as error:
             raise RefusedError(422, Problem("body", "JSON", str(error))) from error
-        return with_contract_names(tree, self.app.state.worker.model.bundle.columns)
+        return read_body(tree, self.app.state.worker.model.bundle)
 
 
 class StrictRoute(APIRoute):
