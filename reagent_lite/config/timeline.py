@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from reagent_lite.config.columns import COLUMNS, LogColumns
-from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items
+from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import Fraction, LocalPath, Names, NoEffect, Number, Section, Share, checked_by
 from reagent_lite.errors import Problem
@@ -154,6 +154,7 @@ class TimelineConfig(Section):
     columns: LogColumns = {}
     items: Items = None
     item_id: ItemId = ITEM_ID
+    possible_items: PossibleItems = None
 
     required: ClassVar = {"timeline.inputTableName": ("a path",), "timeline.outputTableName": ("a path",)}
     no_effect: ClassVar[tuple[NoEffect, ...]] = (

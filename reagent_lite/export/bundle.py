@@ -87,6 +87,7 @@ class Bundle:
         levels: {"state" or "action": {feature id: its levels}} of the features whose values are texts.
         items: the items that candidates may be named by, or None.
         item_id: name of the ids' column in item tables, data.item_id of its config.
+        possible_items: "all" if rows of its training log without a list offered every item, else None.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Bundle:
         self.columns: ColumnNames = data.get("columns") or {}
         self.items = items
         self.item_id: str = data.get("item_id", "")
+        self.possible_items: str | None = data.get("possible_items")
         self._item_values = None if items is None else items.aligned(self.action_feature_ids)
         self._session = session
         self._inputs = [entry.name for entry in session.get_inputs()]

@@ -189,7 +189,7 @@ def require_first_rows(config: WorkflowConfig) -> Discounts:
         from reagent_lite.data.rows.items import given_items
         from reagent_lite.data.sampling.discounts import TimeDiscounts, suggested_unit
         from reagent_lite.data.stage import data_files
-    items = given_items(config.data.items, config.data.item_id)
+    items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
     for path in paths:
         try:
             data_files(path, config.data.columns)
@@ -217,7 +217,7 @@ def _logged_input(config: WorkflowConfig) -> LoggedInput:
     path = config.training_data_path
     data = config.data
     files = data_files(path, data.columns)
-    items = given_items(data.items, data.item_id)
+    items = given_items(data.items, data.item_id, data.possible_items)
     standing = standing_copy(
         path, config.actions or None, data.training_copy_dir, data.columns, pairing_of(config, path), items
     )

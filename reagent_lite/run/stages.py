@@ -163,6 +163,7 @@ def _timeline(config: WorkflowConfig, group: Group, path: DataPath, *, first: bo
         columns=config.data.columns,
         items=config.data.items,
         item_id=config.data.item_id,
+        possible_items=config.data.possible_items,
     )
 
 

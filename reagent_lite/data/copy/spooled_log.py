@@ -289,7 +289,8 @@ class SpooledLog(ABC, Generic[T]):
         chunks = chain.from_iterable(map(self.spools["candidates"].gathered, shared.candidates()))
         self.write_matrix("candidates", total, chunks)
         if self.actions is None:
-            self.counts.update(lists=len(shared.length), candidates=total)
+            single = int((shared.length[shared.now] == 1).sum())
+            self.counts.update(lists=len(shared.length), candidates=total, single_candidate_rows=single)
 
     def _without_gaps(self, chunks: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
         """Yields metrics with 0 in place of absent values, and counts these."""
@@ -321,6 +322,7 @@ def _notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
 _OF_ALL_ROWS = {
     "propensity_absent_rows": 'no propensity; weighted estimates need it, or evaluation.propensities "estimate"',
     "unknown_action_rows": "no action and no part in training",
+    "single_candidate_rows": "a single candidate, and nothing to choose",
     "candidates_unknown_rows": "an empty possible_actions; the action taken is the only candidate there",
 }
 _COUNTED = {

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.config.columns import Columns
-from reagent_lite.config.paths import DataPath
+from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.location import CopyManifest, locations_of
 from reagent_lite.data.formats.blocks import Show
@@ -29,11 +29,14 @@ from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import Logs, location, paths_of
 from reagent_lite.data.rows.levels import Levels
 from reagent_lite.data.stage import data_files, left_out, require_unchanged
-from reagent_lite.errors import DataError, Problem, raise_any
+from reagent_lite.errors import DataError, Problem, counted, raise_any
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import is_writable, scratch_folder
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import TRAINING_COPY
+
+_MOST_SINGLE = 0.95
+"""Share of rows with a single item from which a log is refused."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -252,8 +255,27 @@ def prepare_training_copy(
             folder = chosen.publish(temporary, manifest)
         give_back_memory()
     copy = open_training_copy(folder)
+    if items is not None:
+        _require_choices(copy, shown(path), items)
     # entries that are not read may have been added since the copy was built
     return dataclasses.replace(copy, notes=(*copy.notes, *left_out(path)))
+
+
+def _require_choices(copy: TrainingCopy, where: str, items: ItemTable) -> None:
+    """Checks that a log of items offers a choice in more than a few rows.
+
+    Raises:
+        DataError: nearly all rows offer a single item.
+    """
+    single = copy.counts.get("single_candidate_rows", 0)
+    if single < _MOST_SINGLE * len(copy) or not len(copy):
+        return
+    got = f"a single one in {single:,} of {counted(len(copy), 'row')}"
+    todo = (
+        f'Set possible_items, in training data.possible_items, to "all" if each row could have had any of the '
+        f"{counted(len(items), 'item')}; else log the ids that were possible, in a column possible_actions"
+    )
+    raise DataError(Problem(where, "several possible items in a row", got, todo))
 
 
 def _built(

@@ -114,7 +114,8 @@ class _Proposal:
         self._columns = columns
         self._rows = len(columns[0].values) if columns else 0
         self._guesses = guesses
-        self._items = given_items(settings.items, settings.item_id)
+        self._offers_all = settings.items is not None and "possible_actions" not in self.fields
+        self._items = given_items(settings.items, settings.item_id, "all" if self._offers_all else None)
 
     def _column(self, name: str) -> LogColumn | None:
         return next((column for column in self._columns if column.name == self.fields.get(name)), None)
@@ -200,6 +201,7 @@ class _Proposal:
             self._lacking("action", "what was decided", some)
             return ()
         if column.kind == "map" or self._items is not None:
+            self._describe_choices()
             return None
         possible = self._column("possible_actions")
         # pandas writes an integer as 7.0 in a column with gaps
@@ -220,6 +222,26 @@ class _Proposal:
             self.problems.append(f"{column.name} has one value, {listed(ordered)}: there is nothing to choose from")
         self.decide.append(f"actions: {listed(ordered)}, as in the rows read; add what is missing")
         return tuple(ordered)
+
+    def _describe_choices(self) -> None:
+        """Notes how many candidates rows offer."""
+        column = self._column("possible_actions")
+        if column is None and self._items is None:
+            self.decide.append(
+                "possible_actions: no column lists the candidates, so that each row offers its action alone, and there "
+                "is nothing to choose: log the features of all that were possible"
+            )
+        elif column is None:
+            assert self._items is not None
+            self.decide.append(
+                f"possible_items: no column lists what was possible, so that each row offers all "
+                f"{counted(len(self._items), 'item')}; if fewer were, log their ids in a column possible_actions"
+            )
+        else:
+            sizes = [len(choices) for choices in column.present if isinstance(choices, list)]
+            if sizes:
+                spread = f"{min(sizes):,} to {max(sizes):,} candidates in a row, {np.mean(sizes):.3g} on average"
+                self.decide.append(f"possible_actions: {spread}, a single one in {counted(sizes.count(1), 'row')}")
 
     def _lacking(self, name: str, what: str, some: Sequence[str]) -> None:
         maybe = f"; it may be {listed(some)}" if some else ""
@@ -397,6 +419,8 @@ class _Proposal:
         if features:
             columns["state_features"] = list(features)
         items = self._settings.model_dump(include={"items", "item_id"}, exclude_defaults=True)
+        if self._offers_all:
+            items["possible_items"] = "all"
         if indices := self._indices(features):
             most = max(MOST_LEVELS, *indices.values())
             overrides = {name: "ENUM" for name in indices}

@@ -55,7 +55,15 @@ from reagent_lite.data.rows.contract import (
     require_present,
 )
 from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.maps import Named, candidate_features, candidate_lists, features, match, metrics
+from reagent_lite.data.rows.maps import (
+    Named,
+    candidate_features,
+    candidate_lists,
+    features,
+    match,
+    metrics,
+    offered_items,
+)
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import counted
 
@@ -308,12 +316,15 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, co
     next_action, next_taken = candidate_features(_empty_strings_as_null(column("next_action")), faults)
     # {} is a valid action, but as a next action it means that there is none
     next_taken = next_taken & ~np.isnan(next_action.values).all(axis=1)
-    without = ~(column("possible_actions").present & contract.choices)
     after = column("possible_next_actions")
+    without = (lists.lengths == 0) if contract.choices else np.ones(len(index), bool)
     lists = lists.or_alone(action, present, without)
     index = np.where(without & present, 0, index)
     next_lists = candidate_lists(after, faults).distinct()
-    next_lists = next_lists.or_alone(next_action, next_taken, ~(after.present & contract.choices))
+    if contract.choices:
+        next_lists = offered_items(next_lists, next_taken & ~after.present, after, faults)
+    next_without = ~after.present & (next_lists.lengths == 0) if contract.choices else np.ones(len(index), bool)
+    next_lists = next_lists.or_alone(next_action, next_taken, next_without)
     next_index = match(next_action, next_taken, next_lists)
     missing = next_taken & (next_index == NONE) & (next_lists.lengths > 0) & ~ended
     faults.add(missing, "a next_action among possible_next_actions", column("next_action").value, COMPARED)
