@@ -21,7 +21,8 @@ class InspectConfig(Section):
     rows: Count = 100_000
     """Number of rows to read, from the first."""
     output_path: LocalPath = ""
-    """The training config, a .json file; an older file is replaced. Empty: no config is written."""
+    """The training config, a .json file; an older file with other content is kept under another name, with a warning.
+    Empty: no config is written."""
 
     required: ClassVar = {"data_path": ("a path", "Or give --data")}
     no_effect: ClassVar[tuple[NoEffect, ...]] = (WITHOUT_ITEMS,)

@@ -74,7 +74,7 @@ class TimelineSection(Section):
     """Discount per row inside a transition of several steps; required if steps is more than 1."""
     on_refused: Literal["error", "drop_episode"] = "error"
     """Treatment of rows that break a rule. error: end with an error that names them; drop_episode: leave out their
-    episodes and count them."""
+    episodes and count them. Of a log of single decisions, each of which is an episode, training leaves out the rows."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(

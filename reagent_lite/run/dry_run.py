@@ -195,7 +195,8 @@ def require_first_rows(config: WorkflowConfig) -> Discounts:
             data_files(path, config.data.columns)
         except ReagentLiteError:  # another machine may have the files: a warning, see `dry_run`
             continue
-        first = first_rows(path, config.actions or None, config.data.columns, items)
+        refuses = config.timeline is None or config.timeline.on_refused == "error"
+        first = first_rows(path, config.actions or None, config.data.columns, items, refuses=refuses)
         if config.rl.use_seq_num_diff_as_time_diff:
             unit = config.rl.time_diff_unit_length
             of_path = TimeDiscounts.of(first.time_diff, unit_length=unit, gamma=config.rl.gamma)

@@ -326,6 +326,11 @@ _OF_ALL_ROWS = {
     "candidates_unknown_rows": "an empty possible_actions; the action taken is the only candidate there",
 }
 _COUNTED = {
+    "refused_rows": (
+        "row that breaks",
+        "rows that break",
+        "a rule left out by timeline.on_refused, such as one without a reward",
+    ),
     "duplicate_rows": ("row shares", "rows share", "mdp_id and sequence_number with another row"),
     "metrics_absent_values": ("metric value is absent and counts", "metric values are absent and count", "as 0"),
     "next_action_not_possible_rows": ("row has", "rows have", "a next_action that is not among possible_next_actions"),

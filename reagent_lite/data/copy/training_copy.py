@@ -295,7 +295,8 @@ def _built(
 
     logs = separate_logs(files, path, folder)
     if not files_hold_events(files):
-        return build(logs.files, TransitionLog(folder, actions), progress, settings, logs.notes)
+        drops = timeline is not None and timeline.timeline.on_refused == "drop_episode"
+        return build(logs.files, TransitionLog(folder, actions, drops=drops), progress, settings, logs.notes)
     timeline = timeline or TimelineConfig()
     section = {"inputTableName": path, "actionDiscrete": actions is not None}
     query = timeline.query.model_copy(update={"actions": actions or ()})

@@ -18,6 +18,7 @@ from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS, Columns
 from reagent_lite.config.defaults import MOST_LEVELS
 from reagent_lite.config.inspect import InspectConfig
 from reagent_lite.config.rl import RLConfig
+from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.first_look import first_rows
 from reagent_lite.data.copy.training_copy import prepare_training_copy
@@ -28,14 +29,21 @@ from reagent_lite.data.formats.frames import location
 from reagent_lite.data.inspection.columns import LARGEST, LogColumn, finite, first_columns, text_of
 from reagent_lite.data.inspection.fields import Guess, chosen, fits, guesses_of
 from reagent_lite.data.inspection.inspected import Inspected
+from reagent_lite.data.rows.column_mapping import names_of
 from reagent_lite.data.rows.items import ROW_LABELS, given_items
 from reagent_lite.data.stage import data_files
-from reagent_lite.errors import ReagentLiteError, counted, listed
+from reagent_lite.errors import ReagentLiteError, counted, listed, nearest
 from reagent_lite.feature_ids import id_of
 
 MOST_ACTIONS = 200
 """Largest number of actions that are proposed by name."""
 _IDS = ("id", "key", "uuid", "index", "hash")
+_LAST_OF_IDS = ("nr", "no", "number")
+_WEIGHTS = re.compile(
+    r"(samp|import|ip[sw]$|ipw_|row_|case_|survey_).*(weight|rate|ratio)s?$|^(ips|ipw|iptw|importance|inverse_propensity)$"
+)
+_WHOLE = re.compile("-?[0-9]+")
+_LEADING_ZERO = re.compile(r"-?0[0-9]+")
 _PEOPLE = ("user", "customer", "patient")
 _INDICES = (
     "state",
@@ -54,8 +62,12 @@ _INDICES = (
 )
 _MOST_INDICES = 1000
 _ROWS_OF_INDEX = 5  # on average, of each value
-_NOT_FEATURES = ("reward", "action_probability", "action", "mdp_id", "sequence_number")
+_NOT_FEATURES = (
+    *("reward", "action_probability", "action", "mdp_id", "sequence_number"),
+    *("terminal", "truncated"),
+)
 _ROUNDING = 0.01
+_NEARLY_ALL = 0.9
 Json = dict[str, Any]
 
 
@@ -69,6 +81,7 @@ def inspect_log(settings: InspectConfig) -> Inspected:
     columns, whole = first_columns(data_files(settings.data_path), settings.rows)
     guesses = tuple(guesses_of(columns, settings.columns))
     proposal = _Proposal(settings, columns, guesses)
+    proposal.check_given()
     episodes = proposal.describe_episodes()
     actions = proposal.names_of_actions()
     proposal.check_reward()
@@ -85,7 +98,7 @@ def inspect_log(settings: InspectConfig) -> Inspected:
         episodes=episodes,
         config=None if problems else tree,
         problems=problems,
-        decide=() if problems else tuple(proposal.decide),
+        decide=tuple(proposal.decide),
     )
 
 
@@ -110,6 +123,7 @@ class _Proposal:
         self.decide: list[str] = []
         self._left_out: list[str] = []
         self._alone = False
+        self._without_reward = False
         self._settings = settings
         self._columns = columns
         self._rows = len(columns[0].values) if columns else 0
@@ -128,6 +142,14 @@ class _Proposal:
             self.decide.append(f"{listed(self.fields[name] for name in dropped)} left out: {why}")
         for name in dropped:
             self._left_out.append(self.fields.pop(name))
+
+    def check_given(self) -> None:
+        """Notes columns that the user names and the log lacks."""
+        names = [column.name for column in self._columns]
+        for field, source in self._settings.columns.items():
+            for name in names_of(source):
+                if name not in names:
+                    self.problems.append(f"columns.{field}: the log has no column {name!r}. {nearest(name, names)}")
 
     def describe_episodes(self) -> str:
         """Returns a sentence about the lengths of episodes; leaves out columns of episodes if there are none."""
@@ -210,9 +232,7 @@ class _Proposal:
             if isinstance(choices, list):
                 names |= {name for name in choices if isinstance(name, str)}
         numbers = column.is_number
-        ordered = sorted(
-            names, key=lambda name: (int(name), "") if numbers and name.lstrip("-").isdigit() else (0, name)
-        )
+        ordered = sorted(names, key=lambda name: (int(name), "") if numbers and _WHOLE.fullmatch(name) else (0, name))
         if len(ordered) > MOST_ACTIONS:
             self.problems.append(
                 f"{column.name} has {len(ordered):,} values, more than {MOST_ACTIONS} actions by name: give "
@@ -257,8 +277,14 @@ class _Proposal:
                 "reward", "what is to be large", [column.name for column in self._columns if column.is_number]
             )
             return
-        if not column.is_number or len(column.present) < self._rows or not finite(column.present):
-            self.problems.append(f"{column.name}, read as reward, is not a finite number in every row")
+        if not column.is_answers and not (column.is_number and finite(column.present)):
+            self.problems.append(f"{column.name}, read as reward, is not a finite number in every row, or yes or no")
+        elif missing := self._rows - len(column.present):
+            self._without_reward = True
+            self.decide.append(
+                f"{column.name}: {counted(missing, 'row')} without a reward left out with their episodes by "
+                "timeline.on_refused; if absent means that nothing was earned, write 0"
+            )
         others = [
             guess.column
             for guess in self._guesses
@@ -327,9 +353,15 @@ class _Proposal:
             yield listed(column.name for column in columns), some
 
     def _per_action(self, actions: Sequence[str]) -> Iterator[list[LogColumn]]:
-        """Yields groups of a column for each action, such as p_mail and p_call, with numbers from 0 to 1."""
-        if not actions:
+        """Yields groups of a column for each action, such as p_mail and p_call, that are its probabilities.
+
+        They are from 0 to 1, add up to 1 in nearly all rows, and that of the logged action is never 0.
+        """
+        logged = self._column("action")
+        if not actions or logged is None:
             return
+        index = {name: number for number, name in enumerate(actions)}
+        taken = [None if value is None else index.get(text_of(value).removesuffix(".0")) for value in logged.values]
         shares = [
             column for column in self._columns if column.is_number and all(0 <= value <= 1 for value in column.present)
         ]
@@ -337,8 +369,16 @@ class _Proposal:
         for name in by_name:
             if name.endswith(f"_{actions[0]}"):
                 names = [f"{name.removesuffix(actions[0])}{action}" for action in actions]
-                if all(name in by_name for name in names):
-                    yield [by_name[name] for name in names]
+                columns = [by_name[name] for name in names if name in by_name]
+                if len(columns) == len(actions) and self._are_probabilities(columns, taken):
+                    yield columns
+
+    def _are_probabilities(self, columns: Sequence[LogColumn], taken: Sequence[int | None]) -> bool:
+        rows = zip(zip(*(column.values for column in columns), strict=True), taken, strict=True)
+        whole = [(row, action) for row, action in rows if None not in row]
+        sums = [abs(sum(row) - 1) <= _ROUNDING for row, _ in whole]
+        possible = all(action is None or row[action] > 0 for row, action in whole)
+        return possible and sum(sums) > _NEARLY_ALL * len(whole)
 
     def features(self, actions: Sequence[str]) -> list[str]:
         """Returns the columns of single features; none if state_features is a column of maps."""
@@ -362,10 +402,14 @@ class _Proposal:
         for column in self._columns:
             if column.name in used or column.name in COLUMNS:
                 continue
-            if why := self._no_feature(column) or may_be.get(column.name):
+            if why := may_be.get(column.name) or self._no_feature(column):
                 left.setdefault(why, []).append(column.name)
             else:
                 features.append(column.name)
+        for column in self._columns:
+            if (column.name in features or column.name == self.fields.get("action")) and column.near_equal:
+                alike = "; ".join(" and ".join(map(repr, texts)) for texts in column.near_equal)
+                self.decide.append(f"{column.name}: {alike} are different values: write each in one way")
         for why, names in left.items():
             self.decide.append(f"features: {listed(names)} left out, {why}")
         if features:
@@ -388,8 +432,14 @@ class _Proposal:
             return f"a column of {column.kind} values"
         if words[0] == "next":
             return "by their names what followed the decision"
-        if column.kind == "integer" and ({words[-1], words[0]} & {*_IDS}):
+        if column.kind == "integer" and ({words[-1], words[0]} & {*_IDS} or words[-1] in _LAST_OF_IDS):
             return "ids by their names"
+        if column.kind == "integer" and any(map(_LEADING_ZERO.fullmatch, column.counts)):
+            return "ids by their leading zeros"
+        if column.is_whole and column.distinct == len(column.present) >= MIN_PRESENT_VALUES:
+            return "another whole number in every row, as ids are; an amount may be named in columns.state_features"
+        if column.is_number and (_WEIGHTS.search(column.name.lower()) or self._inverts_propensities(column)):
+            return "weights or sampling rates of rows, which are not known when a decision is made"
         if column.is_number and not finite(column.present):
             return "values that float32 does not hold"
         if column.distinct < 2:
@@ -401,6 +451,14 @@ class _Proposal:
         except ValueError as error:
             return f"expected {error}"
         return ""
+
+    def _inverts_propensities(self, column: LogColumn) -> bool:
+        """Whether the values of a column are 1 / p of the propensities."""
+        propensity = self._column("action_probability")
+        if propensity is None or not propensity.is_number or column.distinct < 2:
+            return False
+        pairs = [pair for pair in zip(column.values, propensity.values, strict=True) if None not in pair]
+        return bool(pairs) and all(abs(float(value) * float(p) - 1) <= _ROUNDING for value, p in pairs)
 
     def tree(self, actions: Sequence[str] | None, features: Sequence[str]) -> Json:
         """Returns the config."""
@@ -430,6 +488,8 @@ class _Proposal:
             self.decide.append(
                 f"{listed(indices)}: by their names names of states or kinds, so one-hot; else drop the override"
             )
+        if self._without_reward:
+            tree["timeline"] = {"on_refused": "drop_episode"}
         if columns or items:
             tree["data"] = {**({"columns": columns} if columns else {}), **items}
         return tree
@@ -452,7 +512,10 @@ class _Proposal:
         path = self._settings.data_path
         try:
             config = check(ParametricDqnConfig if "actions" not in tree else DqnConfig, tree)
-            first_rows(path, config.actions or None, config.data.columns, self._items)
+            timeline = None
+            if config.timeline is not None:
+                timeline = TimelineConfig(timeline=config.timeline.model_copy(update={"inputTableName": ""}))
+            first_rows(path, config.actions or None, config.data.columns, self._items, refuses=timeline is None)
             if whole:
                 with tempfile.TemporaryDirectory() as folder:
                     copy = prepare_training_copy(
@@ -460,6 +523,7 @@ class _Proposal:
                         actions=config.actions or None,
                         directory=folder,
                         columns=config.data.columns,
+                        timeline=timeline,
                         items=self._items,
                     )
                     names = (STATE, ACTION) if copy.parametric else (STATE,)
