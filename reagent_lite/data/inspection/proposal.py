@@ -361,7 +361,7 @@ class _Proposal:
         if not actions or logged is None:
             return
         index = {name: number for number, name in enumerate(actions)}
-        taken = [None if value is None else index.get(text_of(value).removesuffix(".0")) for value in logged.values]
+        of_rows = [None if value is None else index.get(text_of(value).removesuffix(".0")) for value in logged.values]
         shares = [
             column for column in self._columns if column.is_number and all(0 <= value <= 1 for value in column.present)
         ]
@@ -370,11 +370,11 @@ class _Proposal:
             if name.endswith(f"_{actions[0]}"):
                 names = [f"{name.removesuffix(actions[0])}{action}" for action in actions]
                 columns = [by_name[name] for name in names if name in by_name]
-                if len(columns) == len(actions) and self._are_probabilities(columns, taken):
+                if len(columns) == len(actions) and self._are_probabilities(columns, of_rows):
                     yield columns
 
-    def _are_probabilities(self, columns: Sequence[LogColumn], taken: Sequence[int | None]) -> bool:
-        rows = zip(zip(*(column.values for column in columns), strict=True), taken, strict=True)
+    def _are_probabilities(self, columns: Sequence[LogColumn], actions: Sequence[int | None]) -> bool:
+        rows = zip(zip(*(column.values for column in columns), strict=True), actions, strict=True)
         whole = [(row, action) for row, action in rows if None not in row]
         sums = [abs(sum(row) - 1) <= _ROUNDING for row, _ in whole]
         possible = all(action is None or row[action] > 0 for row, action in whole)
