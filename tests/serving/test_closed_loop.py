@@ -52,11 +52,11 @@ def clicks(server: Server, sessions: int, rng: np.random.Generator, prefix: str)
 
 def test_a_shop_serves_and_learns_and_keeps_its_promises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One loop, from the CSV to the third model; tests/benchmarks/RESULTS.md counts a hundred."""
-    laps = list(loop(tmp_path, np.random.default_rng(1), sold_rows=400, served_rows=300))
+    laps = list(loop(tmp_path, np.random.default_rng(0), sold_rows=600, served_rows=300))
     assert [lap.low <= lap.served <= lap.high for lap in laps] == [True] * 3
     assert [lap.low <= lap.truth <= lap.high for lap in laps] == [True] * 3
     for number in (1, 2):  # of old and served rows
-        assert f"shop.csv: 400 rows, {400 / (400 + 300 * number):.1%}" in caplog.text
+        assert f"shop.csv: 600 rows, {600 / (600 + 300 * number):.1%}" in caplog.text
     rewards = [row["reward"] for row in rows_of(tmp_path / "served")]
     assert (len(rewards), sum(rewards)) == (900, pytest.approx(300 * sum(lap.served for lap in laps)))
 

@@ -59,6 +59,8 @@ MATRICES: dict[str, tuple[DTypeLike, str]] = {
     "next_lists": (np.int64, "record"),
 }
 """Type of each matrix, and the kind of its columns; see `SpooledLog.keys`."""
+NEARLY_ALL = 0.95
+"""Share of rows with a single candidate from which there is nothing to choose in a log."""
 _NOT_IN_ROWS = {"origin_file", "origin_line", "episode"}  # vectors that `spool` computes
 _RECORD = (0, 1, 2, 3)  # columns of what `list_records` returns
 
@@ -309,6 +311,8 @@ def _notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
     """Returns sentences about a log that a user should read."""
     rows = counted(counts["rows"], "row")
     some = [(counts[key], what) for key, what in _OF_ALL_ROWS.items() if counts[key]]
+    if counts["single_candidate_rows"] >= NEARLY_ALL * max(counts["rows"], 1):
+        some.append((counts["single_candidate_rows"], "a single candidate, and nothing to choose"))
     sentences = [f"{number:,} of {rows} {'has' if number == 1 else 'have'} {what}" for number, what in some]
     if columns.isdisjoint(EPISODE_COLUMNS):
         sentences.append(ALONE)
@@ -322,7 +326,6 @@ def _notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
 _OF_ALL_ROWS = {
     "propensity_absent_rows": 'no propensity; weighted estimates need it, or evaluation.propensities "estimate"',
     "unknown_action_rows": "no action and no part in training",
-    "single_candidate_rows": "a single candidate, and nothing to choose",
     "candidates_unknown_rows": "an empty possible_actions; the action taken is the only candidate there",
 }
 _COUNTED = {

@@ -35,9 +35,6 @@ from reagent_lite.files import is_writable, scratch_folder
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import TRAINING_COPY
 
-_MOST_SINGLE = 0.95
-"""Share of rows with a single item from which a log is refused."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingCopy:
@@ -268,7 +265,9 @@ def _require_choices(copy: TrainingCopy, where: str, items: ItemTable) -> None:
         DataError: nearly all rows offer a single item.
     """
     single = copy.counts.get("single_candidate_rows", 0)
-    if single < _MOST_SINGLE * len(copy) or not len(copy):
+    from reagent_lite.data.copy.spooled_log import NEARLY_ALL
+
+    if single < NEARLY_ALL * len(copy) or not len(copy):
         return
     got = f"a single one in {single:,} of {counted(len(copy), 'row')}"
     todo = (
