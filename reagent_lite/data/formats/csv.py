@@ -171,7 +171,10 @@ def _records(text: bytes, line: int) -> tuple[Offsets, Offsets, Offsets]:
 def delimiter_of(header: bytes) -> str:
     """Returns the sign that separates the cells of a header, a comma if several give as many cells."""
     text = header.decode(errors="replace")
-    return max(DELIMITERS, key=lambda sign: len(next(csv.reader([text], delimiter=sign), [])))
+    try:
+        return max(DELIMITERS, key=lambda sign: len(next(csv.reader([text], delimiter=sign), [])))
+    except csv.Error:  # a carriage return outside of quotation marks, which `_require_records` refuses
+        return ","
 
 
 def _require_records(text: bytes, line: int, path: str, delimiter: str) -> None:

@@ -457,6 +457,8 @@ class _Proposal:
         propensity = self._column("action_probability")
         if propensity is None or not propensity.is_number or column.distinct < 2:
             return False
+        if not finite(propensity.present) or not finite(column.present):
+            return False
         pairs = [pair for pair in zip(column.values, propensity.values, strict=True) if None not in pair]
         return bool(pairs) and all(abs(float(value) * float(p) - 1) <= _ROUNDING for value, p in pairs)
 
