@@ -36,12 +36,14 @@ class ItemTable:
         values: [N, F] float32; texts are their codes (categories.py).
         texts: {id of a feature whose values are texts: {code: text}}; empty in a table read from ITEMS_FILE, which has
             codes only.
+        all_possible: whether rows of a log that list no possible actions offer every item.
     """
 
     ids: tuple[str, ...]
     feature_ids: tuple[int, ...]
     values: NDArray[np.float32]
     texts: Mapping[int, Mapping[float, str]] = field(default_factory=dict)
+    all_possible: bool = False
 
     def __len__(self) -> int:
         return len(self.ids)

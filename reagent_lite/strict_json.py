@@ -12,8 +12,8 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)
 _BRACKETS = re.compile(rb"[^][}{]+")
 
 
-def parse_json(text: bytes) -> Any:
-    """Returns the value of a JSON text.
+def parse_json(text: bytes, *, nan: bool = False) -> Any:
+    """Returns the value of a JSON text; `nan`: whether it may have NaN, which many clients write for a missing number.
 
     Raises:
         ValueError: the text is not JSON or not UTF-8, an object has a key twice, there are more than MAX_DEPTH levels,
@@ -23,7 +23,10 @@ def parse_json(text: bytes) -> Any:
         raise ValueError(f"more than {MAX_DEPTH} nested objects and lists")
     try:
         value = json.loads(
-            text.decode(), object_pairs_hook=unique_keys, parse_constant=_refuse_constant, parse_int=_bounded_integer
+            text.decode(),
+            object_pairs_hook=unique_keys,
+            parse_constant=_nan if nan else _refuse_constant,
+            parse_int=_bounded_integer,
         )
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at character {error.pos + 1}") from None
@@ -59,6 +62,10 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name}, which JSON does not have")
+
+
+def _nan(name: str) -> float:
+    return float("nan") if name == "NaN" else _refuse_constant(name)
 
 
 def _bounded_integer(digits: str) -> int:

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from reagent_lite.cli import Command, Flag, main_alone
@@ -63,7 +64,10 @@ def inspect(config: InspectConfig) -> Described:
         if inspected.config is None:
             expected = "a log that a config can be written for"
             raise DataError([Problem(config.data_path, expected, reason) for reason in inspected.problems])
-        write_whole(target, json.dumps(inspected.config, indent=2, ensure_ascii=False).encode() + b"\n")
+        document = json.dumps(inspected.config, indent=2, ensure_ascii=False).encode() + b"\n"
+        if (kept := _kept(target, document)) is not None:
+            logger.warning(f"{target} was another config, which is kept as {kept}")
+        write_whole(target, document)
         logger.info(f"written to {target}: python -m workflows.{inspected.workflow} --config {config.output_path}")
     return Described(
         config=None if target is None else str(target),
@@ -73,6 +77,16 @@ def inspect(config: InspectConfig) -> Described:
         decide=inspected.decide,
         seconds=round(time.monotonic() - start, 3),
     )
+
+
+def _kept(target: Path, document: bytes) -> Path | None:
+    """Renames a file in the place of the config, which may have been edited; None if it has the same content."""
+    if not target.exists() or target.read_bytes() == document:
+        return None
+    names = (target.with_name(f"{target.stem}.before{number or ''}.json") for number in count())
+    kept = next(name for name in names if not name.exists())
+    target.rename(kept)
+    return kept
 
 
 COMMAND = Command(

@@ -80,7 +80,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
     start = time.monotonic()
     folder = Path(config.norm_params.output_dir or "").expanduser().absolute()
     key = "norm_params.output_dir"
-    items = given_items(config.items, config.item_id)
+    items = given_items(config.items, config.item_id, config.possible_items)
     files = _files(config, items)
     inputs = tuple(
         replace(file, name=f"{side}/{file.name}") for side, files_of_side in files.items() for file in files_of_side

@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from reagent_lite.config.columns import Columns
-from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items
+from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.section import Count, LocalPath, NoEffect, Section
 
 
@@ -15,6 +15,7 @@ class DataConfig(Section):
     have a column each, {"state_features": ["age", "income"]}, and are then named after their columns."""
     items: Items = None
     item_id: ItemId = ITEM_ID
+    possible_items: PossibleItems = None
     training_copy_dir: LocalPath | None = None
     """Folder on this machine's disk for the memory-mapped copy; absent: beside the data, or in the user's cache if that
     folder is not writable."""

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.config.items import WITHOUT_ITEMS, Name
+from reagent_lite.config.items import WITHOUT_ITEMS, Name, PossibleItems
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import (
     Count,
@@ -78,6 +78,8 @@ class EvaluateConfig(Section):
     has one."""
     item_id: Name | None = None
     """Name of the item table's column of ids; absent: the name in the model's training, else item_id."""
+    possible_items: PossibleItems = None
+    """As data.possible_items in training; absent: as in the training of the model whose items are read."""
     simulation: PlayedEnvironmentConfig | None = None
     """An environment to play in; absent: only the log is used."""
     output_path: LocalPath | None = None

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from reagent_lite.config.columns import LogColumns
-from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items
+from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.section import Count, LocalPath, NoEffect, Section
 from reagent_lite.errors import Problem
 
@@ -17,10 +17,12 @@ class InspectConfig(Section):
     columns: LogColumns = {}
     items: Items = None
     item_id: ItemId = ITEM_ID
+    possible_items: PossibleItems = None
     rows: Count = 100_000
     """Number of rows to read, from the first."""
     output_path: LocalPath = ""
-    """The training config, a .json file; an older file is replaced. Empty: no config is written."""
+    """The training config, a .json file; an older file with other content is kept under another name, with a warning.
+    Empty: no config is written."""
 
     required: ClassVar = {"data_path": ("a path", "Or give --data")}
     no_effect: ClassVar[tuple[NoEffect, ...]] = (WITHOUT_ITEMS,)

@@ -1,6 +1,6 @@
 """`items` and `item_id`: the table of items that a log names by id."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,17 @@ Items = Annotated[
 ]
 Name = Annotated[str, Field(min_length=1)]
 ItemId = Annotated[Name, Field(description="Name of the item table's column of ids.")]
-WITHOUT_ITEMS: Final = NoEffect(lambda config: config.items is None, ("item_id",), "absent without items")
+PossibleItems = Annotated[
+    Literal["all"] | None,
+    Field(
+        description="all: a row that lists no possible actions offers every item of the table. Absent: it offers its "
+        "action alone, and a log with such rows only is refused. A column with lists of ids is named in columns, as "
+        "possible_actions."
+    ),
+]
+WITHOUT_ITEMS: Final = NoEffect(
+    lambda config: config.items is None, ("item_id", "possible_items"), "absent without items"
+)
 NewerItems = Annotated[
     str | None,
     Field(

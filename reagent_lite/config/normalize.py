@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.drift import DriftConfig
-from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items
+from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import NoEffect, Section, Seed, keys_of
@@ -21,6 +21,7 @@ class NormalizeConfig(Section):
     columns: LogColumns = {}
     items: Items = None
     item_id: ItemId = ITEM_ID
+    possible_items: PossibleItems = None
     reference_data_path: DataPath | None = None
     """Data to compare the training data with, feature by feature; absent: no drift report."""
     parametric: bool | None = None

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from reagent_lite.config.columns import COLUMNS, LogColumns
-from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items
+from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import Fraction, LocalPath, Names, NoEffect, Number, Section, Share, checked_by
 from reagent_lite.errors import Problem
@@ -74,7 +74,7 @@ class TimelineSection(Section):
     """Discount per row inside a transition of several steps; required if steps is more than 1."""
     on_refused: Literal["error", "drop_episode"] = "error"
     """Treatment of rows that break a rule. error: end with an error that names them; drop_episode: leave out their
-    episodes and count them."""
+    episodes and count them. Of a log of single decisions, each of which is an episode, training leaves out the rows."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
@@ -154,6 +154,7 @@ class TimelineConfig(Section):
     columns: LogColumns = {}
     items: Items = None
     item_id: ItemId = ITEM_ID
+    possible_items: PossibleItems = None
 
     required: ClassVar = {"timeline.inputTableName": ("a path",), "timeline.outputTableName": ("a path",)}
     no_effect: ClassVar[tuple[NoEffect, ...]] = (

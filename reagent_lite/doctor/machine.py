@@ -152,7 +152,7 @@ def copy_folder(config: WorkflowConfig, path: DataPath) -> Row:
             from reagent_lite.data.rows.items import given_items
             from reagent_lite.run.stages import pairing_of
         files = data_files(path, columns)
-        items = given_items(config.data.items, config.data.item_id)
+        items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
     except (ConfigError, DataError):
         return skipped(name, "there is no data to copy")
     pairing = pairing_of(config, path)
@@ -176,7 +176,7 @@ def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterat
     with needing("data", key):
         from reagent_lite.data.copy.first_look import first_rows
         from reagent_lite.data.rows.items import given_items
-    items = given_items(config.data.items, config.data.item_id)
+    items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
     try:
         files = data_files(path, config.data.columns)
         rows = first_rows(path, config.actions or None, config.data.columns, items)

@@ -17,6 +17,7 @@ from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.overlap import FEWEST_SIZES, Events, Overlap
 from reagent_lite.evaluation.played import MODEL, RANDOM, EstimatedReturn, Played
 from reagent_lite.evaluation.verdict import Verdict, has_small_propensities, untried_decisions
+from reagent_lite.export.exploration import EXPLORE, lack_of_exploration
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.likelihood import ENOUGH_TRIES
 
@@ -276,7 +277,7 @@ def decide(evidence: Evidence) -> ShipDecision:
     Being better than random actions does not count if a comparison with another policy is undecided. Estimates on
     episodes from a policy's training data flatter it and do not count in its favour.
     """
-    findings = tuple(_unflattered(finding, evidence) for finding in _findings(evidence))
+    findings = tuple(_exploring(_unflattered(finding, evidence), evidence) for finding in _findings(evidence))
     by_standing = {standing: [finding for finding in findings if finding.standing is standing] for standing in Standing}
     if by_standing[Standing.UNDECIDED]:
         by_standing[Standing.BETTER] = [finding for finding in by_standing[Standing.BETTER] if not finding.weak]
@@ -298,6 +299,10 @@ def decide(evidence: Evidence) -> ShipDecision:
 
 _UNSEEN = "what the logging policy saw and the log lacks cannot be checked"
 _TRY = "give it a small share of the decisions, with their propensities logged."
+_TRY_WITHOUT_EXPLORATION = (
+    f"train it again with {EXPLORE}, before its log is to train or evaluate the next one; or give it a small share of "
+    "the decisions, and the policy in use the others (an A/B test)."
+)
 _CHECK = (
     "check that action_probability is the probability with which each action was taken, and that every state feature "
     "was known before, and evaluate again."
@@ -357,6 +362,15 @@ def _unflattered(finding: Finding, evidence: Evidence) -> Finding:
         reason=f"{finding.reason}; but the {flattered} has learned from scored episodes, which flatters it",
         next_step=_SCORE_OTHERS,
     )
+
+
+def _exploring(finding: Finding, evidence: Evidence) -> Finding:
+    """Returns the finding; one that favours a policy whose log cannot evaluate another policy says so."""
+    overlap = None if evidence.result is None else evidence.result.overlap
+    lack = "" if overlap is None else lack_of_exploration(overlap.certain_share)
+    if not lack or finding.next_step != _TRY:
+        return finding
+    return replace(finding, reason=f"{finding.reason}; but it {lack}", next_step=_TRY_WITHOUT_EXPLORATION)
 
 
 def _findings(evidence: Evidence) -> Iterator[Finding]:

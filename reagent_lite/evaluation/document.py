@@ -19,7 +19,7 @@ from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.played import AGAINST, EstimatedReturn, Played
 
 _NOT_WRITTEN = ("basis", "weighted", "gamma")
-_WITHOUT_WEIGHTS = ("num_rows", "num_episodes", "horizon", "cut_share")
+_WITHOUT_WEIGHTS = ("num_rows", "num_episodes", "horizon", "cut_share", "certain_share")
 """Figures of the overlap that do not rest on weights."""
 
 ESTIMATE_COLUMNS = ("policy", "outcome", "estimator", "estimate", "low", "high", "normalized", "verdict", "reason")

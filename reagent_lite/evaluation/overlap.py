@@ -8,6 +8,7 @@ from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.export.exploration import certain_share
 from reagent_lite.rl.bootstrap import effective_sample_size, percentile_interval
 from reagent_lite.rl.likelihood import Alternatives
 from reagent_lite.rl.sums import SHRINKAGE, SWITCH_TAU, EpisodeSums
@@ -129,6 +130,7 @@ class Overlap:
             by weights alone count the logged part, those with value models also what follows.
         untried_share: share of the policy's decisions that the log is expected to try less than ENOUGH_TRIES times.
         expected_tries: how often the log is expected to try them.
+        certain_share: share of the policy's decisions among several choices that it takes with certainty.
         calibration: calibration of the propensities, if they are estimated.
     """
 
@@ -154,6 +156,7 @@ class Overlap:
     cut_share: float
     untried_share: float = 0.0
     expected_tries: float = 0.0
+    certain_share: float = 0.0
     calibration: Calibration | None = None
 
 
@@ -209,6 +212,7 @@ def measure_overlap(
         cut_share=float((page.bootstrap[last] > 0).double().mean()),
         untried_share=untried_share,
         expected_tries=expected_tries,
+        certain_share=certain_share(page.model_propensities[rows].numpy(), page.mask[rows].numpy()),
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from reagent_lite.errors import BundleError, Problem, counted, listed, raise_any
+from reagent_lite.export.exploration import certain_share
 from reagent_lite.export.features import FeatureMap, FeatureSet, checked_array
 from reagent_lite.export.tolerance import Tolerance, compare_choices
 from reagent_lite.feature_ids import read
@@ -86,6 +87,7 @@ class Bundle:
         levels: {"state" or "action": {feature id: its levels}} of the features whose values are texts.
         items: the items that candidates may be named by, or None.
         item_id: name of the ids' column in item tables, data.item_id of its config.
+        possible_items: "all" if rows of its training log without a list offered every item, else None.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Bundle:
         self.columns: ColumnNames = data.get("columns") or {}
         self.items = items
         self.item_id: str = data.get("item_id", "")
+        self.possible_items: str | None = data.get("possible_items")
         self._item_values = None if items is None else items.aligned(self.action_feature_ids)
         self._session = session
         self._inputs = [entry.name for entry in session.get_inputs()]
@@ -133,6 +136,12 @@ class Bundle:
         if self.action_names:
             return "named actions"
         return "candidates" if self.items is None else "items"
+
+    @property
+    def certain_share(self) -> float:
+        """Share of the recorded decisions of golden.json that the policy takes with certainty, see `exploration`."""
+        outputs = json.loads(self._files[GOLDEN_FILE])["outputs"]
+        return certain_share(_recorded(outputs["propensities"]), _recorded(outputs["choices"]))
 
     def with_items(self, items: ItemTable, where: str) -> "Bundle":
         """Returns the model with another item table, such as a newer one.
@@ -162,33 +171,47 @@ class Bundle:
         raise_any([Problem(where, expected, item) for item in unknown], BundleError)
         return self._item_values[rows]
 
-    def states(self, maps: Sequence[FeatureMap]) -> NDArray[np.float32]:
+    def states(self, maps: Sequence[FeatureMap], *, ignore_unknown: bool = False) -> NDArray[np.float32]:
         """Returns the features [N, F] in sparse maps {feature id: value}; NaN where a feature is absent or null.
 
-        A feature with levels takes texts and gets their codes (`categories.code_of`); other features take numbers. A
-        text that is not a level counts as other.
+        A feature with levels takes texts and gets their codes (`categories.code_of`); other features take numbers, true
+        and false. A text that is not a level counts as other. None, NaN and pandas.NA are missing.
+
+        Args:
+            maps: a map for each row.
+            ignore_unknown: whether to skip keys that are no features of the model.
 
         Raises:
             BundleError: an unknown feature id, a number in place of a text, or any other value that is not a number.
         """
-        return self._state.of_maps("states", maps)
+        return self._state.of_maps("states", maps, ignore_unknown=ignore_unknown)
 
     def candidates(
-        self, lists: Sequence[Sequence[FeatureMap] | Sequence[ItemId]], *, first: int = 0
+        self,
+        lists: Sequence[Sequence[FeatureMap] | Sequence[ItemId]],
+        *,
+        first: int = 0,
+        ignore_unknown: bool = False,
     ) -> list[NDArray[np.float32]]:
         """Returns the features [K_i, F] of each row's candidates, given by sparse maps or by ids of items.
 
         Args:
             lists: the candidates of each row.
             first: number of the first row in errors.
+            ignore_unknown: whether to skip keys that are no features of the model.
 
         Raises:
             BundleError: as in `states` and `items_of`.
         """
-        return [self._candidates(f"candidates[{row}]", choices) for row, choices in enumerate(lists, first)]
+        return [
+            self._candidates(f"candidates[{row}]", choices, ignore_unknown=ignore_unknown)
+            for row, choices in enumerate(lists, first)
+        ]
 
-    def _candidates(self, where: str, choices: Any) -> NDArray[np.float32]:
-        return self.items_of(choices, where) if are_ids(choices) else self._action.of_maps(where, choices)
+    def _candidates(self, where: str, choices: Any, *, ignore_unknown: bool) -> NDArray[np.float32]:
+        if are_ids(choices):
+            return self.items_of(choices, where)
+        return self._action.of_maps(where, choices, ignore_unknown=ignore_unknown)
 
     def others(self, values: NDArray[np.float32], *, candidates: bool = False) -> dict[int, int]:
         """Returns {feature id: number of rows whose value is other} of the one-hot features with such rows.
@@ -244,12 +267,14 @@ class Bundle:
         states: Sequence[FeatureMap],
         candidates: Sequence[Sequence[FeatureMap] | Sequence[ItemId]] | None = None,
         mask: ArrayLike | None = None,
+        *,
+        ignore_unknown: bool = False,
     ) -> Prediction:
         """Returns the prediction for sparse maps as in a log, the arguments of `states` and `candidates`."""
         choices: Any = candidates
         if self.parametric and candidates is not None:
-            choices = self.candidates(candidates)
-        return self.predict(self.states(states), mask=mask, candidates=choices)
+            choices = self.candidates(candidates, ignore_unknown=ignore_unknown)
+        return self.predict(self.states(states, ignore_unknown=ignore_unknown), mask=mask, candidates=choices)
 
     def act(
         self,

@@ -4,16 +4,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.categories import code_of, is_other
 from reagent_lite.errors import BundleError, Problem, listed, raise_any
+from reagent_lite.feature_values import value_of
 
 FeatureMap = Mapping[str, float | str | None] | Mapping[int, float | str | None]
-_LARGEST: Final = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,10 @@ class FeatureSet:
         }
         return {self.ids[column]: count for column, count in counts.items() if count}
 
-    def of_maps(self, where: str, maps: Sequence[FeatureMap]) -> NDArray[np.float32]:
+    def of_maps(self, where: str, maps: Sequence[FeatureMap], *, ignore_unknown: bool = False) -> NDArray[np.float32]:
         """Returns the features [N, F] in N sparse maps {feature id: value}; NaN where a feature is absent or missing.
 
-        None, NaN and pandas.NA are missing.
+        Values are those of `feature_values.value_of`. With `ignore_unknown` other keys than the features' are skipped.
 
         Raises:
             BundleError: an unknown feature id, a value of a category that is not a text, or another value that is not a
@@ -72,6 +72,8 @@ class FeatureSet:
                 problems.append(Problem(f"{where}[{row}]", "a map {feature id: number}", repr(sparse)))
                 continue
             for key, value in sparse.items():
+                if ignore_unknown and str(key) not in self.columns:
+                    continue
                 number = self._number(f"{where}[{row}]", key, value)
                 if isinstance(number, Problem):
                     problems.append(number)
@@ -85,19 +87,19 @@ class FeatureSet:
         if str(key) not in self.columns:
             advice = "A model cannot use a feature it was not trained on: leave it out, or train with it"
             return Problem(where, f"feature ids among {listed(self.columns)}", repr(key), advice)
-        is_nan = isinstance(value, (float, np.floating)) and np.isnan(value)
-        if value is None or is_nan or type(value).__name__ == "NAType":  # that of pandas.NA
-            return np.nan
         where = f"{where}, feature {key}"
-        if str(key) in self.levels:
-            if isinstance(value, str):
-                return code_of(value)
-            return Problem(where, "a text or null, as it is a category", repr(value))
-        if not isinstance(value, (int, float, np.number, np.bool_)):  # true and false are 1 and 0, as in training
-            return Problem(where, "a number or null", repr(value))
-        if abs(float(value)) > _LARGEST:
-            return Problem(where, "a finite float32, or null", f"{value:g}")
-        return float(value)
+        is_category = str(key) in self.levels
+        try:
+            converted = value_of(value)
+        except ValueError as error:
+            return Problem(where, str(error), f"{value!r:.60}")
+        if converted is None:
+            return np.nan
+        if is_category != isinstance(converted, str):
+            return Problem(
+                where, "a text or null, as it is a category" if is_category else "a number or null", repr(value)
+            )
+        return code_of(converted) if isinstance(converted, str) else converted
 
     def of_arrays(self, where: str, given: Any) -> NDArray[np.float32]:
         """Returns the features [N, F] in an array, or in the columns of a frame by name; NaN where missing.

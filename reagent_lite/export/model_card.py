@@ -7,6 +7,7 @@ from typing import Final
 
 from reagent_lite.errors import counted, listed
 from reagent_lite.export.content import BundleContent
+from reagent_lite.export.exploration import EXPLORE, lack_of_exploration
 from reagent_lite.export.predictor import Predictor
 from reagent_lite.item_table import ITEMS_FILE, ItemTable
 
@@ -50,12 +51,18 @@ _LIMITS: Final = (
 )
 
 
-def model_card(predictor: Predictor, content: BundleContent) -> str:
-    """Returns the card in Markdown."""
+def model_card(predictor: Predictor, content: BundleContent, certain_share: float) -> str:
+    """Returns the card in Markdown.
+
+    Args:
+        predictor: the model.
+        content: the contents besides the model.
+        certain_share: share of the sample's decisions that the policy takes with certainty.
+    """
     sections = {
         "Use": _use(predictor, content),
         "Choices": _choices(predictor, content.items),
-        "Policy": _policy(predictor),
+        "Policy": _policy(predictor, certain_share),
         "State features": _features(predictor.state_feature_ids, content.normalization.get("state", {})),
         **_candidates(predictor, content),
         "Evaluation": content.findings or "None was made.",
@@ -107,11 +114,13 @@ def _choices(predictor: Predictor, items: ItemTable | None) -> str:
     )
 
 
-def _policy(predictor: Predictor) -> str:
+def _policy(predictor: Predictor, certain_share: float) -> str:
     text = (
         f"{str(predictor.policy).capitalize()}, over the allowed choices. `propensities` are its probabilities; "
         "`draw` and `bundle.act` draw from them. The evaluation below is that of this policy."
     )
+    if lack := lack_of_exploration(certain_share):
+        text += f" It {lack}. One that explores has {EXPLORE}."
     if predictor.threshold is None:
         return text
     return (

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from reagent_lite.errors import BundleError, Problem, counted
 from reagent_lite.export.bundle import CONFIG_FILE, EVALUATION_FILE, GOLDEN_FILE, NORMALIZATION_FILE, load_bundle
 from reagent_lite.export.content import BundleContent, SampleRows
+from reagent_lite.export.exploration import certain_share
 from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import Inputs, Predictor, Replay
@@ -107,7 +108,8 @@ def _write_files(writing: Path, live: Predictor, content: BundleContent) -> None
         (writing / name).write_bytes(canonical(_finite(document)))
     if content.items is not None:
         (writing / ITEMS_FILE).write_bytes(content.items.json())
-    (writing / "MODEL_CARD.md").write_text(model_card(live, content), encoding="utf-8")
+    card = model_card(live, content, _certain_share(live, content))
+    (writing / "MODEL_CARD.md").write_text(card, encoding="utf-8")
     seal_folder(writing, _manifest(live, content))
 
 
@@ -120,6 +122,12 @@ def _check_formats(folder: Path, live: Predictor, batches: list[Inputs], toleran
     for export_format in FORMATS.values():
         replay = export_format.replay(live, folder / export_format.file)
         check_file(export_format.file, replay, batches, tolerance)
+
+
+@torch.inference_mode()
+def _certain_share(live: Predictor, content: BundleContent) -> float:
+    outputs = dict(zip(live.outputs, live(*graph_inputs(live, content.sample)), strict=True))
+    return certain_share(outputs["propensities"].numpy(), outputs["choices"].numpy())
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from reagent_lite.evaluation.decision import Choice, Comparison, Evidence, ShipD
 from reagent_lite.evaluation.interval import Interval, number, percent
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
+from reagent_lite.export.exploration import EXPLORE, lack_of_exploration
 from reagent_lite.report.charts import Curves, Line, curve_chart, interval_chart, thinned
 from reagent_lite.report.content import Cell, Chart, Column, PageSection, Table, left_out, written
 
@@ -27,16 +28,19 @@ Shares = Mapping[str, tuple[float | None, float | None, float | None]]
 
 
 def evaluation_notes(result: CPEResult | None) -> tuple[str, ...]:
-    """Returns sentences about data that an evaluation left out, or ()."""
+    """Returns sentences about data that an evaluation left out, and a policy that does not explore, or ()."""
     if result is None:
         return ()
     if result.overlap is None:
         return ("No episodes could be scored: nothing was estimated from the log.",)
-    if not result.num_episodes_left_out and not result.num_rows_beyond_horizon:
-        return ()
-    episodes = counted(result.num_episodes_left_out, "episode")
-    rows = counted(result.num_rows_beyond_horizon, "row")
-    return (f"Not scored: {episodes}, and {rows} beyond the horizon.",)
+    notes = []
+    if result.num_episodes_left_out or result.num_rows_beyond_horizon:
+        episodes = counted(result.num_episodes_left_out, "episode")
+        rows = counted(result.num_rows_beyond_horizon, "row")
+        notes.append(f"Not scored: {episodes}, and {rows} beyond the horizon.")
+    if lack := lack_of_exploration(result.overlap.certain_share):
+        notes.append(f"The policy {lack}. One that explores has {EXPLORE}.")
+    return tuple(notes)
 
 
 def evaluation_sections(

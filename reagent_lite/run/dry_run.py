@@ -189,13 +189,14 @@ def require_first_rows(config: WorkflowConfig) -> Discounts:
         from reagent_lite.data.rows.items import given_items
         from reagent_lite.data.sampling.discounts import TimeDiscounts, suggested_unit
         from reagent_lite.data.stage import data_files
-    items = given_items(config.data.items, config.data.item_id)
+    items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
     for path in paths:
         try:
             data_files(path, config.data.columns)
         except ReagentLiteError:  # another machine may have the files: a warning, see `dry_run`
             continue
-        first = first_rows(path, config.actions or None, config.data.columns, items)
+        refuses = config.timeline is None or config.timeline.on_refused == "error"
+        first = first_rows(path, config.actions or None, config.data.columns, items, refuses=refuses)
         if config.rl.use_seq_num_diff_as_time_diff:
             unit = config.rl.time_diff_unit_length
             of_path = TimeDiscounts.of(first.time_diff, unit_length=unit, gamma=config.rl.gamma)
@@ -217,7 +218,7 @@ def _logged_input(config: WorkflowConfig) -> LoggedInput:
     path = config.training_data_path
     data = config.data
     files = data_files(path, data.columns)
-    items = given_items(data.items, data.item_id)
+    items = given_items(data.items, data.item_id, data.possible_items)
     standing = standing_copy(
         path, config.actions or None, data.training_copy_dir, data.columns, pairing_of(config, path), items
     )

@@ -210,15 +210,18 @@ def _items(config: WorkflowConfig, group: Group) -> ItemTable | None:
     """
     if config.data.items is None:
         return None
-    from reagent_lite.data.rows.items import read_items  # needs the extra `data`
+    from reagent_lite.data.rows.items import given_items  # needs the extra `data`
 
-    items = read_items(config.data.items, config.data.item_id)
+    items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
+    assert items is not None
     hashes = set(group.gather_text(items.sha256))
     if len(hashes) > 1:
         got = f"{len(hashes)} different ones: {listed(digest[:12] for digest in sorted(hashes))}"
         todo = "Copy the same file to all machines"
         raise DataError(Problem(config.data.items, "the same item table on every machine", got, todo))
     logger.info(f"items: {config.data.items}: {counted(len(items), 'item')}, hash {items.sha256[:12]}")
+    if items.all_possible:
+        logger.info(f"items: a row without possible_actions offers all {counted(len(items), 'item')}")
     first = Lists(np.array([len(items)]), FeatureMatrix(items.feature_ids, items.values)).first_equal
     if same := int((first < np.arange(len(items))).sum()):
         equal = counted(same, "item has", "items have")

@@ -127,10 +127,13 @@ def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
 def require_no_timeline(config: WorkflowConfig | EvaluateConfig, path: DataPath) -> None:
     """Checks that the config has no keys of a timeline, as the rows at the path are transitions already.
 
+    timeline.on_refused alone is allowed: it also applies to single decisions, which the training copy checks.
+
     Raises:
         ConfigError: the config has such keys; the error names the section.
     """
-    for key, given in (("timeline", config.timeline is not None), ("query", bool(config.query.changed))):
+    pairs = config.timeline is not None and bool({*config.timeline.changed} - {"on_refused"})
+    for key, given in (("timeline", pairs), ("query", bool(config.query.changed))):
         if given:
             raise ConfigError(
                 Problem(
@@ -163,6 +166,7 @@ def _timeline(config: WorkflowConfig, group: Group, path: DataPath, *, first: bo
         columns=config.data.columns,
         items=config.data.items,
         item_id=config.data.item_id,
+        possible_items=config.data.possible_items,
     )
 
 

@@ -9,9 +9,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidatorFunctionWrapHandler,
+    PlainValidator,
     WithJsonSchema,
-    WrapValidator,
 )
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
@@ -19,31 +18,27 @@ from typing_extensions import TypeAliasType
 from reagent_lite.categories import MOST_CHARACTERS
 from reagent_lite.export import Bundle
 from reagent_lite.export.bundle import ColumnNames
+from reagent_lite.feature_values import value_of
 from reagent_lite.item_table import id_text
 
 _LARGEST = 3.4e38  # of float32
 MOST_NAMED = 200
 """Largest item table whose ids are listed in the OpenAPI and counted one by one."""
+_ROW_KEYS = ("state_features", "possible_actions", "mdp_id", "sequence_number")
 _ORDER = 2**53  # largest sequence number; JSON parsers may read larger integers as floats
 
 
-def _or_text(value: Any, number: ValidatorFunctionWrapHandler) -> Any:
-    """Returns a text unchanged, and anything else as a number; the bundle checks which of them a feature takes.
-
-    True and false are 1 and 0, as in training.
-    """
-    if isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, str):
-        return number(value)
-    if len(value) > MOST_CHARACTERS:
-        raise PydanticCustomError("long_text", f"a text of at most {MOST_CHARACTERS} characters")
-    return value
+def _value(value: Any) -> Any:
+    """Returns `feature_values.value_of`; the bundle checks whether a feature takes numbers or texts."""
+    try:
+        return value_of(value)
+    except ValueError as error:
+        raise PydanticCustomError("value", str(error)) from None
 
 
 Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
-Value = Annotated[Number, WrapValidator(_or_text)]
-"""A number, true or false, or the text of a category."""
+Value = Annotated[Number | None, PlainValidator(_value, json_schema_input_type=Number | None)]
+"""A number, true or false, the text of a category, or null."""
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -54,8 +49,8 @@ def _require_feature(features: dict[str, float | None]) -> dict[str, float | Non
     return features
 
 
-StateFeatures = TypeAliasType("StateFeatures", Annotated[dict[str, Value | None], AfterValidator(_require_feature)])
-CandidateFeatures = TypeAliasType("CandidateFeatures", dict[str, Value | None])
+StateFeatures = TypeAliasType("StateFeatures", Annotated[dict[str, Value], AfterValidator(_require_feature)])
+CandidateFeatures = TypeAliasType("CandidateFeatures", dict[str, Value])
 ActionName = TypeAliasType("ActionName", str)
 
 
@@ -130,31 +125,36 @@ class ItemRow(_EpisodeRow, ItemList):
     """One decision among items."""
 
 
-class NamedRows(Body):
+class _Rows(Body):
+    ignore_unknown: bool = False
+    """Whether keys that the model does not know are left out, in rows, states and candidates, instead of refused."""
+
+
+class NamedRows(_Rows):
     """Decisions to make."""
 
     rows: Annotated[list[NamedRow], Field(min_length=1)]
 
 
-class CandidateRows(Body):
+class CandidateRows(_Rows):
     """Decisions to make."""
 
     rows: Annotated[list[CandidateRow], Field(min_length=1)]
 
 
-class CandidateLists(Body):
+class CandidateLists(_Rows):
     """Lists to rank."""
 
     rows: Annotated[list[CandidateList], Field(min_length=1)]
 
 
-class ItemRows(Body):
+class ItemRows(_Rows):
     """Decisions to make."""
 
     rows: Annotated[list[ItemRow], Field(min_length=1)]
 
 
-class ItemLists(Body):
+class ItemLists(_Rows):
     """Lists to rank."""
 
     rows: Annotated[list[ItemList], Field(min_length=1)]
@@ -166,7 +166,7 @@ class Decision(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
     decision_id: str
     """The id to send with the reward."""
-    action: str | dict[str, Value | None]
+    action: str | dict[str, Value]
     """Name of the action, id of the item, or features of the candidate."""
     index: int
     """Index of the action among the model's actions, or of the candidate in its list; without a list, in the table."""
@@ -225,7 +225,34 @@ class Health(BaseModel):
     """Why the newest model or item table is not served, if it was refused."""
 
 
-def with_contract_names(tree: Any, columns: ColumnNames) -> Any:
+def read_body(tree: Any, bundle: Bundle) -> Any:
+    """Returns the JSON of a body with the names of the contract, without unknown keys of rows if it asks for that."""
+    tree = _with_contract_names(tree, bundle.columns)
+    if not isinstance(tree, dict) or tree.get("ignore_unknown") is not True or not isinstance(tree.get("rows"), list):
+        return tree
+    return {**tree, "rows": [_known(row, bundle) for row in tree["rows"]]}
+
+
+def _known(row: Any, bundle: Bundle) -> Any:
+    """Returns a row without keys that the model does not know."""
+    if not isinstance(row, dict):
+        return row
+    kept = {name: value for name, value in row.items() if name in _ROW_KEYS}
+    if isinstance(state := kept.get("state_features"), dict):
+        kept["state_features"] = _only(state, bundle.state_feature_ids)
+    if isinstance(choices := kept.get("possible_actions"), list):
+        kept["possible_actions"] = [
+            _only(choice, bundle.action_feature_ids) if isinstance(choice, dict) else choice for choice in choices
+        ]
+    return kept
+
+
+def _only(features: dict[str, Any], ids: Sequence[int]) -> dict[str, Any]:
+    names = {str(feature) for feature in ids}
+    return {name: value for name, value in features.items() if name in names}
+
+
+def _with_contract_names(tree: Any, columns: ColumnNames) -> Any:
     """Returns a body with the names of the contract in place of those of the model's training log.
 
     Args:
@@ -236,7 +263,7 @@ def with_contract_names(tree: Any, columns: ColumnNames) -> Any:
         return tree
     rows = tree.get("rows")
     if isinstance(rows, list):
-        return {**tree, "rows": [with_contract_names(row, columns) for row in rows]}
+        return {**tree, "rows": [_with_contract_names(row, columns) for row in rows]}
     renamed = dict(tree)
     for name, source in columns.items():
         if name in tree:

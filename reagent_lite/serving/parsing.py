@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.errors import Problem
-from reagent_lite.serving.bodies import with_contract_names
+from reagent_lite.serving.bodies import read_body
 from reagent_lite.serving.large import LARGE_BYTES
 from reagent_lite.serving.refusals import RefusedError, body_model, problems_of
 from reagent_lite.strict_json import parse_json
@@ -45,12 +45,12 @@ class _StrictRequest(Request):
     def _parsed(self, body: bytes) -> BaseModel:
         worker = self.app.state.worker
         try:
-            tree = parse_json(body)
+            tree = parse_json(body, nan=True)
         except UnicodeDecodeError:
             raise
         except ValueError as error:
             raise RefusedError(422, Problem("body", "JSON", str(error))) from error
-        tree = with_contract_names(tree, worker.model.bundle.columns)
+        tree = read_body(tree, worker.model.bundle)
         _require_few(tree, worker.config)
         endpoint = self.scope["endpoint"]
         try:

@@ -12,6 +12,7 @@ from reagent_lite.data.rows.column_mapping import names_of
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import BundleError, DataError, Problem, listed, raise_any
 from reagent_lite.export import Bundle, load_bundle
+from reagent_lite.export.exploration import EXPLORE, lack_of_exploration
 from reagent_lite.export.newer_items import with_items_of
 from reagent_lite.manifest import canonical
 
@@ -77,13 +78,12 @@ class ServedModel:
             return
         self.swapped += 1
         machine_logger.info(f"{self} in the place of {before}")
-        self.warn_if_greedy()
+        self.warn_if_certain()
 
-    def warn_if_greedy(self) -> None:
+    def warn_if_certain(self) -> None:
         """Warns of a model whose log cannot evaluate another policy."""
-        if self.bundle.policy.get("epsilon") == 0:
-            todo = "Export one with rl.softmax_policy 1, or an rl.epsilon above 0"
-            machine_logger.warning(f"{self} is greedy: the log is not enough to evaluate another policy. {todo}")
+        if lack := lack_of_exploration(self.bundle.certain_share):
+            machine_logger.warning(f"{self} {lack}. One that explores has {EXPLORE}")
 
     def __str__(self) -> str:
         return " with ".join(f"{name} {version[:12]}" for name, version in self.versions.items())

@@ -96,7 +96,7 @@ def serve(config: ServeConfig) -> tuple[int, int]:
         scheme = "https" if config.tls_certificate else "http"
         name = f"[{host}]" if ":" in host else host
         logger.info(f"serving {model} at {scheme}://{name}:{port}, log {folder}")
-        model.warn_if_greedy()
+        model.warn_if_certain()
         server = _Server(
             config=config,
             listening=listening,

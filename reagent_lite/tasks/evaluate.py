@@ -17,7 +17,7 @@ import json
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -228,11 +228,15 @@ def _read(
 
 def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | None:
     """Returns the item table of the config, else that of the first model with items."""
+    bundles = [model.bundle for model in models if model.bundle.items is not None]
+    possible = config.possible_items or (bundles[0].possible_items if bundles else None)
     if config.items is None:
-        return next((model.bundle.items for model in models if model.bundle.items is not None), None)
-    from reagent_lite.data.rows.items import read_items
+        items = bundles[0].items if bundles else None
+        return None if items is None else replace(items, all_possible=possible == "all")
+    from reagent_lite.data.rows.items import given_items
 
-    return read_items(config.items, config.item_id or (models[0].bundle.item_id if models else ITEM_ID))
+    item_id = config.item_id or (models[0].bundle.item_id if models else ITEM_ID)
+    return given_items(config.items, item_id, possible)
 
 
 def _rows_of(

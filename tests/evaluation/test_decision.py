@@ -102,6 +102,24 @@ def test_findings_add_up(evidence: Evidence, choice: Choice, part: str) -> None:
     assert part in decision.reason
 
 
+@pytest.mark.parametrize(
+    ("share", "reason", "step"),
+    [
+        (0.5, "", "give it a small share of the decisions, with their propensities logged."),
+        (0.97, "; but it takes one action with propensity 1.0 in 97% of its decisions", "train it again with rl."),
+    ],
+)
+def test_a_policy_that_does_not_explore_is_not_shipped_for_its_propensities(
+    share: float, reason: str, step: str
+) -> None:
+    result = replace(RESULT, overlap=replace(OVERLAP, certain_share=share))
+    decision = decide(Evidence(result=result, comparisons=(BETTER,)))
+    assert decision.choice is SHIP
+    assert ("; but it takes" in decision.reason, reason in decision.reason) == (bool(reason), True)
+    assert decision.next_step.startswith(step)
+    assert decide(Evidence(result=result, comparisons=(WORSE,))).next_step.startswith("keep the policy in use")
+
+
 @pytest.mark.parametrize(("by_time", "choice"), [(False, SHIP), (True, UNCLEAR)])
 def test_simulation_is_beside_the_log_if_it_is_the_same_quantity(by_time: bool, choice: Choice) -> None:
     """A return of 15 in simulation against 10 logged, unless the log is discounted by time."""

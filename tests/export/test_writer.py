@@ -175,7 +175,7 @@ def test_the_card_shows_names_as_they_are(
     table = Table(title="t", columns=(("a|b", "name"), ("c", "name")), rows=[(name, name) for name in names])
     text = findings(Report(title="t", decision=decided(), notes=names,
                            sections=(PageSection(title="s", tables=(table,)),)))  # fmt: skip
-    card = model_card(discrete_predictor, replace(discrete_content, decision="**Ship**: why", findings=text))
+    card = model_card(discrete_predictor, replace(discrete_content, decision="**Ship**: why", findings=text), 0.0)
     page = MarkdownIt("commonmark").enable("table").render(card)
     assert [page.count(tag) for tag in ("<script", "<a ", "<em>", "<h1>")] == [0, 0, 0, 1]
     assert page.split("\n")[1] == "<p><strong>Ship</strong>: why</p>"

@@ -503,7 +503,7 @@ def test_a_new_model_takes_the_columns_that_clients_may_send(
     linear_bundle(named, np.zeros((3, 2)), NAMES, IDS[::-1], policy=EpsilonGreedy(0))
     worker.poll()
     assert (worker.model.swapped, worker.model.refused) == (1, 1)
-    assert "is greedy" in caplog.text
+    assert "takes one action with propensity 1.0 in 100% of its decisions" in caplog.text
 
 
 @pytest.fixture

@@ -63,7 +63,9 @@ ROW = {"state_features": {"3": 1.0}}
 JSON = {"headers": {"content-type": "application/json"}}
 REFUSED: list[tuple[str, Any, str, str]] = [
     ("/decide", b"{", "body", "at character 2"),
-    ("/decide", b'{"rows": [{"state_features": {"3": NaN}}]}', "body", "NaN"),
+    ("/decide", b'{"rows": [{"state_features": {"3": NaN}}]}', "body.rows.0.state_features", "not null"),
+    ("/decide", b'{"rows": [{"state_features": {"3": -Infinity}}]}', "body", "Infinity"),
+    ("/decide", {"ignore_unknown": "yes", "rows": [ROW]}, "body.ignore_unknown", ""),
     ("/decide", b'{"rows": [{"state_features": {"3": 1.0, "3": 2.0}}]}', "body", "the key '3' twice"),
     ("/decide", b'{"rows": [{"state_features": {"3": 1e39}}]}', "body.rows.0.state_features.3", ""),
     ("/decide", {"rows": []}, "body.rows", ""),

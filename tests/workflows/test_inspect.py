@@ -18,6 +18,8 @@ from oracles.runs import Runner, absent, merged, metrics, trained
 
 import reagent_lite
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
+from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.errors import ReagentLiteError
 
 PROBABILITIES = {"call": 0.3, "mail": 0.5, "none": 0.2}
@@ -116,6 +118,7 @@ def test_events_of_every_format(form: str, own: bool, tmp_path: Path) -> None:
     inspected = reagent_lite.inspect(tmp_path / f"log.{form}")
     columns = OWN | {"state_features": ["age", "income"]} if own else None
     assert inspected.config.get("data", {}).get("columns") == columns
+    assert inspected.config["rl"] == {"epsilon": 0.1}  # greedy by default, and its log could not evaluate another one
     assert inspected.episodes == "200 episodes of 3 to 3 rows, median 3"
     assert (inspected.rows, inspected.whole, inspected.workflow) == (600, True, "dqn")
     assert trains(inspected, tmp_path)
@@ -208,6 +211,116 @@ def test_what_is_known_is_given_as_columns() -> None:
     inspected = reagent_lite.inspect(frame, columns=given)
     assert inspected.problems == ()
     assert inspected.config["data"]["columns"] == given | {"action_probability": "propensity_score"}
+
+
+def test_columns_of_every_action_are_probabilities_if_they_can_be() -> None:
+    frame = clicks()
+    chances = {f"p_{name}": share for name, share in PROBABILITIES.items()}
+    given = reagent_lite.inspect(frame.assign(**chances))
+    assert "add up to 1 in all 600 rows" in str(given)
+    assert not {*chances} & {*given.config["data"]["columns"]["state_features"]}
+    others = {
+        "no sum of 1": {name: np.random.default_rng(1).random(600) for name in chances},
+        "one-hot, which may be 0 for the action taken": {
+            name: (np.arange(600) % 3 == index).astype(float) for index, name in enumerate(chances)
+        },
+    }
+    for columns in others.values():
+        inspected = reagent_lite.inspect(frame.assign(**columns))
+        assert {*chances} <= {*inspected.config["data"]["columns"]["state_features"]}
+        assert "a probability for each action" not in str(inspected)
+
+
+ENDS = {  # terminal, truncated, and others that say ends, as libraries name them
+    "d3rlpy": ("terminals", "timeouts", ("episode_terminals",)),
+    "D4RL": ("terminals", "timeouts", ("done",)),
+    "Gymnasium": ("terminated", "truncated", ("done",)),
+    "Minari": ("terminations", "truncations", ()),
+    "RLlib": ("terminateds", "truncateds", ("dones",)),
+    "RLDS": ("is_terminal", "time_limit", ("is_last",)),
+    "of old": ("dones", "", ()),
+}
+
+
+@pytest.mark.parametrize("library", ENDS)
+def test_flags_of_ends_as_libraries_name_them(library: str) -> None:
+    terminal, truncated, others = ENDS[library]
+    frame = sessions().rename(columns={"done": terminal})
+    last = frame[terminal]
+    frame = frame.assign(**dict.fromkeys([truncated] if truncated else [], False), **dict.fromkeys(others, last))
+    inspected = reagent_lite.inspect(frame)
+    columns = inspected.config["data"]["columns"]
+    assert columns["terminal"] == terminal
+    assert columns.get("truncated", "truncated") == (truncated or "truncated")
+    assert columns["state_features"] == ["age", "income"]
+
+
+def test_what_no_decision_knows_is_no_feature(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = clicks().assign(
+        sold=rng.choice(["Yes", "No"], 600),
+        sample_weight=rng.random(600),
+        sampling_rate=0.5 + rng.random(600) / 2,
+        inverse=lambda frame: 1 / frame["propensity_score"],
+        zip=[f"{number:05d}" for number in rng.integers(0, 99_999, 600)],
+        branch=[f"0{number}" for number in rng.integers(1, 9, 600)],
+        customer=rng.permutation(600) + 10_000,
+    )
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    inspected = reagent_lite.inspect(tmp_path / "log.csv")
+    assert inspected.config["data"]["columns"]["state_features"] == ["age", "income", "segment"]
+    reasons = "\n".join(inspected.decide)
+    assert not absent(
+        reasons,
+        "sample_weight, sampling_rate, inverse left out, weights or sampling rates",
+        "zip, branch left out, ids by their leading zeros",
+        "sold may be a reward too and is left out",
+    )
+    without = reagent_lite.inspect(tmp_path / "log.csv", columns={"reward": "age", "action": "income"})
+    assert without.config is None
+    assert any("ids by their leading zeros" in choice for choice in without.decide)
+
+
+def test_rewards_of_a_shop(tmp_path: Path) -> None:
+    """Yes and No, some of them missing, in a file with semicolons and decimal commas."""
+    rng = np.random.default_rng(0)
+    frame = clicks(300).drop(columns=["click", "revenue", "user_id", "timestamp", "constant"])
+    frame = frame.assign(bought=rng.choice(["Yes", "no", None], 300), land=rng.choice(["DE", "de ", "FR"], 300))
+    frame.to_csv(tmp_path / "shop.csv", index=False, sep=";", decimal=",")
+    inspected = reagent_lite.inspect(tmp_path / "shop.csv")
+    columns = inspected.config["data"]["columns"]
+    assert (columns["reward"], columns["action_probability"]) == ("bought", "propensity_score")
+    assert columns["state_features"] == ["age", "income", "segment", "land"]
+    assert inspected.config["timeline"] == {"on_refused": "drop_episode"}
+    missing = int(frame["bought"].isna().sum())
+    assert not absent(
+        "\n".join(inspected.decide), f"bought: {missing} rows without a reward", "land: 'DE' and 'de ' are different"
+    ) or "'de ' and 'DE'" in "\n".join(inspected.decide)
+    copy = prepare_training_copy(
+        str(tmp_path / "shop.csv"), actions=tuple(inspected.config["actions"]), columns=columns,
+        timeline=TimelineConfig(timeline={"inputTableName": "", **inspected.config["timeline"]}),
+        directory=str(tmp_path / "copies"),
+    )  # fmt: skip
+    assert (len(copy), copy.counts["refused_rows"]) == (300 - missing, missing)
+    assert float(copy.reward[:].sum()) == (frame["bought"] == "Yes").sum()
+    assert any("rows that break a rule left out" in note for note in copy.notes)
+    ages = copy.state[:, [str(name) for name in copy.state_ids].index("income")]
+    np.testing.assert_allclose(np.sort(ages), np.sort(frame["income"][frame["bought"].notna()]), rtol=1e-6)
+
+
+def test_a_wrong_name_in_columns_is_answered_with_the_nearest() -> None:
+    inspected = reagent_lite.inspect(clicks(), columns={"reward": "clik"})
+    assert "columns.reward: the log has no column 'clik'. Did you mean 'click'?" in inspected.problems
+
+
+def test_an_edited_config_is_kept(tmp_path: Path, run: Runner) -> None:
+    clicks().to_csv(tmp_path / "clicks.csv", index=False)
+    target = tmp_path / "x.json"
+    target.write_text("{}")
+    arguments = ("--data", str(tmp_path / "clicks.csv"), "--output", str(target))
+    assert "x.json was another config, which is kept as" in run("inspect", {}, *arguments).ok.err
+    assert (tmp_path / "x.before.json").read_text() == "{}"
+    assert "is kept as" not in run("inspect", {}, *arguments).ok.err
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,46 @@ def test_frames_of_rows_and_items(model: Path, tmp_path: Path) -> None:
     assert set(table["action"].to_pylist()) <= set(NAMES)
 
 
+def of_all_items(*, listed: bool) -> list[dict[str, Any]]:
+    """Decisions among all items, with the list in each row or without any."""
+    rows = [{**row, "possible_actions": list(NAMES), "action_probability": 0.2} for row in events()]
+    return rows if listed else [{key: row[key] for key in row if key != "possible_actions"} for row in rows]
+
+
+@pytest.mark.parametrize("shape", [list, transitions], ids=["events", "transitions"])
+def test_all_items_are_possible_without_lists(shape: Any, tmp_path: Path) -> None:
+    items = str(write_items(tmp_path))
+    listed = write_lines(tmp_path / "listed.jsonl", shape(of_all_items(listed=True)))
+    plain = shape(of_all_items(listed=True))
+    for row in plain:
+        row.pop("possible_actions")
+        if row.get("possible_next_actions"):
+            del row["possible_next_actions"]
+    log = write_lines(tmp_path / "plain.jsonl", plain)
+    one, other = (
+        model_of(path, tmp_path / path.stem, data={"items": items, **keys})
+        for path, keys in ((listed, {}), (log, {"possible_items": "all"}))
+    )
+    assert_same(one, other, "weights.safetensors", "normalization.json", "golden.json")
+    assert load_bundle(other).possible_items == "all"
+    evaluation = {"evaluation": {"bootstrap_resamples": 100}}
+    values = [
+        commands.evaluated(model, str(path), tmp_path / f"{path.stem}.json", **evaluation)[0].scores
+        for model, path in ((one, listed), (other, log))
+    ]
+    assert values[0] == values[1]
+
+
+def test_a_single_item_in_each_row_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    items = str(write_items(tmp_path))
+    log = write_lines(tmp_path / "log.jsonl", of_all_items(listed=False))
+    with pytest.raises(DataError, match=r"a single one in \d+ of \d+ rows. Set possible_items, .* any of the 5 items"):
+        model_of(log, tmp_path / "out", data={"items": items})
+    inspected = inspect_log(check(InspectConfig, {"data_path": str(log), "items": items}))
+    assert inspected.config["data"] == {"items": items, "possible_items": "all"}
+    assert any("each row offers all 5 items" in choice for choice in inspected.decide)
+
+
 def test_inspect_proposes_candidates_of_an_item_table(inputs: tuple[Path, str], tmp_path: Path) -> None:
     items = write_items(tmp_path)
     tree = check(InspectConfig, {"data_path": str(inputs[0]), "items": str(items)})

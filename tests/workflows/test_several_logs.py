@@ -13,11 +13,8 @@ from oracles.bundles import linear_bundle
 from oracles.commands import evaluated, normalized
 from oracles.logs import episode_code, random_rows, write_lines
 from oracles.runs import Runner, absent, quick, trained
-from serving.conftest import flush, rows_of
 
 import reagent_lite
-from reagent_lite.config.serve import ServeConfig
-from reagent_lite.serving.decision_log import open_log
 
 FAST: dict[str, Any] = {"calc_cpe_in_training": False, "final_fit_passes": 1}
 
@@ -47,46 +44,6 @@ def test_training_on_two_logs(two: list[str], run: Runner, tmp_path: Path) -> No
         "80",
         "40%",
     ]
-
-
-@pytest.mark.usefixtures("caches")
-def test_a_shop_and_what_it_served_train_the_next_models(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A call earns 1 from members and a mail from others; of a served log rewards of 1 are reported."""
-    rng = np.random.default_rng(0)
-    shop = pd.DataFrame({"member": rng.random(400) < 0.5, "age": rng.integers(20, 80, 400), "offer": "mail", "p": 0.5})
-    shop.loc[rng.random(400) < 0.5, "offer"] = "call"
-    shop["bought"] = (shop["member"] == (shop["offer"] == "call")).astype(float)
-    shop.to_csv(tmp_path / "shop.csv", index=False)
-    logs, served = [str(tmp_path / "shop.csv")], tmp_path / "served"
-    columns = {"state_features": ["member", "age"], "action": "offer", "action_probability": "p", "reward": "bought"}
-    tree = {
-        "actions": ["mail", "call"], "algorithm": "boosting", "use_gpu": False, "evaluation": FAST,
-        "rl": {"temperature": 0.5, "gamma": 0}, "data": {"columns": columns}, "training_data_path": logs,
-    }  # fmt: skip
-    for lap in range(3):
-        run = reagent_lite.train({**tree, "model_output_path": str(tmp_path / f"{lap}")}, logs)
-        if lap:
-            assert f"{logs[0]}: 400 rows, {400 / (400 + 200 * lap):.1%}; {logs[1]}: {200 * lap} rows" in caplog.text
-        bundle = reagent_lite.load_bundle(run.model)
-        members = rng.random(200) < 0.5
-        states = [{"member": float(member), "age": 40.0 + lap} for member in members]
-        drawn, propensities = bundle.act(bundle.states(states), rng=rng)
-        with open_log(ServeConfig(model="m", log=str(served)), choices="named actions") as log:
-            ids = log.append(
-                {
-                    "model": f"{lap}", "mdp_id": None, "sequence_number": None, "state_features": state,
-                    "action": tree["actions"][action], "possible_actions": tree["actions"],
-                    "action_probability": propensity,
-                }
-                for state, action, propensity in zip(states, drawn.tolist(), propensities.tolist(), strict=True)
-            )  # fmt: skip
-            for decision, earned in zip(ids, members == (drawn == 1), strict=True):
-                if earned:
-                    assert log.join(decision, {"reward": 1.0}) == "joined"
-        flush(served)
-        rewards = [row["reward"] for row in rows_of(served)]
-        assert (len(rewards), sum(rewards[-200:])) == (200 * (lap + 1), sum(members == (drawn == 1)))
-        logs = [str(tmp_path / "shop.csv"), str(served)]
 
 
 def test_the_logs_of_shards(two: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

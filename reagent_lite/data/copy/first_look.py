@@ -103,16 +103,30 @@ def rows_by_metadata(files: tuple[InputFile, ...]) -> int | None:
 
 
 def first_rows(
-    path: DataPath, actions: tuple[str, ...] | None, columns: Columns | None = None, items: ItemTable | None = None
+    path: DataPath,
+    actions: tuple[str, ...] | None,
+    columns: Columns | None = None,
+    items: ItemTable | None = None,
+    *,
+    refuses: bool = True,
 ) -> FirstRows:
     """Reads and checks the first rows of an input, or of each log if there are several.
+
+    Args:
+        path: the input.
+        actions: names of discrete actions; None for candidates.
+        columns: the log's own names for columns of the contract.
+        items: the item table.
+        refuses: whether a row that breaks a rule is an error, see timeline.on_refused.
 
     Raises:
         DataError: a file that cannot be read, or a fault in these rows, with file and line.
     """
     files = data_files(path, columns, items)
     require_one_kind(files, path)
-    of_logs = [_first_rows_of(tuple(of_log), actions) for _, of_log in groupby(files, lambda file: file.log)]
+    of_logs = [
+        _first_rows_of(tuple(of_log), actions, refuses=refuses) for _, of_log in groupby(files, lambda file: file.log)
+    ]
     return replace(
         of_logs[0],
         rows=sum(first.rows for first in of_logs),
@@ -122,7 +136,7 @@ def first_rows(
     )
 
 
-def _first_rows_of(files: tuple[InputFile, ...], actions: tuple[str, ...] | None) -> FirstRows:
+def _first_rows_of(files: tuple[InputFile, ...], actions: tuple[str, ...] | None, *, refuses: bool) -> FirstRows:
     block = first_block(files)
     if block is None:
         return FirstRows(file=files[0].path, rows=0, state_ids=(), action_ids=(), time_diff=np.zeros(0, np.float32))
@@ -130,7 +144,8 @@ def _first_rows_of(files: tuple[InputFile, ...], actions: tuple[str, ...] | None
     contract = Contract(actions=actions, events=events)
     contract.require_columns(block.table.column_names, block.where(0))
     rows = read_rows(block, contract)
-    rows.faults.require_none()
+    if refuses:
+        rows.faults.require_none()
     lists = [candidates.features for candidates in (rows.lists, rows.next_lists) if candidates is not None]
     return FirstRows(
         events=events,

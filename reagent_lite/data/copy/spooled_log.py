@@ -59,6 +59,8 @@ MATRICES: dict[str, tuple[DTypeLike, str]] = {
     "next_lists": (np.int64, "record"),
 }
 """Type of each matrix, and the kind of its columns; see `SpooledLog.keys`."""
+NEARLY_ALL = 0.95
+"""Share of rows with a single candidate from which there is nothing to choose in a log."""
 _NOT_IN_ROWS = {"origin_file", "origin_line", "episode"}  # vectors that `spool` computes
 _RECORD = (0, 1, 2, 3)  # columns of what `list_records` returns
 
@@ -289,7 +291,8 @@ class SpooledLog(ABC, Generic[T]):
         chunks = chain.from_iterable(map(self.spools["candidates"].gathered, shared.candidates()))
         self.write_matrix("candidates", total, chunks)
         if self.actions is None:
-            self.counts.update(lists=len(shared.length), candidates=total)
+            single = int((shared.length[shared.now] == 1).sum())
+            self.counts.update(lists=len(shared.length), candidates=total, single_candidate_rows=single)
 
     def _without_gaps(self, chunks: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
         """Yields metrics with 0 in place of absent values, and counts these."""
@@ -308,6 +311,8 @@ def _notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
     """Returns sentences about a log that a user should read."""
     rows = counted(counts["rows"], "row")
     some = [(counts[key], what) for key, what in _OF_ALL_ROWS.items() if counts[key]]
+    if counts["single_candidate_rows"] >= NEARLY_ALL * max(counts["rows"], 1):
+        some.append((counts["single_candidate_rows"], "a single candidate, and nothing to choose"))
     sentences = [f"{number:,} of {rows} {'has' if number == 1 else 'have'} {what}" for number, what in some]
     if columns.isdisjoint(EPISODE_COLUMNS):
         sentences.append(ALONE)
@@ -324,6 +329,11 @@ _OF_ALL_ROWS = {
     "candidates_unknown_rows": "an empty possible_actions; the action taken is the only candidate there",
 }
 _COUNTED = {
+    "refused_rows": (
+        "row that breaks",
+        "rows that break",
+        "a rule left out by timeline.on_refused, such as one without a reward",
+    ),
     "duplicate_rows": ("row shares", "rows share", "mdp_id and sequence_number with another row"),
     "metrics_absent_values": ("metric value is absent and counts", "metric values are absent and count", "as 0"),
     "next_action_not_possible_rows": ("row has", "rows have", "a next_action that is not among possible_next_actions"),

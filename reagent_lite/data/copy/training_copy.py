@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.config.columns import Columns
-from reagent_lite.config.paths import DataPath
+from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.location import CopyManifest, locations_of
 from reagent_lite.data.formats.blocks import Show
@@ -29,7 +29,7 @@ from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import Logs, location, paths_of
 from reagent_lite.data.rows.levels import Levels
 from reagent_lite.data.stage import data_files, left_out, require_unchanged
-from reagent_lite.errors import DataError, Problem, raise_any
+from reagent_lite.errors import DataError, Problem, counted, raise_any
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import is_writable, scratch_folder
 from reagent_lite.item_table import ItemTable
@@ -252,8 +252,29 @@ def prepare_training_copy(
             folder = chosen.publish(temporary, manifest)
         give_back_memory()
     copy = open_training_copy(folder)
+    if items is not None:
+        _require_choices(copy, shown(path), items)
     # entries that are not read may have been added since the copy was built
     return dataclasses.replace(copy, notes=(*copy.notes, *left_out(path)))
+
+
+def _require_choices(copy: TrainingCopy, where: str, items: ItemTable) -> None:
+    """Checks that a log of items offers a choice in more than a few rows.
+
+    Raises:
+        DataError: nearly all rows offer a single item.
+    """
+    single = copy.counts.get("single_candidate_rows", 0)
+    from reagent_lite.data.copy.spooled_log import NEARLY_ALL
+
+    if single < NEARLY_ALL * len(copy) or not len(copy):
+        return
+    got = f"a single one in {single:,} of {counted(len(copy), 'row')}"
+    todo = (
+        f'Set possible_items, in training data.possible_items, to "all" if each row could have had any of the '
+        f"{counted(len(items), 'item')}; else log the ids that were possible, in a column possible_actions"
+    )
+    raise DataError(Problem(where, "several possible items in a row", got, todo))
 
 
 def _built(
@@ -273,7 +294,8 @@ def _built(
 
     logs = separate_logs(files, path, folder)
     if not files_hold_events(files):
-        return build(logs.files, TransitionLog(folder, actions), progress, settings, logs.notes)
+        drops = timeline is not None and timeline.timeline.on_refused == "drop_episode"
+        return build(logs.files, TransitionLog(folder, actions, drops=drops), progress, settings, logs.notes)
     timeline = timeline or TimelineConfig()
     section = {"inputTableName": path, "actionDiscrete": actions is not None}
     query = timeline.query.model_copy(update={"actions": actions or ()})

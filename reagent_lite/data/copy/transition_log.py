@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS
 from reagent_lite.data.copy.spooled_log import VECTORS, SpooledLog, Transitions
+from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.reading import Rows
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, listed
 
 _WRITTEN_SEPARATELY = {"sequence", "episode", "bootstrap", "truncated"}
 
 
 class TransitionLog(SpooledLog[Transitions]):
-    """Transitions in temporary files."""
+    """Transitions in temporary files.
 
-    def __init__(self, folder: Path, actions: tuple[str, ...] | None) -> None:
+    Args:
+        folder: folder of the temporary files and of the arrays.
+        actions: names of discrete actions; None for parametric ones.
+        drops: whether single decisions that break a rule are left out and counted, timeline.on_refused.
+    """
+
+    def __init__(self, folder: Path, actions: tuple[str, ...] | None, *, drops: bool = False) -> None:
         super().__init__(folder, Contract(actions=actions))
+        self._drops = drops
         self._has_sequence = False
         self._first_without_sequence: str | None = None
+
+    def read(self, block: Block) -> Rows:
+        """Returns the checked rows of a block; if single decisions are dropped, those without a fault."""
+        rows = super().read(block)
+        if not self._drops or not rows.faults.kinds:
+            return rows
+        whole = ~rows.faults.rows
+        kept = super().read(replace(block, table=block.table.filter(pa.array(whole)), lines=block.lines[whole]))
+        return replace(kept, counts={**kept.counts, "refused_rows": rows.faults.count})
 
     def append(self, rows: Rows) -> None:
         """Adds a block; its faults are collected."""
@@ -48,6 +67,9 @@ class TransitionLog(SpooledLog[Transitions]):
             raise DataError(Problem(self._first_without_sequence, "a sequence_number, as other rows have one", "none"))
         ends = [name for name, column in COLUMNS.items() if column.needed == "ends"]
         episodes = sorted(self.seen_columns.intersection(EPISODE_COLUMNS))
+        if self._drops and episodes:
+            expected = "absent for transitions: it applies to events and to single decisions"
+            raise DataError(Problem("timeline.on_refused", expected, f"drop_episode, and columns {listed(episodes)}"))
         if episodes and self.seen_columns.isdisjoint(ends):
             expected = f"one of the columns {', '.join(ends)}, to know where episodes end"
             todo = f"If each row is a decision of its own, leave out {' and '.join(episodes)}"

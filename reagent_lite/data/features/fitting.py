@@ -115,7 +115,14 @@ def _fit(
     except ValueError as error:
         todo = "Override it with another type in norm_params.feature_overrides"
         return Problem(where, f"values that {kind} can be fitted to", str(error), todo)
-    return spec, _report(column, kind, reason, values), _notes(where, kind, values)
+    notes = _notes(where, kind, values)
+    _, counts = np.unique(values.sample, return_counts=True)
+    if kind is FeatureType.ENUM and override is None and not few_levels(counts):
+        notes.append(
+            f"{where}: {len(counts):,} whole numbers, each a one-hot column; other numbers count as missing. If they "
+            'are amounts, such as ages, set norm_params.whole_numbers to "continuous"'
+        )
+    return spec, _report(column, kind, reason, values), notes
 
 
 def _fit_category(

@@ -25,7 +25,7 @@ from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, hashes_of_codes, row_hashes
 from reagent_lite.data.rows.levels import SIDE_OF, Vocabulary, texts_of
-from reagent_lite.data.rows.maps import candidate_features, candidate_lists, features
+from reagent_lite.data.rows.maps import candidate_features, candidate_lists, features, offered_items
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError, Problem
 
@@ -139,7 +139,8 @@ def _features_of(settings: NormParams, parametric: bool | None, seed: int, block
         matrices[STATE] = states, np.arange(len(present))
     if parametric and ACTION in settings.cols_to_norm:
         logged, present = candidate_features(action, faults, todo="Or set parametric to false")
-        lists = candidate_lists(column_of(block, "possible_actions"), faults)
+        possible = column_of(block, "possible_actions")
+        lists = offered_items(candidate_lists(possible, faults), present, possible, faults)
         lists = lists.or_alone(logged, present, lists.lengths == 0)  # as in training
         matrices[ACTION] = lists.features, lists.rows
     vocabulary = Vocabulary()

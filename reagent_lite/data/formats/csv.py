@@ -45,8 +45,13 @@ from reagent_lite.errors import DataError, Problem
 from reagent_lite.strict_json import parse_json
 
 _JSON_KINDS = ("features", "metrics", "actions")
-_WORDS = {"true": 1.0, "True": 1.0, "TRUE": 1.0, "false": 0.0, "False": 0.0, "FALSE": 0.0}
-"""Words that count as 1 and 0 in columns of numbers, as in other formats."""
+_ABSENT = ("NA", "N/A", "null", "NULL", "None")
+_WORDS = {
+    **dict.fromkeys(("true", "True", "TRUE"), 1.0),
+    **dict.fromkeys(("false", "False", "FALSE"), 0.0),
+    **dict.fromkeys(_ABSENT, float("nan")),
+}
+"""Words in columns of numbers: 1 and 0, as in other formats, and absent values, which are texts among texts."""
 _FLAGS = {"1.0": True, "t": True, "0.0": False, "f": False, "true": True, "false": False, "1": True, "0": False}
 """Flags: pandas writes 1.0 if a column has gaps, PostgreSQL writes t."""
 _WHOLE = re.compile(r"\s*([-+]?[0-9]+)(?:\.0*)?\s*")
@@ -54,8 +59,14 @@ _WHOLE = re.compile(r"\s*([-+]?[0-9]+)(?:\.0*)?\s*")
 _WHOLE_ID = r"^(?:-?(0)|(-?[1-9][0-9]*))\.0+$"
 """A number that is an integer, without leading zeros: pandas writes the id 7 as 7.0 if a column has gaps."""
 _DIGIT = re.compile("[0-9]")
-_RECORDS = r'\A(?:(?:"(?:[^"]|"")*"|[^",\r\n]*)(?:,|\r?(?:\n|\z)))*\z'
-_WHOLE_CELLS = re.compile(rb'(?:(?:"(?:[^"]|"")*+"|[^",\r\n]*+)(?:,|\r?\n))*+')
+DELIMITERS = ",;\t|"
+_RECORDS = {sign: rf'\A(?:(?:"(?:[^"]|"")*"|[^"{sign}\r\n]*)(?:[{sign}]|\r?(?:\n|\z)))*\z' for sign in DELIMITERS}
+_WHOLE_CELLS = {
+    sign: re.compile(rf'(?:(?:"(?:[^"]|"")*+"|[^"{sign}\r\n]*+)(?:[{sign}]|\r?\n))*+'.encode()) for sign in DELIMITERS
+}
+_DECIMAL_COMMA = r"^\s*([-+]?[0-9]+),([0-9]+)\s*$"
+NULLS = ("", r"\N")
+"""Cells without a value; databases export null as the second."""
 
 Offsets = NDArray[np.int64]
 
@@ -63,9 +74,10 @@ Offsets = NDArray[np.int64]
 def read_csv(
     file: InputFile, number: int, position: Position, columns: Collection[str] | None = TRAINING_COLUMNS
 ) -> Iterator[Callable[[], Block]]:
-    """Reads plain or compressed CSV in UTF-8, separated by commas, with a header; see `blocks.Reader`.
+    """Reads plain or compressed CSV in UTF-8, with a header; see `blocks.Reader`.
 
-    Columns that are not in the contract are strings.
+    Cells are separated by the sign of DELIMITERS that gives the header the most cells. If that is not a comma, numbers
+    may have decimal commas. Columns that are not in the contract are strings.
 
     Raises:
         DataError: damaged compression, no header, a name twice, or malformed records, with file and line.
@@ -100,25 +112,28 @@ class _CsvParser:
     number: int
     columns: Collection[str] | None
     header: tuple[_HeaderCell, ...] = ()
+    delimiter: str = ""
 
     def parse(self, text: bytes, line: int) -> Block:
         """Returns the rows of whole records, the first of which begins in `line`."""
         path = self.file.path
-        _require_records(text, line, path)
         lines, starts, stops = _records(text, line)
+        if not self.delimiter:
+            self.delimiter = delimiter_of(text[starts[0] : stops[0]] if len(lines) else b"")
+        _require_records(text, line, path, self.delimiter)
         rows = text
         if not self.header and len(lines):
             first = text[starts[0] : stops[0] + 1]
-            self.header = _header(first, f"{path}:{lines[0]}", self.columns, self.file.columns)
+            self.header = _header(first, self.delimiter, f"{path}:{lines[0]}", self.columns, self.file.columns)
             lines = lines[1:]
             rows = text[stops[0] + 1 :]
         elif not self.header and line > 1:
             raise DataError(Problem(f"{path}:{line}", "a header as the first record", "blank lines"))
         try:
-            cells = _cells(rows, self.header)
+            cells = _cells(rows, self.header, self.delimiter)
         except pa.ArrowInvalid:
             _require_utf_8(text, line, path)
-            _require_as_many_cells(rows, lines, self.header, path)
+            _require_as_many_cells(rows, lines, self.header, self.delimiter, path)
             raise
         whole = [cell for cell in self.header if not cell.feature]
         maps = dict.fromkeys(cell.field for cell in self.header if cell.feature and cell.read)
@@ -153,15 +168,24 @@ def _records(text: bytes, line: int) -> tuple[Offsets, Offsets, Offsets]:
     return line + np.searchsorted(newlines, starts[filled]), starts[filled], stops[filled]
 
 
-def _require_records(text: bytes, line: int, path: str) -> None:
+def delimiter_of(header: bytes) -> str:
+    """Returns the sign that separates the cells of a header, a comma if several give as many cells."""
+    text = header.decode(errors="replace")
+    try:
+        return max(DELIMITERS, key=lambda sign: len(next(csv.reader([text], delimiter=sign), [])))
+    except csv.Error:  # a carriage return outside of quotation marks, which `_require_records` refuses
+        return ","
+
+
+def _require_records(text: bytes, line: int, path: str, delimiter: str) -> None:
     """Checks that quotation marks enclose whole cells, and that outside of them no carriage return stands alone.
 
     Raises:
         DataError: with the line in which the first other cell begins.
     """
-    if contains(text, _RECORDS):
+    if contains(text, _RECORDS[delimiter]):
         return
-    matched = _WHOLE_CELLS.match(text)
+    matched = _WHOLE_CELLS[delimiter].match(text)
     start = 0 if matched is None else matched.end()
     expected = "quotation marks around whole cells, doubled inside them, and lines that end by a newline"
     got = f"a cell that begins {text[start : start + 40].decode(errors='replace')!r}"
@@ -169,10 +193,10 @@ def _require_records(text: bytes, line: int, path: str) -> None:
 
 
 def _header(
-    record: bytes, where: str, columns: Collection[str] | None, own_names: ColumnNames | None
+    record: bytes, delimiter: str, where: str, columns: Collection[str] | None, own_names: ColumnNames | None
 ) -> tuple[_HeaderCell, ...]:
     try:
-        cells = next(csv.reader([record.decode()]))
+        cells = next(csv.reader([record.decode()], delimiter=delimiter))
     except UnicodeDecodeError as error:
         raise DataError(Problem(where, "a header in UTF-8", str(error), "Write the file as UTF-8")) from error
     # pandas writes its row labels as a column without a name
@@ -214,25 +238,27 @@ def _header(
     of_contract = {
         cell.field.partition(".")[0] for cell in header if cell.field != cell.name or cell.field in TRAINING_COLUMNS
     }
-    separated = any(sign in cells[0] for sign in ";\t|")
     # for a log whose columns a config names, a later check lists those that are missing
-    if not of_contract & set(TRAINING_COLUMNS) and (separated or own_names is None):
-        todo = "Separate cells by commas, and write numbers as 1234.5" if separated else "Write it as the first line"
+    if not of_contract & set(TRAINING_COLUMNS) and own_names is None:
         expected = "a header with names of columns like state_features"
-        problems.append(Problem(where, expected, repr(cells[0][:60]), todo))
+        problems.append(Problem(where, expected, repr(cells[0][:60]), "Write it as the first line"))
     if problems:
         raise DataError(problems)
     return tuple(header)
 
 
 def _cells(
-    text: bytes, header: tuple[_HeaderCell, ...], invalid: Callable[[pa.csv.InvalidRow], str] | None = None
+    text: bytes,
+    header: tuple[_HeaderCell, ...],
+    delimiter: str,
+    invalid: Callable[[pa.csv.InvalidRow], str] | None = None,
 ) -> dict[str, pa.Array]:
     """Returns the cells of the columns to read, as strings; null if empty.
 
     Args:
         text: whole records, without the header.
         header: the columns.
+        delimiter: the sign between cells; if it is not a comma, decimal commas become points.
         invalid: called with each record that has another number of cells than the header.
 
     Raises:
@@ -242,20 +268,25 @@ def _cells(
         return {}
     names = [cell.name for cell in header]
     read = pa.csv.ReadOptions(use_threads=False, column_names=names, block_size=len(text) + 2)
-    parse = pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=invalid)
+    parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=invalid)
     convert = pa.csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()),
         include_columns=[cell.name for cell in header if cell.read],
-        null_values=[""],
+        null_values=list(NULLS),
         strings_can_be_null=True,
         quoted_strings_can_be_null=True,
     )
     # Arrow drops a byte order mark at the start of its input; after a newline it is part of the first cell
     cells = pa.csv.read_csv(pa.BufferReader(b"\n" + text), read, parse, convert)
-    return {name: in_one_piece(cells.column(name)) for name in cells.column_names}
+    columns = {name: in_one_piece(cells.column(name)) for name in cells.column_names}
+    if delimiter == ",":
+        return columns
+    return {name: pc.replace_substring_regex(column, _DECIMAL_COMMA, r"\1.\2") for name, column in columns.items()}
 
 
-def _require_as_many_cells(text: bytes, lines: Offsets, header: tuple[_HeaderCell, ...], path: str) -> None:
+def _require_as_many_cells(
+    text: bytes, lines: Offsets, header: tuple[_HeaderCell, ...], delimiter: str, path: str
+) -> None:
     problems: list[Problem] = []
 
     def note(row: pa.csv.InvalidRow) -> str:
@@ -263,7 +294,7 @@ def _require_as_many_cells(text: bytes, lines: Offsets, header: tuple[_HeaderCel
         problems.append(Problem(f"{path}:{lines[row.number - 1]}", expected, str(row.actual_columns)))
         return "skip"
 
-    _cells(text, header, note)
+    _cells(text, header, delimiter, note)
     raise_unread(problems)
 
 
@@ -346,7 +377,7 @@ def _number(cell: str) -> float | str:
     if cell in _WORDS:
         return _WORDS[cell]
     try:
-        return cell if "_" in cell else float(cell)  # Python groups digits by underscores
+        return float(cell) if cell.isascii() and "_" not in cell else cell  # Python also reads 1_000 and other digits
     except ValueError:
         return cell
 

@@ -108,10 +108,11 @@ LAST_TIME = _since_1970(datetime.max)
 
 
 def item_values(rows: pa.Table | pa.RecordBatch, items: ItemTable | None) -> int:
-    """Returns the number of features that the item ids in the lists of rows stand for; 0 without an item table."""
+    """Returns the largest number of features that the items of rows' lists have; 0 without an item table."""
     if items is None:
         return 0
     chunks = [chunk for column in rows.columns for chunk in getattr(column, "chunks", [column])]
     lists = [chunk.values for chunk in chunks if pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)]
     # counts all values of the lists' arrays: their offsets may be damaged
-    return len(items.feature_ids) * sum(len(values) for values in lists if not pa.types.is_nested(values.type))
+    listed = sum(len(values) for values in lists if not pa.types.is_nested(values.type))
+    return len(items.feature_ids) * (listed + (len(items) * rows.num_rows if items.all_possible else 0))

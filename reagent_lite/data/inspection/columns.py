@@ -23,6 +23,7 @@ from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import is_text, microseconds_of
 from reagent_lite.data.rows.column_mapping import OriginalNames
+from reagent_lite.data.rows.columns import ANSWERS
 
 ValueKind = Literal["flag", "integer", "number", "time", "text", "map", "list", "mixed", "empty", "other"]
 Values = list[Any]
@@ -73,6 +74,19 @@ class LogColumn:
         return self.kind in ("flag", "integer", "number")
 
     @property
+    def is_answers(self) -> bool:
+        """Whether values are texts that say yes or no."""
+        return self.kind == "text" and all(text.strip().lower() in ANSWERS for text in self.counts)
+
+    @property
+    def near_equal(self) -> tuple[tuple[str, ...], ...]:
+        """Texts that differ in case and spaces only, the most frequent first."""
+        alike: dict[str, list[str]] = {}
+        for text in self.counts if self.kind == "text" else ():
+            alike.setdefault(" ".join(text.casefold().split()), []).append(text)
+        return tuple(tuple(texts) for texts in alike.values() if len(texts) > 1)
+
+    @property
     def is_whole(self) -> bool:
         """Whether values are whole numbers, also in a column with gaps, which pandas writes as 7.0."""
         if self.kind == "integer":
@@ -84,7 +98,9 @@ class LogColumn:
     @property
     def is_numerals(self) -> bool:
         """Whether values are texts that look like numbers or times; texts of digits alone may be codes."""
-        return self.kind == "text" and all(NUMERAL.fullmatch(text) and not text.isdigit() for text in self.counts)
+        return self.kind == "text" and all(
+            NUMERAL.fullmatch(text) and not (text.isascii() and text.isdigit()) for text in self.counts
+        )
 
     @property
     def is_category(self) -> bool:
@@ -195,7 +211,7 @@ def _cell(value: str) -> Any:
         return _FLAGS[value.lower()]
     for read in (int, float):
         with suppress(ValueError):
-            return value if "_" in value else read(value)  # Python groups digits by underscores
+            return read(value) if value.isascii() and "_" not in value else value  # as training reads it
     return value
 
 

@@ -21,14 +21,16 @@ NAMES: dict[str, tuple[str, ...]] = {
         "action": "action_id action_name a arm chosen choice shown decision treatment variant offer offered sent "
         "item item_id",
         "reward": "r click clicked clicks conversion converted response outcome revenue profit label y purchase "
-        "purchased bought",
+        "purchased bought sold sale sales ordered subscribed churned success won opened",
         "action_probability": "propensity propensity_score pscore prob probability action_prob p logging_probability "
         "logged_probability behavior_probability",
         "possible_actions": "candidates available_actions allowed_actions legal_actions choices actions",
         "next_action": "",
         "possible_next_actions": "",
-        "terminal": "done dones terminated is_terminal end last is_last final",
-        "truncated": "timeout timeouts time_limit",
+        # those of true ends first: done often says the end of a record as well
+        "terminal": "terminals terminated terminateds termination terminations is_terminal episode_terminals done "
+        "dones is_done end ends is_end last is_last final",
+        "truncated": "truncateds truncation truncations is_truncated timeout timeouts time_limit time_limits timed_out",
         "metrics": "",
         "time_diff": "",
     }.items()
@@ -105,6 +107,8 @@ def fits(field: str, column: LogColumn) -> bool:
     kind = COLUMNS[field].kind
     if kind == "flag":
         return column.is_number and set(column.present) <= {0, 1}
+    if field == "reward" and column.is_answers:
+        return True
     return column.kind in _KINDS.get(kind, ())
 
 

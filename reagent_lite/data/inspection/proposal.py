@@ -17,6 +17,8 @@ from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS, Columns
 from reagent_lite.config.defaults import MOST_LEVELS
 from reagent_lite.config.inspect import InspectConfig
+from reagent_lite.config.rl import RLConfig
+from reagent_lite.config.timeline import TimelineConfig
 from reagent_lite.data.copy.features import summarize_copy
 from reagent_lite.data.copy.first_look import first_rows
 from reagent_lite.data.copy.training_copy import prepare_training_copy
@@ -27,14 +29,21 @@ from reagent_lite.data.formats.frames import location
 from reagent_lite.data.inspection.columns import LARGEST, LogColumn, finite, first_columns, text_of
 from reagent_lite.data.inspection.fields import Guess, chosen, fits, guesses_of
 from reagent_lite.data.inspection.inspected import Inspected
+from reagent_lite.data.rows.column_mapping import names_of
 from reagent_lite.data.rows.items import ROW_LABELS, given_items
 from reagent_lite.data.stage import data_files
-from reagent_lite.errors import ReagentLiteError, counted, listed
+from reagent_lite.errors import ReagentLiteError, counted, listed, nearest
 from reagent_lite.feature_ids import id_of
 
 MOST_ACTIONS = 200
 """Largest number of actions that are proposed by name."""
 _IDS = ("id", "key", "uuid", "index", "hash")
+_LAST_OF_IDS = ("nr", "no", "number")
+_WEIGHTS = re.compile(
+    r"(samp|import|ip[sw]$|ipw_|row_|case_|survey_).*(weight|rate|ratio)s?$|^(ips|ipw|iptw|importance|inverse_propensity)$"
+)
+_WHOLE = re.compile("-?[0-9]+")
+_LEADING_ZERO = re.compile(r"-?0[0-9]+")
 _PEOPLE = ("user", "customer", "patient")
 _INDICES = (
     "state",
@@ -53,8 +62,12 @@ _INDICES = (
 )
 _MOST_INDICES = 1000
 _ROWS_OF_INDEX = 5  # on average, of each value
-_NOT_FEATURES = ("reward", "action_probability", "action", "mdp_id", "sequence_number")
+_NOT_FEATURES = (
+    *("reward", "action_probability", "action", "mdp_id", "sequence_number"),
+    *("terminal", "truncated"),
+)
 _ROUNDING = 0.01
+_NEARLY_ALL = 0.9
 Json = dict[str, Any]
 
 
@@ -68,6 +81,7 @@ def inspect_log(settings: InspectConfig) -> Inspected:
     columns, whole = first_columns(data_files(settings.data_path), settings.rows)
     guesses = tuple(guesses_of(columns, settings.columns))
     proposal = _Proposal(settings, columns, guesses)
+    proposal.check_given()
     episodes = proposal.describe_episodes()
     actions = proposal.names_of_actions()
     proposal.check_reward()
@@ -84,7 +98,7 @@ def inspect_log(settings: InspectConfig) -> Inspected:
         episodes=episodes,
         config=None if problems else tree,
         problems=problems,
-        decide=() if problems else tuple(proposal.decide),
+        decide=tuple(proposal.decide),
     )
 
 
@@ -109,11 +123,13 @@ class _Proposal:
         self.decide: list[str] = []
         self._left_out: list[str] = []
         self._alone = False
+        self._without_reward = False
         self._settings = settings
         self._columns = columns
         self._rows = len(columns[0].values) if columns else 0
         self._guesses = guesses
-        self._items = given_items(settings.items, settings.item_id)
+        self._offers_all = settings.items is not None and "possible_actions" not in self.fields
+        self._items = given_items(settings.items, settings.item_id, "all" if self._offers_all else None)
 
     def _column(self, name: str) -> LogColumn | None:
         return next((column for column in self._columns if column.name == self.fields.get(name)), None)
@@ -126,6 +142,14 @@ class _Proposal:
             self.decide.append(f"{listed(self.fields[name] for name in dropped)} left out: {why}")
         for name in dropped:
             self._left_out.append(self.fields.pop(name))
+
+    def check_given(self) -> None:
+        """Notes columns that the user names and the log lacks."""
+        names = [column.name for column in self._columns]
+        for field, source in self._settings.columns.items():
+            for name in names_of(source):
+                if name not in names:
+                    self.problems.append(f"columns.{field}: the log has no column {name!r}. {nearest(name, names)}")
 
     def describe_episodes(self) -> str:
         """Returns a sentence about the lengths of episodes; leaves out columns of episodes if there are none."""
@@ -164,11 +188,12 @@ class _Proposal:
             free = [column for column in self._columns if column.name not in self.fields.values()]
             orders = [column.name for column in free if fits("sequence_number", column)]
             self._lacking("sequence_number", "the order of decisions", orders)
+        self.decide.append(
+            "rl.epsilon: a tenth of the policy's decisions is drawn among all actions, so that the next log can "
+            "evaluate another policy; 0 is greedy"
+        )
         if not shown:
             self._alone = True
-            self.decide.append(
-                "rl.epsilon: a tenth of the policy's decisions is drawn among all actions, for the next log"
-            )
             return "no episodes: each row is a decision of its own"
         self.decide.append("rl.gamma: what a later reward counts, 0.99 for each row by default")
         if not ends:
@@ -198,6 +223,7 @@ class _Proposal:
             self._lacking("action", "what was decided", some)
             return ()
         if column.kind == "map" or self._items is not None:
+            self._describe_choices()
             return None
         possible = self._column("possible_actions")
         # pandas writes an integer as 7.0 in a column with gaps
@@ -206,9 +232,7 @@ class _Proposal:
             if isinstance(choices, list):
                 names |= {name for name in choices if isinstance(name, str)}
         numbers = column.is_number
-        ordered = sorted(
-            names, key=lambda name: (int(name), "") if numbers and name.lstrip("-").isdigit() else (0, name)
-        )
+        ordered = sorted(names, key=lambda name: (int(name), "") if numbers and _WHOLE.fullmatch(name) else (0, name))
         if len(ordered) > MOST_ACTIONS:
             self.problems.append(
                 f"{column.name} has {len(ordered):,} values, more than {MOST_ACTIONS} actions by name: give "
@@ -218,6 +242,26 @@ class _Proposal:
             self.problems.append(f"{column.name} has one value, {listed(ordered)}: there is nothing to choose from")
         self.decide.append(f"actions: {listed(ordered)}, as in the rows read; add what is missing")
         return tuple(ordered)
+
+    def _describe_choices(self) -> None:
+        """Notes how many candidates rows offer."""
+        column = self._column("possible_actions")
+        if column is None and self._items is None:
+            self.decide.append(
+                "possible_actions: no column lists the candidates, so that each row offers its action alone, and there "
+                "is nothing to choose: log the features of all that were possible"
+            )
+        elif column is None:
+            assert self._items is not None
+            self.decide.append(
+                f"possible_items: no column lists what was possible, so that each row offers all "
+                f"{counted(len(self._items), 'item')}; if fewer were, log their ids in a column possible_actions"
+            )
+        else:
+            sizes = [len(choices) for choices in column.present if isinstance(choices, list)]
+            if sizes:
+                spread = f"{min(sizes):,} to {max(sizes):,} candidates in a row, {np.mean(sizes):.3g} on average"
+                self.decide.append(f"possible_actions: {spread}, a single one in {counted(sizes.count(1), 'row')}")
 
     def _lacking(self, name: str, what: str, some: Sequence[str]) -> None:
         maybe = f"; it may be {listed(some)}" if some else ""
@@ -233,8 +277,14 @@ class _Proposal:
                 "reward", "what is to be large", [column.name for column in self._columns if column.is_number]
             )
             return
-        if not column.is_number or len(column.present) < self._rows or not finite(column.present):
-            self.problems.append(f"{column.name}, read as reward, is not a finite number in every row")
+        if not column.is_answers and not (column.is_number and finite(column.present)):
+            self.problems.append(f"{column.name}, read as reward, is not a finite number in every row, or yes or no")
+        elif missing := self._rows - len(column.present):
+            self._without_reward = True
+            self.decide.append(
+                f"{column.name}: {counted(missing, 'row')} without a reward left out with their episodes by "
+                "timeline.on_refused; if absent means that nothing was earned, write 0"
+            )
         others = [
             guess.column
             for guess in self._guesses
@@ -303,9 +353,15 @@ class _Proposal:
             yield listed(column.name for column in columns), some
 
     def _per_action(self, actions: Sequence[str]) -> Iterator[list[LogColumn]]:
-        """Yields groups of a column for each action, such as p_mail and p_call, with numbers from 0 to 1."""
-        if not actions:
+        """Yields groups of a column for each action, such as p_mail and p_call, that are its probabilities.
+
+        They are from 0 to 1, add up to 1 in nearly all rows, and that of the logged action is never 0.
+        """
+        logged = self._column("action")
+        if not actions or logged is None:
             return
+        index = {name: number for number, name in enumerate(actions)}
+        of_rows = [None if value is None else index.get(text_of(value).removesuffix(".0")) for value in logged.values]
         shares = [
             column for column in self._columns if column.is_number and all(0 <= value <= 1 for value in column.present)
         ]
@@ -313,8 +369,16 @@ class _Proposal:
         for name in by_name:
             if name.endswith(f"_{actions[0]}"):
                 names = [f"{name.removesuffix(actions[0])}{action}" for action in actions]
-                if all(name in by_name for name in names):
-                    yield [by_name[name] for name in names]
+                columns = [by_name[name] for name in names if name in by_name]
+                if len(columns) == len(actions) and self._are_probabilities(columns, of_rows):
+                    yield columns
+
+    def _are_probabilities(self, columns: Sequence[LogColumn], actions: Sequence[int | None]) -> bool:
+        rows = zip(zip(*(column.values for column in columns), strict=True), actions, strict=True)
+        whole = [(row, action) for row, action in rows if None not in row]
+        sums = [abs(sum(row) - 1) <= _ROUNDING for row, _ in whole]
+        possible = all(action is None or row[action] > 0 for row, action in whole)
+        return possible and sum(sums) > _NEARLY_ALL * len(whole)
 
     def features(self, actions: Sequence[str]) -> list[str]:
         """Returns the columns of single features; none if state_features is a column of maps."""
@@ -338,10 +402,14 @@ class _Proposal:
         for column in self._columns:
             if column.name in used or column.name in COLUMNS:
                 continue
-            if why := self._no_feature(column) or may_be.get(column.name):
+            if why := may_be.get(column.name) or self._no_feature(column):
                 left.setdefault(why, []).append(column.name)
             else:
                 features.append(column.name)
+        for column in self._columns:
+            if (column.name in features or column.name == self.fields.get("action")) and column.near_equal:
+                alike = "; ".join(" and ".join(map(repr, texts)) for texts in column.near_equal)
+                self.decide.append(f"{column.name}: {alike} are different values: write each in one way")
         for why, names in left.items():
             self.decide.append(f"features: {listed(names)} left out, {why}")
         if features:
@@ -364,8 +432,14 @@ class _Proposal:
             return f"a column of {column.kind} values"
         if words[0] == "next":
             return "by their names what followed the decision"
-        if column.kind == "integer" and ({words[-1], words[0]} & {*_IDS}):
+        if column.kind == "integer" and ({words[-1], words[0]} & {*_IDS} or words[-1] in _LAST_OF_IDS):
             return "ids by their names"
+        if column.kind == "integer" and any(map(_LEADING_ZERO.fullmatch, column.counts)):
+            return "ids by their leading zeros"
+        if column.is_whole and column.distinct == len(column.present) >= MIN_PRESENT_VALUES:
+            return "another whole number in every row, as ids are; an amount may be named in columns.state_features"
+        if column.is_number and (_WEIGHTS.search(column.name.lower()) or self._inverts_propensities(column)):
+            return "weights or sampling rates of rows, which are not known when a decision is made"
         if column.is_number and not finite(column.present):
             return "values that float32 does not hold"
         if column.distinct < 2:
@@ -378,6 +452,16 @@ class _Proposal:
             return f"expected {error}"
         return ""
 
+    def _inverts_propensities(self, column: LogColumn) -> bool:
+        """Whether the values of a column are 1 / p of the propensities."""
+        propensity = self._column("action_probability")
+        if propensity is None or not propensity.is_number or column.distinct < 2:
+            return False
+        if not finite(propensity.present) or not finite(column.present):
+            return False
+        pairs = [pair for pair in zip(column.values, propensity.values, strict=True) if None not in pair]
+        return bool(pairs) and all(abs(float(value) * float(p) - 1) <= _ROUNDING for value, p in pairs)
+
     def tree(self, actions: Sequence[str] | None, features: Sequence[str]) -> Json:
         """Returns the config."""
         words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(self._settings.data_path).name.split(".")[0]).strip("_")
@@ -385,7 +469,7 @@ class _Proposal:
             "training_data_path": self._settings.data_path,
             "model_output_path": f"outputs/{words or 'model'}",
             "defaults": "2026",
-            **({"algorithm": "boosting"} if self._alone else {}),
+            **({"algorithm": "boosting"} if self._alone else {"rl": {"epsilon": RLConfig().epsilon}}),
         }
         if actions is not None:
             tree["actions"] = list(actions)
@@ -395,6 +479,8 @@ class _Proposal:
         if features:
             columns["state_features"] = list(features)
         items = self._settings.model_dump(include={"items", "item_id"}, exclude_defaults=True)
+        if self._offers_all:
+            items["possible_items"] = "all"
         if indices := self._indices(features):
             most = max(MOST_LEVELS, *indices.values())
             overrides = {name: "ENUM" for name in indices}
@@ -404,6 +490,8 @@ class _Proposal:
             self.decide.append(
                 f"{listed(indices)}: by their names names of states or kinds, so one-hot; else drop the override"
             )
+        if self._without_reward:
+            tree["timeline"] = {"on_refused": "drop_episode"}
         if columns or items:
             tree["data"] = {**({"columns": columns} if columns else {}), **items}
         return tree
@@ -426,7 +514,10 @@ class _Proposal:
         path = self._settings.data_path
         try:
             config = check(ParametricDqnConfig if "actions" not in tree else DqnConfig, tree)
-            first_rows(path, config.actions or None, config.data.columns, self._items)
+            timeline = None
+            if config.timeline is not None:
+                timeline = TimelineConfig(timeline=config.timeline.model_copy(update={"inputTableName": ""}))
+            first_rows(path, config.actions or None, config.data.columns, self._items, refuses=timeline is None)
             if whole:
                 with tempfile.TemporaryDirectory() as folder:
                     copy = prepare_training_copy(
@@ -434,6 +525,7 @@ class _Proposal:
                         actions=config.actions or None,
                         directory=folder,
                         columns=config.data.columns,
+                        timeline=timeline,
                         items=self._items,
                     )
                     names = (STATE, ACTION) if copy.parametric else (STATE,)

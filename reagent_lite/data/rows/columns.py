@@ -169,6 +169,24 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
+ANSWERS = {
+    **dict.fromkeys(("yes", "y", "true", "t"), 1.0),
+    **dict.fromkeys(("no", "n", "false", "f"), 0.0),
+}
+"""Texts that are rewards, in any case of letters."""
+
+
+def with_answers(column: Column) -> Column:
+    """Returns a column of rewards with 1 for yes and 0 for no, if all of its values are such texts."""
+    if column.text or not is_string(column.array.type):
+        return column
+    encoded = column.array.dictionary_encode()
+    numbers = [ANSWERS.get(text.strip().lower()) for text in encoded.dictionary.to_pylist()]
+    if None in numbers:
+        return column
+    return replace(column, array=pa.array(numbers, pa.float64()).take(encoded.indices))
+
+
 def typed(
     column: Column,
     faults: Faults,

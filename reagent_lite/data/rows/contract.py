@@ -24,7 +24,7 @@ from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS, TRANSITION_COLUM
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, flags, numbers, of_cells, per_distinct
 from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.maps import candidate_features, candidate_lists, match
+from reagent_lite.data.rows.maps import candidate_features, candidate_lists, match, offered_items
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import Problem, listed, nearest, raise_any
 
@@ -184,8 +184,9 @@ def candidates(column: Callable[[str], Column], faults: Faults) -> tuple[Feature
     Faults.unlisted. A row without a list has an empty one.
     """
     action, present = candidate_features(column("action"), faults, rule="action_infinite", todo=TODO_NAMES)
-    lists = candidate_lists(column("possible_actions"), faults).distinct()
-    faults.unlisted = column("possible_actions").present & (lists.lengths == 0) & present
+    possible = column("possible_actions")
+    lists = offered_items(candidate_lists(possible, faults).distinct(), present, possible, faults)
+    faults.unlisted = possible.present & (lists.lengths == 0) & present
     lists = lists.or_alone(action, present, faults.unlisted)
     index = match(action, present, lists)
     missing = present & (lists.lengths > 0) & (index == NONE)

@@ -31,9 +31,9 @@ ROW_LABELS = ("Unnamed: ", "__index_level_")
 """Prefixes of columns that hold a frame's row labels, which are not features."""
 
 
-def given_items(path: str | None, id_column: str) -> ItemTable | None:
-    """Returns the item table that a config names; None if it names none. See `read_items`."""
-    return None if path is None else read_items(path, id_column)
+def given_items(path: str | None, id_column: str, possible: str | None) -> ItemTable | None:
+    """Returns the item table that a config names with `possible_items`; None if it names none. See `read_items`."""
+    return None if path is None else replace(read_items(path, id_column), all_possible=possible == "all")
 
 
 def read_items(path: str, id_column: str) -> ItemTable:

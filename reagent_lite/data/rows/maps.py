@@ -105,6 +105,28 @@ def candidate_features(
     return FeatureMatrix(items.feature_ids, values), present
 
 
+def offered_items(lists: Lists, has_action: Mask, column: Column, faults: Faults) -> Lists:
+    """Returns lists of candidates in which a row with an action and without candidates offers all items.
+
+    Args:
+        lists: the lists of `column`.
+        has_action: [n] whether the row has an action.
+        column: the column of lists, for the texts of the items.
+        faults: faults of the block, whose file has the table; they stay as they are if its items are not always
+            possible.
+    """
+    items = faults.block.file.items
+    if items is None or not items.all_possible:
+        return lists
+    rows = has_action & (lists.lengths == 0)
+    for feature, texts in items.texts.items():
+        values = items.values[:, items.feature_ids.index(feature)].tolist()
+        counts = {texts[code]: values.count(code) * int(rows.sum()) for code in texts}
+        add_levels(faults.levels.setdefault(column.name, {}), {feature: counts} if rows.any() else {})
+    every = Lists(np.array([len(items)]), FeatureMatrix(items.feature_ids, items.values)).distinct()
+    return lists.or_same(every.features, rows)
+
+
 def are_item_ids(column: Column) -> bool:
     """Whether the values of a column are ids of items rather than objects with features."""
     if column.text:

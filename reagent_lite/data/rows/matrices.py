@@ -89,6 +89,18 @@ class Lists:
         span = slice(self.lengths[: rows.start].sum(), self.lengths[: rows.stop].sum())
         return Lists(self.lengths[rows], FeatureMatrix(self.features.ids, self.features.values[span]))
 
+    def or_same(self, features: FeatureMatrix, rows: Mask) -> Lists:
+        """Returns the lists, which in the given rows [n] have the same candidates."""
+        if not rows.any():
+            return self
+        ids = tuple(dict.fromkeys(self.features.ids + features.ids))
+        lengths = np.where(rows, len(features.values), self.lengths)
+        same = np.repeat(rows, lengths)
+        values = np.empty((len(same), len(ids)), np.float32)
+        values[same] = np.tile(features.aligned(ids), (int(rows.sum()), 1))
+        values[~same] = self.features.aligned(ids)[~rows[self.rows]]
+        return Lists(lengths, FeatureMatrix(ids, values))
+
     def or_alone(self, action: FeatureMatrix, present: Mask, rows: Mask) -> Lists:
         """Returns the lists, which in the given rows have the action as the only candidate, or are empty without one.
 

@@ -41,6 +41,7 @@ from reagent_lite.data.rows.columns import (
     pieces,
     sequence_numbers,
     strings,
+    with_answers,
 )
 from reagent_lite.data.rows.contract import (
     COMPARED,
@@ -55,7 +56,15 @@ from reagent_lite.data.rows.contract import (
     require_present,
 )
 from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.maps import Named, candidate_features, candidate_lists, features, match, metrics
+from reagent_lite.data.rows.maps import (
+    Named,
+    candidate_features,
+    candidate_lists,
+    features,
+    match,
+    metrics,
+    offered_items,
+)
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import counted
 
@@ -157,7 +166,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     todo = "Log what followed, or events: rows with mdp_id and sequence_number, which are paired first"
     faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none", todo)
     faults.add(goes_on & ~choices.has_next, NEXT_ACTION, lambda _: "none")
-    reward = finite(column("reward"), faults, required=True)
+    reward = finite(with_answers(column("reward")), faults, required=True)
     time_diff = finite(column("time_diff"), faults)
     step = _steps(column("step"), faults)
     probability, has_propensity = propensity(block, faults)
@@ -308,12 +317,15 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, co
     next_action, next_taken = candidate_features(_empty_strings_as_null(column("next_action")), faults)
     # {} is a valid action, but as a next action it means that there is none
     next_taken = next_taken & ~np.isnan(next_action.values).all(axis=1)
-    without = ~(column("possible_actions").present & contract.choices)
     after = column("possible_next_actions")
+    without = (lists.lengths == 0) if contract.choices else np.ones(len(index), bool)
     lists = lists.or_alone(action, present, without)
     index = np.where(without & present, 0, index)
     next_lists = candidate_lists(after, faults).distinct()
-    next_lists = next_lists.or_alone(next_action, next_taken, ~(after.present & contract.choices))
+    if contract.choices:
+        next_lists = offered_items(next_lists, next_taken & ~after.present, after, faults)
+    next_without = ~after.present & (next_lists.lengths == 0) if contract.choices else np.ones(len(index), bool)
+    next_lists = next_lists.or_alone(next_action, next_taken, next_without)
     next_index = match(next_action, next_taken, next_lists)
     missing = next_taken & (next_index == NONE) & (next_lists.lengths > 0) & ~ended
     faults.add(missing, "a next_action among possible_next_actions", column("next_action").value, COMPARED)

@@ -22,4 +22,6 @@ def pairing_settings(config: TimelineConfig) -> dict[str, Any]:
 
 def items_setting(items: ItemTable | None) -> dict[str, Any]:
     """Returns the setting that stands for an item table, by its content; {} without a table."""
-    return {} if items is None else {"items": items.sha256}
+    if items is None:
+        return {}
+    return {"items": items.sha256} | ({"possible_items": "all"} if items.all_possible else {})

@@ -125,7 +125,7 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
         DataError: see `make_timeline`.
     """
     start = time.monotonic()
-    items = given_items(config.items, config.item_id) if items is None else items
+    items = given_items(config.items, config.item_id, config.possible_items) if items is None else items
     files = data_files(config.timeline.inputTableName, config.columns, items)
     for note in left_out(config.timeline.inputTableName):
         machine_logger.warning(note)

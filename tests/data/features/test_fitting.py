@@ -73,7 +73,9 @@ TYPES = {
        )},
     "few distinct values in the sample and many in all": (
         column(np.arange(4000) % 100, MORE, sampled=FIRST), {},
-        {0: {"feature_type": "ENUM"}, 1: {"feature_type": "CONTINUOUS"}}, [],
+        {0: {"feature_type": "ENUM"}, 1: {"feature_type": "CONTINUOUS"}},
+        ["feature 0: 100 whole numbers, each a one-hot column; other numbers count as missing. If they are amounts, "
+         'such as ages, set norm_params.whole_numbers to "continuous"'],
     ),
     "Box-Cox shifts by the least of all rows": (
         column(np.append(RNG.lognormal(0, 0.5, 3000) + 5, 4.5), sampled=slice(3000)), {},

@@ -129,7 +129,6 @@ def test_faults_have_their_line(
 @pytest.mark.parametrize(("text", "words", "kind"), [
     *((text, words, DataError) for text, words in [
         (GOOD, "1: expected a header with names of columns like state_features, got 'a'. Write it as the first line"),
-        (HEADER.replace(",", ";") + "a;1;{};left;1;0\n", "action;reward;terminal'. Separate cells by commas"),
         ("state_features,state_features.0,reward\n{},1,2\n", "1: expected state_features once, got a column "
          "'state_features' and a column 'state_features.0'. Keep one"),
         ((HEADER + GOOD).encode("utf-16"), "expected text in UTF-8, got UTF-16. Write the file as UTF-8"),
@@ -156,3 +155,40 @@ def test_actions_are_maps_where_one_is(tmp_path: Path, monkeypatch: pytest.Monke
     file = written(tmp_path / "x.csv", HEADER + "a,1,{},left,1,1\n" * 200 + some)
     with pytest.raises(DataError, match=r'x\.csv:202: .*actions left.*{"0": 2'):
         prepare_training_copy(str(file), actions=("left",), directory=str(tmp_path))
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_other_delimiters_have_decimal_commas(tmp_path: Path, delimiter: str) -> None:
+    lines = [["state_features.age", "state_features.land", "action", "reward", "action_probability"],
+             ["59,5", "a,b", '"x' + delimiter + '1"', "-0,25", "0.5"],
+             ["60", "DE", "y", "1", r"\N"]]  # fmt: skip
+    file = written(tmp_path / "x.csv", "\n".join(map(delimiter.join, lines)) + "\n")
+    assert rows_of(file) == [
+        {"state_features": {"age": 59.5, "land": "a,b"}, "action": f"x{delimiter}1", "reward": -0.25,
+         "action_probability": 0.5},
+        {"state_features": {"age": 60.0, "land": "DE"}, "action": "y", "reward": 1.0, "action_probability": None},
+    ]  # fmt: skip
+    with pytest.raises(DataError, match=r"x\.csv:2: expected 2 cells, as the header has, got 3"):
+        rows_of(written(tmp_path / "x.csv", f"action{delimiter}reward\n1{delimiter}2{delimiter}3\n"))
+
+
+def test_a_comma_separates_if_several_signs_could(tmp_path: Path) -> None:
+    file = written(tmp_path / "x.csv", 'action,reward,state_features.a;b\n"1,5",2,3\n')
+    assert rows_of(file) == [{"action": "1,5", "reward": 2.0, "state_features": {"a;b": 3.0}}]
+
+
+def test_words_for_absent_numbers(tmp_path: Path) -> None:
+    """Among texts they are texts: NA is Namibia."""
+    cells = ["NA", "N/A", "null", "NULL", "None", r"\N", ""]
+    text = "state_features.age,state_features.land,reward\n" + "".join(f"{cell},{cell},1\n" for cell in cells)
+    rows = [row["state_features"] for row in rows_of(written(tmp_path / "x.csv", text + "41,DE,1\n"))]
+    ages = [row["age"] for row in rows]
+    assert [age is None or age != age for age in ages] == [True] * 7 + [False]
+    assert [row["land"] for row in rows] == [*cells[:5], None, None, "DE"]
+
+
+@pytest.mark.parametrize("number", ["１２", "٣", "1_000"])
+def test_digits_of_other_scripts_are_no_numbers(tmp_path: Path, number: str) -> None:
+    file = written(tmp_path / "log.csv", f"state_features.a,action,reward\n1,left,{number}\n2,left,1\n")
+    with pytest.raises(DataError, match=r"log\.csv:2: expected a number in reward, got "):
+        prepare_training_copy(str(file), actions=("left", "right"), directory=str(tmp_path / "copies"))
