@@ -93,10 +93,10 @@ def order_of(rows: list[Row]) -> list[int]:
     """By (mdp_id, sequence_number) where the log has both; behind them rows without mdp_id, episodes of their own."""
     ids, numbers = ([row.get(name) for row in rows] for name in ("mdp_id", "sequence_number"))
     places = range(len(rows))
-    if all(value is None for value in ids) or all(value is None for value in numbers):
+    if all(value in (None, "") for value in ids) or all(value is None for value in numbers):
         return list(places)
     keys = [
-        (True, "", place) if ids[place] is None else (False, text_of(ids[place]), sequence_of(numbers[place]))
+        (True, "", place) if ids[place] in (None, "") else (False, text_of(ids[place]), sequence_of(numbers[place]))
         for place in places
     ]
     return sorted(places, key=keys.__getitem__)
@@ -144,7 +144,7 @@ def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None, *, 
         after = features_of(row["next_state_features"])
         later = rows[order[at + 1]] if at + 1 < len(rows) else {}
         same = (
-            None not in (row.get("mdp_id"), later.get("mdp_id"))
+            not {None, ""} & {row.get("mdp_id"), later.get("mdp_id")}
             and text_of(row["mdp_id"]) == text_of(later["mdp_id"])
             and _texts(after) == _texts(features_of(later["state_features"]))
         )

@@ -349,11 +349,14 @@ def _are_values(kind: pa.DataType) -> bool:
     )
 
 
-def candidate_lists(column: Column, faults: Faults) -> Lists:
-    """Returns a column of lists of maps {id: number}; rows without a list have an empty one."""
+def candidate_lists(column: Column, faults: Faults, todo: str = "") -> Lists:
+    """Returns a column of lists of maps {id: number}; rows without a list have an empty one.
+
+    `todo` is advice if the candidates are not maps.
+    """
     elements_of_lists = "objects {id: number}" if faults.block.file.items is None else "ids of items"
     lengths, elements = pieces(column, faults, f"a list of {elements_of_lists}")
-    candidates, present = candidate_features(elements, faults)
+    candidates, present = candidate_features(elements, faults, todo=todo)
     elements.fault(faults, ~present, f"an object for every candidate in {column.name}", lambda _: "null")
     return Lists(lengths, candidates)
 
