@@ -61,6 +61,7 @@ from reagent_lite.run.normalization import (
     given_normalization,
     given_or_fitted,
     normalization_paths,
+    with_missing_fitted,
 )
 from reagent_lite.types import FeatureType, NormalizationSpec, SourceSpec
 
@@ -138,7 +139,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     """
     from reagent_lite.run.stages import staged  # needs the extra `data`
 
-    config = staged(config, group)
+    config = with_missing_fitted(staged(config, group), group)
     shards = Shards.of(config.data, group)
     given = given_normalization(config)  # first, so that a bad file is reported before the data is read
     items = _items(config, group)
