@@ -32,7 +32,7 @@ from reagent_lite.config.paths import DataPath, logs_of, shown
 from reagent_lite.console import logger, progress
 from reagent_lite.data.features.drift import Drift, drift_between, drift_lines
 from reagent_lite.data.features.fitting import VERSION, Fitted, check_overrides, fit_columns
-from reagent_lite.data.features.normalization import normalization_json, write_normalization
+from reagent_lite.data.features.normalization import left_out_features, normalization_json, write_normalization
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.log_shares import shares_in_words, shares_of
 from reagent_lite.data.stage import StageManifest, data_files, left_out, require_own, states_of
@@ -131,7 +131,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
             "types": {name: _counts(spec.feature_type for spec in fit.spec.features) for name, fit in fitted.items()},
             "drift": {name: _counts(shift.verdict for shift in drift.features) for name, drift in drifts.items()}
             or None,
-            "notes": [note for fit in fitted.values() for note in fit.notes],
+            "notes": [note for fit in fitted.values() for note in fit.notes] + _left_out(config, training, fitted),
         },
         files={name: {"rows": rows} for name, (rows, _) in documents.items()},
     )
@@ -163,7 +163,7 @@ def _documents(
     config: NormalizeConfig, training: "LogSummary", fitted: dict[str, Fitted], drifts: dict[str, Drift]
 ) -> dict[str, tuple[int, Json]]:
     """Returns (number of features, content) of each file by its name."""
-    numbers = {name: len(column.features) for name, column in training.columns.items()}
+    numbers = {name: len(fit.spec.feature_ids) for name, fit in fitted.items()}
     documents: dict[str, tuple[int, Json]] = {
         f"{name}_norm.json": (numbers[name], dict(normalization_json(fit.spec))) for name, fit in fitted.items()
     }
@@ -210,6 +210,21 @@ def _fitted(config: NormalizeConfig, training: "LogSummary") -> dict[str, Fitted
         raise ConfigError(Problem("norm_params.cols_to_norm", expected, str(list(params.cols_to_norm))))
     check_overrides(params, {feature for column in training.columns.values() for feature in column.features}, where)
     return fit_columns(training.columns, params, where=where)
+
+
+def _left_out(config: NormalizeConfig, training: "LogSummary", fitted: dict[str, Fitted]) -> list[str]:
+    """Returns a sentence for each column with features that are too rare."""
+    fewest = config.norm_params.min_present_values
+    sentences = [
+        left_out_features(
+            fit.spec,
+            tuple(training.columns[name].features),
+            where=f"{shown(config.training_data_path)}: {name}",
+            fewest=fewest,
+        )
+        for name, fit in fitted.items()
+    ]
+    return [sentence for sentence in sentences if sentence]
 
 
 def _counts(words: Iterable[str]) -> dict[str, int]:
