@@ -33,8 +33,11 @@ def code_of_text(text: str) -> np.float32:
     return np.float32((1 + fraction / 2**23) * 2.0 ** (exponent - 63))
 
 
-def features_of(value: Row | None) -> Features:
-    """Null and NaN count as absent; texts are categories."""
+def features_of(value: Row | list[Any] | None) -> Features:
+    """Null and NaN count as absent; texts are categories. A list of numbers is a map of their places."""
+    if isinstance(value, list | np.ndarray):
+        value = dict(enumerate(value))
+        assert not any(isinstance(cell, str) for cell in value.values())
     numbers = {
         str(name): code_of_text(cell) if isinstance(cell, str) else number_of(cell)
         for name, cell in (value or {}).items()

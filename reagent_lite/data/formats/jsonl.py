@@ -25,7 +25,7 @@ from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import TEXT_METADATA, filled, is_text
 from reagent_lite.data.formats.text_files import contains, read_text
-from reagent_lite.errors import MAX_PROBLEMS, Problem
+from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem
 from reagent_lite.strict_json import MAX_DEPTH, is_deep, parse_json
 
 _OBJECT = re.compile(rb"\s*\{.*\}\s*")
@@ -50,7 +50,11 @@ def _block(file: InputFile, number: int, text: bytes, line: int) -> Block:
         lines = np.arange(line, line + table.num_rows)
     else:
         table, lines = parse_with_python(text, line, file.path)
-    return Block(file=file, file_number=number, table=table, lines=lines)
+    block = Block(file=file, file_number=number, table=table, lines=lines)
+    if table.num_rows == 1 and line == 1 and all(pa.types.is_nested(column.type) for column in table.columns):
+        got = "objects and lists alone: a whole table in one object"
+        raise DataError(Problem(block.where(0), "a row with numbers, such as its reward", got, _ONE_A_LINE))
+    return block
 
 
 def parse_with_arrow(text: bytes) -> pa.Table | None:
