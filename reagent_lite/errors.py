@@ -16,7 +16,7 @@ EXTRAS = {
     "cuda": ("pycuda",),
     "data": ("pandas", "pyarrow", "scipy", "lightgbm"),
     "gymnasium": ("gymnasium",),
-    "minari": ("minari", "h5py"),
+    "minari": ("minari", "h5py", "PIL"),
     "pictures": ("PIL",),
     "report": ("tensorboard",),
     "serve": ("fastapi", "uvicorn", "prometheus_client", "pyarrow"),
