@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from reagent_lite.errors import Problem, UnavailableError
+from reagent_lite.errors import Problem, UnavailableError, printable
 from reagent_lite.types import TransitionBatch
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class _StandardError(logging.Handler):
             return
         rank = f"rank {self.rank}: " if self.rank else ""
         level = "warning: " if record.levelno == logging.WARNING else ""
-        print(f"{rank}{level}{record.getMessage()}", file=sys.stderr, flush=True)
+        print(f"{rank}{level}{printable(record.getMessage())}", file=sys.stderr, flush=True)
 
 
 _SHORTEST_SLEEP = 0.05
