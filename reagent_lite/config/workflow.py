@@ -171,7 +171,12 @@ class WorkflowConfig(AlgorithmConfig):
             "false while rl.maxq_learning is false",
             "SARSA uses the logged next action, so there is nothing to restrict",
         ),
-        NoEffect(lambda config: True, ("query.actions",), "absent beside actions", "They are the same"),
+        NoEffect(
+            lambda config: config.actions or config.parametric,
+            ("query.actions",),
+            "absent beside actions, and for candidates",
+            "They are the same",
+        ),
         NoEffect(
             lambda config: (
                 config.timeline
