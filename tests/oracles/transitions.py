@@ -55,8 +55,9 @@ def action_of(value: Any, actions: Actions) -> int:
     return index if index < len(actions) else -1
 
 
-def mask_of(listed: list[Any] | None, actions: Actions) -> list[int]:
-    """0 or 1 per action, or names; without a list every action is possible."""
+def mask_of(listed: list[Any] | str | None, actions: Actions) -> list[int]:
+    """0 or 1 per action, or names, also as JSON in a string; without a list every action is possible."""
+    listed = json.loads(listed) if isinstance(listed, str) else listed
     if listed is None:
         return [1] * len(actions)
     names = all(isinstance(entry, str) for entry in listed)
