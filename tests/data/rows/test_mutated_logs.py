@@ -246,7 +246,7 @@ def read_frame(frame: pd.DataFrame) -> list[tuple[int, Row]]:
     """The rows of a table as pandas has them, NaN as absent, maps as dicts."""
 
     def plain(name: str, value: Any) -> Any:
-        if name in MAPS and isinstance(value, list | np.ndarray):
+        if name in MAPS and isinstance(value, list | np.ndarray) and all(isinstance(pair, tuple) for pair in value):
             return {key.decode() if isinstance(key, bytes) else key: number for key, number in value}
         if isinstance(value, np.ndarray):
             return list(value)
