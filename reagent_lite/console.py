@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from reagent_lite.errors import Problem, UnavailableError
+from reagent_lite.errors import Problem, UnavailableError, printable
 from reagent_lite.types import TransitionBatch
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class _StandardError(logging.Handler):
             return
         rank = f"rank {self.rank}: " if self.rank else ""
         level = "warning: " if record.levelno == logging.WARNING else ""
-        print(f"{rank}{level}{record.getMessage()}", file=sys.stderr, flush=True)
+        print(f"{rank}{level}{printable(record.getMessage())}", file=sys.stderr, flush=True)
 
 
 def _json_of(record: logging.LogRecord, rank: int) -> str:

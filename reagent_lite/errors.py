@@ -16,7 +16,7 @@ EXTRAS = {
     "cuda": ("pycuda",),
     "data": ("pandas", "pyarrow", "scipy", "lightgbm"),
     "gymnasium": ("gymnasium",),
-    "minari": ("minari", "h5py"),
+    "minari": ("minari", "h5py", "PIL"),
     "pictures": ("PIL",),
     "report": ("tensorboard",),
     "serve": ("fastapi", "uvicorn", "prometheus_client", "pyarrow"),
@@ -24,6 +24,17 @@ EXTRAS = {
     "tracking": ("mlflow", "wandb"),
 }
 """Packages of each extra of the distribution."""
+
+
+_CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    r"""Returns text with control characters, but tabs and line ends, as escapes such as \x1b, for terminals and tables.
+
+    Those that turn the direction of writing are among them.
+    """
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +49,7 @@ class Problem:
     @property
     def fault(self) -> str:
         """The problem without its advice."""
-        return f"{self.where}: expected {self.expected}, got {self.got}"
+        return printable(f"{self.where}: expected {self.expected}, got {self.got}")
 
     def __str__(self) -> str:
         return f"{self.fault}. {self.todo}" if self.todo else self.fault

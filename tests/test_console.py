@@ -13,6 +13,9 @@ from unittest.mock import patch
 import pytest
 
 from reagent_lite.console import log_as, logger, logging_to_stderr, machine_logger, outliving_terminal, progress
+from reagent_lite.errors import Problem
+from reagent_lite.export.model_card import plain
+from reagent_lite.report.content import written
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +72,18 @@ def test_ranks_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     first = ["once", "of a machine", "warning: of this rank", "config error:", "x"]
     others = ["rank 3: of a machine", "rank 3: warning: of this rank", "rank 3: config error:", "x"]
     assert capsys.readouterr().err.splitlines() == first + others
+
+
+def test_control_characters_of_names_never_reach_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """They move the cursor, set titles, and turn the direction of writing; tabs and line ends stay."""
+    logger.warning("two\n\tlines: \x1b]0;title\x07 \u202eabc \x9b2J \r \u00e9")
+    problem = Problem("a.csv:1", "a name", repr("x") + "\x1b[31m")
+    logger.error(problem)
+    assert capsys.readouterr().err == (
+        "warning: two\n\tlines: \\x1b]0;title\\x07 \\u202eabc \\x9b2J \\r \u00e9\n"
+        "a.csv:1: expected a name, got 'x'\\x1b[31m\n"
+    )
+    assert "\x1b" not in plain("\x1b[31m") + written("\x1b[31m")
 
 
 @contextmanager

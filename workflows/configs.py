@@ -1,8 +1,13 @@
 """Copy the sample configs: python -m workflows.configs --copy DIR."""
 
+import os
+import sys
+
+if not __package__:  # python workflows/configs.py: this folder would hide Python's own module inspect
+    sys.path[0] = os.path.dirname(sys.path[0])
+
 import argparse
 import shutil
-import sys
 from pathlib import Path
 
 from reagent_lite.cli import exit_code

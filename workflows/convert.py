@@ -5,7 +5,12 @@
 3 copy     rows in the order of the input ─► target, under a temporary name until it is complete
 """
 
+import os
 import sys
+
+if not __package__:  # python workflows/convert.py: this folder would hide Python's own module inspect
+    sys.path[0] = os.path.dirname(sys.path[0])
+
 import time
 from contextlib import closing
 from dataclasses import dataclass

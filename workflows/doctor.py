@@ -3,11 +3,15 @@
 config ─► this machine alone ─► all machines together ─► table on standard error, JSON line on standard output
 """
 
+import os
+import sys
+
+if not __package__:  # python workflows/doctor.py: this folder would hide Python's own module inspect
+    sys.path[0] = os.path.dirname(sys.path[0])
+
 import argparse
 import contextlib
 import json
-import os
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

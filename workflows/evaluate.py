@@ -1,6 +1,10 @@
 """Evaluate a policy: python -m workflows.evaluate --model BUNDLE --data LOGS --env ENVIRONMENT."""
 
+import os
 import sys
+
+if not __package__:  # python workflows/evaluate.py: this folder would hide Python's own module inspect
+    sys.path[0] = os.path.dirname(sys.path[0])
 
 from reagent_lite.cli import Command, Flag, main_alone
 from reagent_lite.config.evaluate import EvaluateConfig

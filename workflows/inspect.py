@@ -6,8 +6,13 @@
 4 write    the config, under a temporary name until it is complete
 """
 
-import json
+import os
 import sys
+
+if not __package__:  # python workflows/inspect.py: this folder would hide Python's own module inspect
+    sys.path[0] = os.path.dirname(sys.path[0])
+
+import json
 import time
 from dataclasses import dataclass
 from itertools import count

@@ -4,15 +4,20 @@
 2 read      training data ─► LogSummary; reference data ─► LogSummary
 3 fit       LogSummary ─► normalization files, statistics.json
 4 drift     two LogSummaries ─► drift.json
-5 publish   the folder is renamed to its name
+5 publish   the folder is renamed to its name; in the folder of the training file the norm files alone are written
 
     <output_dir>/state_features_norm.json, action_norm.json    for state_norm_data_path and action_norm_data_path
                  statistics.json, drift.json                   for people
                  manifest.json                                 inputs and settings
 """
 
-import json
+import os
 import sys
+
+if not __package__:  # python workflows/normalize.py: this folder would hide Python's own module inspect
+    sys.path[0] = os.path.dirname(sys.path[0])
+
+import json
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -23,11 +28,11 @@ from typing import TYPE_CHECKING, Any
 from reagent_lite.cli import Command, main_alone
 from reagent_lite.config import resolved
 from reagent_lite.config.normalize import NormalizeConfig
-from reagent_lite.config.paths import DataPath, shown
+from reagent_lite.config.paths import DataPath, logs_of, shown
 from reagent_lite.console import logger, progress
 from reagent_lite.data.features.drift import Drift, drift_between, drift_lines
 from reagent_lite.data.features.fitting import VERSION, Fitted, check_overrides, fit_columns
-from reagent_lite.data.features.normalization import normalization_json
+from reagent_lite.data.features.normalization import left_out_features, normalization_json, write_normalization
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.log_shares import shares_in_words, shares_of
 from reagent_lite.data.stage import StageManifest, data_files, left_out, require_own, states_of
@@ -92,7 +97,9 @@ def normalize(config: NormalizeConfig) -> Normalized:
     if manifest := StageManifest.up_to_date(folder, KIND, settings, inputs):
         logger.info(f"{folder}: up to date")
         return _outcome(folder, manifest, start, skipped=True)
-    require_own(folder, KIND, key)
+    beside_data = folder in [Path(path).expanduser().absolute().parent for path in logs_of(config.training_data_path)]
+    if not beside_data:
+        require_own(folder, KIND, key)
     require_writable(folder.parent, key)
 
     training = _summary(config, files["training"], config.training_data_path, "reading", config.parametric)
@@ -124,15 +131,19 @@ def normalize(config: NormalizeConfig) -> Normalized:
             "types": {name: _counts(spec.feature_type for spec in fit.spec.features) for name, fit in fitted.items()},
             "drift": {name: _counts(shift.verdict for shift in drift.features) for name, drift in drifts.items()}
             or None,
-            "notes": [note for fit in fitted.values() for note in fit.notes],
+            "notes": [note for fit in fitted.values() for note in fit.notes] + _left_out(config, training, fitted),
         },
         files={name: {"rows": rows} for name, (rows, _) in documents.items()},
     )
     errors = disk_errors(str(folder), "a folder that can be written", "Free some space there")
-    with errors, appearing_folder(folder) as temporary:
-        for name, (_, tree) in documents.items():
-            write_whole(temporary / name, json.dumps(tree, indent=1, allow_nan=False).encode() + b"\n")
-        manifest.write(temporary)
+    if beside_data:  # other files stay, and the data is not taken for the files of a stage
+        for name, fit in fitted.items():
+            write_normalization(folder / f"{name}_norm.json", fit.spec)
+    else:
+        with errors, appearing_folder(folder) as temporary:
+            for name, (_, tree) in documents.items():
+                write_whole(temporary / name, json.dumps(tree, indent=1, allow_nan=False).encode() + b"\n")
+            manifest.write(temporary)
     _log_results(config, manifest, drifts)
     return _outcome(folder, manifest, start, skipped=False)
 
@@ -152,7 +163,7 @@ def _documents(
     config: NormalizeConfig, training: "LogSummary", fitted: dict[str, Fitted], drifts: dict[str, Drift]
 ) -> dict[str, tuple[int, Json]]:
     """Returns (number of features, content) of each file by its name."""
-    numbers = {name: len(column.features) for name, column in training.columns.items()}
+    numbers = {name: len(fit.spec.feature_ids) for name, fit in fitted.items()}
     documents: dict[str, tuple[int, Json]] = {
         f"{name}_norm.json": (numbers[name], dict(normalization_json(fit.spec))) for name, fit in fitted.items()
     }
@@ -199,6 +210,21 @@ def _fitted(config: NormalizeConfig, training: "LogSummary") -> dict[str, Fitted
         raise ConfigError(Problem("norm_params.cols_to_norm", expected, str(list(params.cols_to_norm))))
     check_overrides(params, {feature for column in training.columns.values() for feature in column.features}, where)
     return fit_columns(training.columns, params, where=where)
+
+
+def _left_out(config: NormalizeConfig, training: "LogSummary", fitted: dict[str, Fitted]) -> list[str]:
+    """Returns a sentence for each column with features that are too rare."""
+    fewest = config.norm_params.min_present_values
+    sentences = [
+        left_out_features(
+            fit.spec,
+            tuple(training.columns[name].features),
+            where=f"{shown(config.training_data_path)}: {name}",
+            fewest=fewest,
+        )
+        for name, fit in fitted.items()
+    ]
+    return [sentence for sentence in sentences if sentence]
 
 
 def _counts(words: Iterable[str]) -> dict[str, int]:

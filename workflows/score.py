@@ -1,6 +1,10 @@
 """Score rows with an exported model: python -m workflows.score --model BUNDLE --data ROWS --output FILE."""
 
+import os
 import sys
+
+if not __package__:  # python workflows/score.py: this folder would hide Python's own module inspect
+    sys.path[0] = os.path.dirname(sys.path[0])
 
 from reagent_lite.cli import Command, Flag, main_alone
 from reagent_lite.config.score import ScoreConfig

@@ -6,7 +6,12 @@
 4 stop     SIGTERM: requests in progress are answered; decisions that wait for their reward stay for the next start
 """
 
+import os
 import sys
+
+if not __package__:  # python workflows/serve.py: this folder would hide Python's own module inspect
+    sys.path[0] = os.path.dirname(sys.path[0])
+
 import time
 from dataclasses import dataclass
 

@@ -1,6 +1,11 @@
 """Make a shard of the rows for each machine, and fetch one: python -m workflows.shard --config x.json --num_nodes N."""
 
+import os
 import sys
+
+if not __package__:  # python workflows/shard.py: this folder would hide Python's own module inspect
+    sys.path[0] = os.path.dirname(sys.path[0])
+
 from typing import TYPE_CHECKING
 
 from reagent_lite.cli import Command, Flag, main_alone

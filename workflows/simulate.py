@@ -1,6 +1,10 @@
 """Play a policy in an environment and write its log: python -m workflows.simulate --config x.json."""
 
+import os
 import sys
+
+if not __package__:  # python workflows/simulate.py: this folder would hide Python's own module inspect
+    sys.path[0] = os.path.dirname(sys.path[0])
 
 from reagent_lite.cli import Command, main_alone
 from reagent_lite.config.simulate import SimulateConfig

@@ -1,6 +1,11 @@
 """Pair logged decisions to transitions: python -m workflows.timeline --config x.json."""
 
+import os
 import sys
+
+if not __package__:  # python workflows/timeline.py: this folder would hide Python's own module inspect
+    sys.path[0] = os.path.dirname(sys.path[0])
+
 from typing import TYPE_CHECKING
 
 from reagent_lite.cli import Command, main_alone

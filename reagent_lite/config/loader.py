@@ -57,7 +57,7 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
     problems = list(problems or [])
     if beyond := list(_beyond_limits(tree)):
         raise ConfigError([*problems, *beyond])
-    tree = json.loads(json.dumps(tree))
+    tree = json.loads(json.dumps(model.tree_of(tree)))
     while True:  # each pass removes at least one bad key
         try:
             config = model.model_validate_json(json.dumps(tree))

@@ -20,6 +20,9 @@ class NormParams(Section):
     """Columns to fit if their file is not given."""
     num_samples: Annotated[int, Field(ge=20)] = 100_000
     """Number of sampled rows, and of sampled candidates, for shapes and quantiles; other statistics use all rows."""
+    min_present_values: Count = 20
+    """Least number of values of a feature. Rarer ones are left out, which one warning counts, unless all are rare or
+    feature_overrides names them."""
     max_unique_enum_values: Count = 100
     """Largest number of values of an ENUM feature, whose values are non-negative integers, and of levels of a
     category."""

@@ -1,19 +1,26 @@
 """The whole JSON of `workflows.normalize`: data, identification of its features, and reference data."""
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.drift import DriftConfig
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
+from reagent_lite.config.loader import check, resolved
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import NoEffect, Section, Seed, keys_of
+from reagent_lite.config.workflow import DqnConfig, ParametricDqnConfig, WorkflowConfig, has_named_actions
 from reagent_lite.errors import Problem
+
+_OF_TRAINING = WorkflowConfig.model_fields.keys()
 
 
 class NormalizeConfig(Section):
-    """`python -m workflows.normalize`: finds type and statistics of every feature, and drift between two data sets."""
+    """`python -m workflows.normalize`: finds type and statistics of every feature, and drift between two data sets.
+
+    A training config is read as well: its data, columns, items and norm_params.
+    """
 
     training_data_path: DataPath = ""
     """Events, transitions or the folder of a stage, in any format that training reads; a local path, a URL, or a list
@@ -28,7 +35,8 @@ class NormalizeConfig(Section):
     """Whether actions are candidates with features, which are normalized as well; absent: decided by the action
     column."""
     norm_params: NormParams = NormParams()
-    """output_dir is required here: a separate folder, which this workflow creates and replaces."""
+    """output_dir is required here: a separate folder, which this workflow creates and replaces; if it is the folder of
+    the training file, the normalization files alone are written there."""
     drift: DriftConfig = DriftConfig()
     seed: Seed = 0
     """Seed of the sample for shapes and quantiles."""
@@ -48,6 +56,22 @@ class NormalizeConfig(Section):
         NoEffect(lambda config: config.parametric is False, ("items",), "absent while parametric is false"),
         WITHOUT_ITEMS,
     )
+
+    @classmethod
+    def tree_of(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        """Returns the JSON object of this workflow; of a training config, which has model_output_path, the same data.
+
+        Raises:
+            ConfigError: the training config has faults.
+        """
+        if "model_output_path" not in tree:
+            return tree
+        added = {name: value for name, value in tree.items() if name in cls.model_fields.keys() - _OF_TRAINING}
+        model = DqnConfig if has_named_actions(tree) else ParametricDqnConfig
+        training = resolved(check(model, {name: value for name, value in tree.items() if name not in added}))
+        data = {name: value for name, value in training["data"].items() if name in ("columns", "items", "item_id")}
+        shared = {name: value for name, value in training.items() if name in cls.model_fields}
+        return {**shared, **data, "parametric": model.parametric, **added}
 
     def rules(self) -> Iterator[Problem]:
         """Yields columns that cannot be normalized."""

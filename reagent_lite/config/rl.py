@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from reagent_lite.config.section import Count, NoEffect, NotNegative, Positive, PositiveShare, Section, Share
+from reagent_lite.config.section import Count, NoEffect, NotNegative, Number, Positive, PositiveShare, Section, Share
 from reagent_lite.errors import Problem
 
 
@@ -56,8 +56,8 @@ class RLConfig(Section):
     """[center, scale]: the network learns (Q - center) / scale, so that learning rate, cql_alpha and clip_grad_norm
     mean the same for rewards of 0.01 and of 1000; TD losses are then in units of the scale. returns: mean and standard
     deviation of the discounted returns of the training data, from each row on."""
-    tensorboard_logging_freq: Count | None = None
-    """Optimizer steps between two additional reports; absent: one report per epoch."""
+    tensorboard_logging_freq: Number | None = None
+    """Optimizer steps between two additional reports; absent or 0: one report per epoch."""
     predictor_atol_check: NotNegative = 0.0
     """Absolute tolerance of the exported model against the live network."""
     predictor_rtol_check: NotNegative = 5e-5

@@ -27,6 +27,9 @@ class ScoreConfig(Section):
     sequence_number are always copied."""
     output_path: LocalPath = ""
     """Output file: .parquet, or another format of a log; an older file is replaced once the new one is complete."""
+    escape_formulas: bool = False
+    """Whether strings in CSV that spreadsheets would take for formulas, as they begin with =, +, -, @, a tab or a
+    carriage return, get an apostrophe before them."""
     policy: Literal["acting", "greedy"] = "acting"
     """acting: a draw from the policy that the model was exported with, as in `workflows.serve`; greedy: the largest
     score."""
@@ -44,6 +47,8 @@ class ScoreConfig(Section):
         """Yields unknown formats, and columns that cannot be kept."""
         if self.output_path:
             yield from output_problems(self.output_path, LOG_SUFFIXES)
+        if self.escape_formulas and not self.output_path.lower().endswith(".csv"):
+            yield self.wrong("escape_formulas", "false unless output_path is CSV")
         features = {name for source in self.columns.values() if isinstance(source, list) for name in source}
         for name in self.keep:
             if name in (*SCORE_COLUMNS, *features):

@@ -1,10 +1,12 @@
 """The base of every section: strict types, no unknown keys, and rules that report problems instead of raising."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -14,6 +16,8 @@ from reagent_lite.errors import Problem
 RULES = "rules"
 """Type of the pydantic error for a value that breaks a rule; `problems` in its context lists the problems."""
 
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_DECIMAL = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -66,11 +70,23 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _take_lists(cls, tree: Any) -> Any:
-        """Accepts lists from Python code as from JSON: strict types alone would require tuples."""
+    def _read_values(cls, tree: Any) -> Any:
+        """Reads 0 and 1 as false and true and strings of digits as numbers, as code of 2019 did; lists become tuples.
+
+        Strict types alone would require tuples from Python code.
+        """
         if not isinstance(tree, dict):
             return tree
-        return {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
+        fields = cls.model_fields
+        return {
+            key: _read_value(value, _types_in(fields[key].annotation)) if key in fields else value
+            for key, value in tree.items()
+        }
+
+    @classmethod
+    def tree_of(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        """Returns the JSON object of this section, given one that may be the config of another workflow."""
+        return tree
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -112,6 +128,37 @@ def keys_of(name: str, section: type[Section], *, but: Iterable[str] = ()) -> tu
 def within(path: str, problem: Problem) -> Problem:
     """Returns a problem of a section as a problem of the config that has the section at `path`."""
     return replace(problem, where=".".join(filter(None, (path, problem.where))))
+
+
+def _types_in(annotation: Any) -> set[Any]:
+    """Returns the types of a key's values, lists and objects by their elements; for words of a Literal the words."""
+    inner = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return _types_in(inner[0])
+    if get_origin(annotation) is Literal:
+        return {*inner}
+    if get_origin(annotation) in (Union, UnionType, tuple, dict):
+        options = inner[1:] if get_origin(annotation) is dict else inner
+        return {kind for option in options for kind in _types_in(option)}
+    return {annotation}
+
+
+def _read_value(value: Any, types: set[Any]) -> Any:
+    scalars = not types.isdisjoint((bool, int, float))
+    if isinstance(value, list | tuple):
+        return tuple(_read_value(element, types) if scalars else element for element in value)
+    if isinstance(value, dict) and scalars:
+        return {key: _read_value(element, types) for key, element in value.items()}
+    if not isinstance(value, str | int | float) or value in types:
+        return value
+    if isinstance(value, str) and str not in types:
+        if int in types and _INTEGER.fullmatch(value):
+            return int(value)
+        if float in types and _DECIMAL.fullmatch(value):
+            return float(value)
+    if type(value) in (int, float) and value in (0, 1) and bool in types and types.isdisjoint((int, float)):
+        return bool(value)
+    return value
 
 
 def _text(value: Any) -> str:

@@ -32,7 +32,8 @@ class TrainingConfig(Section):
     layers: tuple[int, ...] = (-1, 256, 128, 1)
     """Widths of the layers; the first and the last are placeholders for input and output."""
     activations: tuple[Activation, ...] = ("relu", "relu", "linear")
-    """Activations, one fewer than layers."""
+    """Activations, one fewer than layers. The last is linear; with rainbow.dueling_architecture it may be any and is
+    not used, as the network ends with the two streams."""
     network: str | None = None
     """A Q-network of your own, "package.module:Class"; the class is called with (SourceSpec, NetworkSettings).
 
@@ -89,13 +90,6 @@ class TrainingConfig(Section):
         if len(self.activations) != len(self.layers) - 1:
             expected = f"{len(self.layers) - 1} names, one fewer than layers"
             yield self.wrong("activations", expected, got=str(len(self.activations)))
-        if self.activations and self.activations[-1] != "linear":
-            yield Problem(
-                f"activations.{len(self.activations) - 1}",
-                '"linear"',
-                repr(self.activations[-1]),
-                "Values have no bounds, so the last layer has no activation",
-            )
         if self.network is not None and not re.fullmatch(r"[\w.]+:\w+", self.network):
             yield self.wrong("network", "package.module:Class")
         if self.optimizer.lower() not in OPTIMIZERS:

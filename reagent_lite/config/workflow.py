@@ -5,9 +5,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
 from reagent_lite.config.algorithm import AlgorithmConfig, default_temperature
 from reagent_lite.config.checkpoint import CheckpointConfig
@@ -37,6 +37,10 @@ from reagent_lite.errors import Problem
 _STEPS_PER_EPOCH = 64  # approximately, if the minibatch depends on the number of rows
 _SMALLEST_MINIBATCH = 64
 _LARGEST_MINIBATCH = 4096
+
+
+def _as_url(init_method: str) -> str:
+    return Path(init_method).as_uri() if init_method.startswith("/") else init_method
 
 
 class WorkflowConfig(AlgorithmConfig):
@@ -76,9 +80,9 @@ class WorkflowConfig(AlgorithmConfig):
     """Number of machines that train together; with 1, variables of a scheduler may give another number."""
     node_index: Number | None = None
     """Number of this machine, from 0; --node_index overrides it. Absent: a scheduler's variable."""
-    init_method: str | None = None
-    """Meeting point of several machines: file:///share/run.rdzv, or tcp://host:port of node 0; not used by one
-    machine."""
+    init_method: Annotated[str, AfterValidator(_as_url)] | None = None
+    """Meeting point of several machines: file:///share/run.rdzv, also as a path alone, or tcp://host:port of node 0;
+    not used by one machine."""
     epochs: Count | None = 1
     """Passes over the training data; without data simulation.total_steps is the length of a run. null, which is the
     default of 2026: as many as give 5,000 optimizer steps, or 2,000 where each row is a decision of its own; at least
@@ -167,7 +171,12 @@ class WorkflowConfig(AlgorithmConfig):
             "false while rl.maxq_learning is false",
             "SARSA uses the logged next action, so there is nothing to restrict",
         ),
-        NoEffect(lambda config: True, ("query.actions",), "absent beside actions", "They are the same"),
+        NoEffect(
+            lambda config: config.actions or config.parametric,
+            ("query.actions",),
+            "absent beside actions, and for candidates",
+            "They are the same",
+        ),
         NoEffect(
             lambda config: (
                 config.timeline
@@ -484,6 +493,7 @@ class WorkflowConfig(AlgorithmConfig):
         if not self.takes_steps:
             yield from self._fitted_rules()
         yield from self._loss_rules()
+        yield from self._network_rules()
         yield from self._parallel_rules()
         if self.simulation is not None:
             yield from self._simulation_rules(self.simulation)
@@ -522,6 +532,13 @@ class WorkflowConfig(AlgorithmConfig):
                 "a number with a simulation or with rl.softmax_policy 0",
                 "auto needs the logging policy's entropy on logged rows, and only a softmax has a temperature",
             )
+
+    def _network_rules(self) -> Iterator[Problem]:
+        """Yields an activation of the values."""
+        *_, last = self.training.activations or ("linear",)
+        if last != "linear" and not self.rainbow.dueling_architecture:
+            where = f"training.activations.{len(self.training.activations) - 1}"
+            yield Problem(where, '"linear"', repr(last), "Values have no bounds, so the last layer has no activation")
 
     def _parallel_rules(self) -> Iterator[Problem]:
         """Yields contradictions of parallel "dp"."""

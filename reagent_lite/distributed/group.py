@@ -137,11 +137,17 @@ class Group:
         return tensor
 
     def all_reduce_max(self, tensor: Tensor) -> Tensor:
-        """Returns the elementwise maximum over ranks, in place."""
-        if self.world_size > 1:
-            self.enter_collective()
+        """Returns the elementwise maximum over ranks; NaN if a rank has NaN, which gloo keeps of rank 0 only."""
+        if self.world_size == 1:
+            return tensor
+        self.enter_collective()
+        if not tensor.is_floating_point():
             dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        return tensor
+            return tensor
+        is_nan = tensor.isnan()
+        values = torch.stack((tensor.masked_fill(is_nan, -torch.inf), is_nan.to(tensor.dtype)))
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        return values[0].masked_fill(values[1] > 0, torch.nan)
 
     def barrier(self) -> None:
         """Waits until every rank calls it."""

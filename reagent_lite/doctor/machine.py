@@ -27,6 +27,7 @@ from reagent_lite.memory import size_text
 from reagent_lite.run.agents import agent_types
 from reagent_lite.run.dry_run import DryRun, memory_lines, warnings_of
 from reagent_lite.run.memory import networks
+from reagent_lite.run.normalization import with_missing_fitted
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from reagent_lite.sim.sources import find_environment
@@ -190,7 +191,7 @@ def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterat
     total = size_text(sum(file.size for file in files))
     read = counted(rows.rows, "row has", "rows have")
     yield ok(key, f"{shown(path)}: {counted(len(files), 'file')}, {total}; the first {read} no fault")
-    yield from _normalization(config, rows)
+    yield from _normalization(with_missing_fitted(config), rows)
 
 
 def _normalization(config: WorkflowConfig, rows: "FirstRows") -> Iterator[Row]:

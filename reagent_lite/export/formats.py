@@ -44,13 +44,18 @@ class ExportFormat:
     replay: Callable[[Predictor, Path], Replay]
 
 
+def has_own_network(predictor: Predictor) -> bool:
+    """Whether modules of a user's own are in the predictor, which torch's exporter writes as ONNX."""
+    return any(type(module).__module__.partition(".")[0] not in _KNOWN_PACKAGES for module in predictor.modules())
+
+
 def _write_onnx(predictor: Predictor, path: Path) -> None:
     """Writes the whole predictor as one ONNX file; the numbers of rows and candidates may vary."""
     from reagent_lite.export.onnx_graph import OPSET, onnx_model
 
     inputs = predictor.inputs
     outputs = predictor.outputs
-    if all(type(module).__module__.partition(".")[0] in _KNOWN_PACKAGES for module in predictor.modules()):
+    if not has_own_network(predictor):
         path.write_bytes(onnx_model(predictor, _example(predictor), inputs=inputs, outputs=outputs).SerializeToString())
         return
     axes = {
@@ -129,9 +134,10 @@ def _replay(predictor: Predictor, file: str, run: Callable[[Inputs], Outputs]) -
 
     def replay(inputs: Inputs) -> Pair:
         q, greedy, propensities, choices = (output.numpy() for output in run(inputs))
-        _check_decision(file, q, greedy, propensities, choices, predictor.policy)
         live = predictor(*inputs)
-        compare_choices(file, live[3].numpy(), choices)
+        if np.isfinite(q).all() and live[0].isfinite().all():
+            _check_decision(file, q, greedy, propensities, choices, predictor.policy)
+            compare_choices(file, live[3].numpy(), choices)
         return live[0].numpy(), q
 
     return replay

@@ -5,7 +5,7 @@ import re
 from html import escape
 from typing import Final
 
-from reagent_lite.errors import counted, listed
+from reagent_lite.errors import counted, listed, printable
 from reagent_lite.export.content import BundleContent
 from reagent_lite.export.exploration import EXPLORE, lack_of_exploration
 from reagent_lite.export.predictor import Predictor
@@ -165,14 +165,14 @@ def _origin(content: BundleContent) -> str:
 
 def _code(text: str) -> str:
     """Returns a code span of the text on one line."""
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
     return f"{fence} {line} {fence}" if "`" in line else f"{fence}{line}{fence}"
 
 
 def plain(text: str) -> str:
     """Returns the text on one line, with markup of Markdown and HTML escaped."""
-    line = escape(" ".join(text.split()), quote=False)
+    line = escape(printable(" ".join(text.split())), quote=False)
     return re.sub(r"[\\`*\[\]|~:]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", line)
 
 

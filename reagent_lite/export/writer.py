@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from reagent_lite.console import logger
 from reagent_lite.errors import BundleError, Problem, counted
 from reagent_lite.export.bundle import CONFIG_FILE, EVALUATION_FILE, GOLDEN_FILE, NORMALIZATION_FILE, load_bundle
 from reagent_lite.export.content import BundleContent, SampleRows
 from reagent_lite.export.exploration import certain_share
-from reagent_lite.export.formats import FORMATS
+from reagent_lite.export.formats import FORMATS, has_own_network
 from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import Inputs, Predictor, Replay
 from reagent_lite.export.tolerance import Tolerance
@@ -36,6 +37,8 @@ _GOLDEN_ROWS: Final = 32
 _MANY_ROWS: Final = 1000
 _MOST_CANDIDATES: Final = 16
 _MISSING: Final = 0.3
+_LARGEST: Final = 3e38
+_MOST_ALONE: Final = 64
 
 
 def write_bundle(folder: Path, predictor: Predictor, *, content: BundleContent) -> Path:
@@ -122,6 +125,8 @@ def _check_formats(folder: Path, live: Predictor, batches: list[Inputs], toleran
     for export_format in FORMATS.values():
         replay = export_format.replay(live, folder / export_format.file)
         check_file(export_format.file, replay, batches, tolerance)
+        if export_format is FORMATS["onnx"] and has_own_network(live):
+            check_special(export_format.file, replay, batches[0], tolerance)
 
 
 @torch.inference_mode()
@@ -240,6 +245,52 @@ def check_file(file: str, replay: Replay, batches: list[Inputs], tolerance: Tole
     restored = np.concatenate([restored_q.ravel() for _, restored_q in pairs])
     advice = "Nothing was exported. If the difference is float32 noise raise rl.predictor_rtol_check, else report it"
     return tolerance.compare(file, live, restored, advice)
+
+
+@torch.inference_mode()
+def check_special(file: str, replay: Replay, sample: Inputs, tolerance: Tolerance) -> None:
+    """Compares a file of torch's exporter with the live predictor where an own network may treat values specially.
+
+    The exporter fixes branches, and writes some calls as others that are equal for usual values only.
+
+    Args:
+        file: name of the file, for the message.
+        replay: returns q of the live predictor and of the file.
+        sample: inputs of the graph.
+        tolerance: allowed difference of q.
+
+    Raises:
+        BundleError: q that the live network has for NaN, infinities, the largest floats or 0 differ.
+    """
+    todo = "Nothing was exported. Write the network with calls that torch.onnx.export writes for all values"
+    live, written_q = replay(_special(sample))
+    finite = np.isfinite(live)
+    tolerance.compare(f"{file}, extreme inputs", live[finite], written_q[finite], todo)
+    if others := int(np.isfinite(written_q[~finite]).sum()):
+        values = counted(others, "q is", "q are")
+        where = "where those of the live network are NaN or infinite, for infinite or huge inputs"
+        logger.warning(f"{file}: {values} finite {where}: refuse these before the file is called, as the server does")
+
+
+def _special(sample: Inputs) -> Inputs:
+    """Returns rows in which all features, and some of one alone, have a value that networks may treat specially."""
+    everywhere = (torch.nan, torch.inf, -torch.inf, _LARGEST, -_LARGEST, 0.0)
+    width = sample[0].shape[1]
+    alone = [(index, value) for index in range(min(width, _MOST_ALONE)) for value in (torch.inf, -torch.inf)]
+    rows = len(everywhere) + len(alone)
+    special = []
+    for tensor in sample:
+        repeated = tensor[:1].repeat(rows, *[1] * (tensor.dim() - 1))
+        if tensor.dtype == torch.bool:
+            repeated = torch.ones_like(repeated)
+        else:
+            repeated = repeated.nan_to_num()
+            for row, value in enumerate(everywhere):
+                repeated[row] = value
+        special.append(repeated)
+    for row, (index, value) in enumerate(alone, len(everywhere)):
+        special[0][row, index] = value
+    return tuple(special)
 
 
 def _with_presence(values: NDArray[np.float32]) -> Inputs:

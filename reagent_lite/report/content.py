@@ -6,6 +6,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from reagent_lite.errors import printable
 from reagent_lite.evaluation.decision import ShipDecision
 from reagent_lite.evaluation.interval import Interval, number, percent
 
@@ -107,7 +108,7 @@ def written(cell: Cell, kind: CellKind = "name") -> str:
         return f"{cell:,}"
     if cell is None or isinstance(cell, float):
         return percent(cell) if kind in ("share", "bar") else number(cell)
-    return str(cell)
+    return printable(str(cell))
 
 
 def left_out(count: int, what: str, where: str) -> str:

@@ -76,6 +76,8 @@ def main(module: str, model: type[WorkflowConfig], example: str, arguments: list
     parser.add_argument(
         "--force", action="store_true", help="stop another run that uses the file of init_method, and use the file"
     )
+    # torch.distributed.launch adds it, and sets LOCAL_RANK, which is read
+    parser.add_argument("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)
     options = options_of(parser, arguments)
     return guarded(command, options, lambda: _reported(lambda: _run(command, options, arguments)))
 

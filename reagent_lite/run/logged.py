@@ -61,6 +61,7 @@ from reagent_lite.run.normalization import (
     given_normalization,
     given_or_fitted,
     normalization_paths,
+    with_missing_fitted,
 )
 from reagent_lite.types import FeatureType, NormalizationSpec, SourceSpec
 
@@ -138,7 +139,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     """
     from reagent_lite.run.stages import staged  # needs the extra `data`
 
-    config = staged(config, group)
+    config = with_missing_fitted(staged(config, group), group)
     shards = Shards.of(config.data, group)
     given = given_normalization(config)  # first, so that a bad file is reported before the data is read
     items = _items(config, group)
@@ -147,8 +148,9 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     if config.eval_data_path is not None:
         held_out = _copy(config, config.eval_data_path, shards, _EVAL, {}, items)
     normalization = given_or_fitted(config, *train, shards, given)
-    for copy, agreement in filter(None, (train, held_out)):
-        _check_features(config, copy, agreement, normalization, group)
+    _check_features(config, *train, normalization, group, fewest=config.norm_params.min_present_values)
+    if held_out is not None:
+        _check_features(config, *held_out, normalization, group)
     if items is not None and normalization.action is not None:
         raise_any(items.lacking(normalization.action.feature_ids, f"{config.data.items}"))
     spec = normalization.spec(config.actions, train[1].metric_names)
@@ -342,14 +344,24 @@ def _copy(
 
 
 def _check_features(
-    config: WorkflowConfig, copy: TrainingCopy, agreement: Agreement, normalization: Normalization, group: Group
+    config: WorkflowConfig,
+    copy: TrainingCopy,
+    agreement: Agreement,
+    normalization: Normalization,
+    group: Group,
+    *,
+    fewest: int | None = None,
 ) -> None:
-    """Warns of features that the normalization leaves out, and checks that it has texts where a copy has texts."""
+    """Warns of features that the normalization leaves out, and checks that it has texts where a copy has texts.
+
+    `fewest` is the number of values that features need in the data that a normalization is fitted to.
+    """
     example = f", for {copy.files[0]}" if copy.files else ""
     ids = {"state": agreement.state_ids, "action": agreement.action_ids}
     for side, spec in normalization.sides.items():
-        where = f"{normalization_paths(config)[side] or shown(config.training_data_path)}{example}"
-        sentence = left_out_features(spec, ids[side], where=where)
+        path = normalization_paths(config)[side]
+        where = f"{path or shown(config.training_data_path)}{example}"
+        sentence = left_out_features(spec, ids[side], where=where, fewest=fewest if path is None else None)
         if sentence and group.is_first:
             logger.warning(sentence)
         require_texts(copy, side, spec, where)

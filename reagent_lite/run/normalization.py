@@ -26,6 +26,7 @@ from reagent_lite.data.features.normalization import (
 )
 from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.sampling.shards import Shards
+from reagent_lite.distributed.group import Group
 from reagent_lite.files import write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.types import NormalizationSpec, SourceSpec
@@ -63,6 +64,25 @@ class Normalization:
 def normalization_paths(config: WorkflowConfig) -> dict[str, str | None]:
     """Returns the config's normalization files by side; None for a normalization that is fitted."""
     return {"state": config.state_norm_data_path, "action": config.action_norm_data_path}
+
+
+def with_missing_fitted(config: WorkflowConfig, group: Group | None = None) -> WorkflowConfig:
+    """Returns the config without the normalization files that a run fits and writes itself, as rank 0 sees them.
+
+    They are those of a logged run in norm_params.output_dir that are not there yet. Every rank calls it.
+    """
+    folder = config.norm_params.output_dir
+    keys = {"state": "state_norm_data_path", "action": "action_norm_data_path"}
+    missing = []
+    for side, path in normalization_paths(config).items():
+        if path and folder and config.training_data_path and _COLUMNS[side] in config.norm_params.cols_to_norm:
+            file = Path(path).expanduser().absolute()
+            fitted_file = Path(folder).expanduser().absolute() / f"{_COLUMNS[side]}_norm.json"
+            if file == fitted_file and not file.exists():
+                missing.append(keys[side])
+    if group is not None:
+        missing = group.broadcast_text(" ".join(missing)).split()
+    return config.model_copy(update=dict.fromkeys(missing))
 
 
 def given_normalization(config: WorkflowConfig) -> dict[str, NormalizationSpec]:

@@ -29,7 +29,7 @@ from reagent_lite.run.environments import ObservationEncoder, Simulation, given_
 from reagent_lite.run.evaluators import LOGS, PLAY, VALIDATION_LOSS, Evaluators, LogEvaluator, SimulationEvaluator
 from reagent_lite.run.learner import captures
 from reagent_lite.run.logged import Data, prepare
-from reagent_lite.run.normalization import Normalization, write_fitted
+from reagent_lite.run.normalization import Normalization, with_missing_fitted, write_fitted
 from reagent_lite.run.pictures import draw_pictures
 from reagent_lite.run.reward_model import fit_reward_model
 from reagent_lite.run.roles.collected import CollectedReplay, CollectedSource
@@ -296,7 +296,7 @@ class LoggedExperience(Source):
 
     def write_fitted(self) -> None:
         """Writes the normalization that was fitted to the training data."""
-        write_fitted(self.config, self.normalization)
+        write_fitted(with_missing_fitted(self.config), self.normalization)
 
     def sample(self, count: int, kind: str = ONLY) -> SampleRows:
         """Returns rows spread over the evaluated data."""

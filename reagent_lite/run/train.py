@@ -247,7 +247,7 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
             group,
             collect=collect,
             satisfied=setup.evaluators.satisfied,
-            every_steps=config.rl.tensorboard_logging_freq,
+            every_steps=config.rl.tensorboard_logging_freq or None,
             capture=update_capture(config, group),
         )
         if not config.takes_steps:

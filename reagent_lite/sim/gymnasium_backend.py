@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MASK = "action_mask"
 _WHERE = "simulation.env"
+_STEP_VALUES = 5
 _OWN = "module:name imports a module that registers an environment of your own, from the working folder or PYTHONPATH"
 
 
@@ -60,6 +61,7 @@ class GymnasiumBackend:
             with self.named("reset and step"):
                 _, info = opened.reset(seed=0)
                 allowed = np.asarray(info.get(MASK, np.ones(count)))
+                self._require_five_values(opened.unwrapped)
                 observation, *_ = opened.step(self.first_action + int(allowed.argmax()))
                 stepped_size = np.asarray(spaces.flatten(opened.observation_space, observation)).size
         if stepped_size != size:
@@ -121,8 +123,24 @@ class GymnasiumBackend:
         """Turns an error in the environment's code into a SimulationError with the environment's name and location."""
         try:
             yield
+        except SimulationError:
+            raise
         except Exception as error:
             raise SimulationError(Problem(f"{what} of {self.name}", "no exception", _last_line(error))) from error
+
+    def _require_five_values(self, env: Env[Any, Any]) -> None:
+        """Makes the next step of an environment raise SimulationError if it returns other than five values."""
+        step = env.step
+
+        def checked(action: Any) -> Any:
+            values = step(action)
+            if len(values) != _STEP_VALUES:
+                expected = "observation, reward, terminated, truncated and info"
+                todo = "That of old gym has a single flag, done: return terminated and truncated in its place"
+                raise SimulationError(Problem(f"step of {self.name}", expected, f"{len(values)} values", todo))
+            return values
+
+        env.step = checked  # type: ignore[method-assign]
 
     def _new_env(self) -> Env[Any, Any]:
         with needing("gymnasium", _WHERE, error=SimulationError):

@@ -56,6 +56,7 @@ class GymnasiumEnv(VectorEnv):
         if ended.any():
             envs = torch.from_numpy(ended.nonzero()[0])
             final = np.stack(info["final_obs"][ended]).astype(np.float32)
+            self._require_numbers(final, envs.numpy())
             self.next_observation[envs] = torch.from_numpy(final)
             if self.next_mask is not None:
                 self.next_mask[envs] = self._masks(info["final_info"], ended)
@@ -87,8 +88,19 @@ class GymnasiumEnv(VectorEnv):
 
     def _write_observation(self, observation: NDArray[Any], info: dict[str, Any]) -> None:
         self.observation.copy_(torch.from_numpy(observation.astype(np.float32)))
+        self._require_numbers(observation, np.arange(self.num_envs))
         if self.mask is not None:
             self.mask.copy_(self._masks(info, np.ones(self.num_envs, np.bool_)))
+
+    def _require_numbers(self, observations: NDArray[Any], envs: NDArray[np.int64]) -> None:
+        """Raises SimulationError if observations of some environments are not finite; names the step."""
+        wrong = ~np.isfinite(observations)
+        if wrong.any():
+            row = int(wrong.any(axis=1).argmax())
+            env = int(envs[row])
+            where = f"environment {self.first_env + env}, at step {int(self.step_count[env]) + 1} of an episode"
+            got = f"{observations[row][wrong[row]][0]} in {where}"
+            raise SimulationError(Problem(f"observations of {self.spec.name}", "finite numbers", got))
 
     def _masks(self, info: dict[str, Any], rows: NDArray[np.bool_]) -> Tensor:
         """Returns the masks that the info has for some environments.

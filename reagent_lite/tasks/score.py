@@ -49,7 +49,7 @@ def score(config: ScoreConfig) -> ScoredFile:
         DataError: rows have faults, or no row has a feature that the model reads.
     """
     with needing("data", "data_path"):
-        from reagent_lite.data.writing.files import table_writer
+        from reagent_lite.data.writing.files import table_writer, without_formulas
         from reagent_lite.tasks.scoring import opened, scored_tables
     start = time.monotonic()
     if problems := list(output_problems(config.output_path, LOG_SUFFIXES)):
@@ -64,7 +64,7 @@ def score(config: ScoreConfig) -> ScoredFile:
     others = Counter[str]()
     with closing(scored_tables(config, files, bundle, others)) as tables, table_writer(target) as writer:
         for table in tables:
-            writer.write(table)
+            writer.write(without_formulas(table) if config.escape_formulas else table)
             rows += table.num_rows
             undecided += table["index"].null_count
     logger.info(f"{target}: {counted(rows, 'row')}")

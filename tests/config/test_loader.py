@@ -3,12 +3,14 @@
 import itertools
 import json
 import re
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.runs import merged
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, fingerprint, load_config, resolved
 from reagent_lite.config.simulate import SimulateConfig
@@ -219,3 +221,34 @@ def test_overrides_take_json_or_text(tmp_path: Path) -> None:
 def test_fingerprint_does_not_depend_on_the_node() -> None:
     prints = [fingerprint(check(DqnConfig, GOOD | changes)) for changes in ({}, {"node_index": 0}, {"epochs": 2})]
     assert [prints[0] == other for other in prints] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("rl.maxq_learning", "1", True),
+        ("rainbow.dueling_architecture", "0", False),
+        ("use_gpu", "0.0", False),
+        ("epochs", '"5"', 5),
+        ("node_index", '"0"', 0),
+        ("rl.gamma", '"0.5"', 0.5),
+        ("rl.gamma", '"1e-1"', 0.1),
+        ("rl.reward_boost", '{"a": "2"}', {"a": 2.0}),
+        ("training.layers", '["-1", 64, "8", 1]', (-1, 64, 8, 1)),
+        ("rl.tensorboard_logging_freq", "0", 0),
+        # with dueling_architecture the last one was never used
+        ("training.activations", '["relu", "relu", "relu"]', ("relu", "relu", "relu")),
+        ("init_method", '"/mnt/my share/dqn.lock"', "file:///mnt/my%20share/dqn.lock"),
+        # what a key takes stays as it is
+        ("model_output_path", '"5"', "5"),
+        ("rl.softmax_policy", "1", 1),
+        ("actions", '["a", "2"]', ("a", "2")),
+    ],
+)
+def test_values_that_code_of_2019_read(key: str, text: str, value: object) -> None:
+    training = {"layers": [-1, 8, 4, 1], "activations": ["relu", "relu", "linear"]}
+    section, _, name = key.rpartition(".")
+    change = {section: {name: json.loads(text)}} if section else {name: json.loads(text)}
+    config = check(DqnConfig, merged({**GOOD, "actions": ["a", "b"], "training": training}, change))
+    read = attrgetter(key)(config)
+    assert (read, type(read)) == (value, type(value))

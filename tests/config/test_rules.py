@@ -41,7 +41,7 @@ BASES: dict[str, tuple[type[Section], dict[str, Any]]] = {
     "shard": (ShardConfig, {"training_data_path": ["/data/a", "/data/c"], "shards_path": "/share"}),
 }
 RULES: list[tuple[str, str | dict[str, Any], str, str]] = [
-    ("logged", 'epochs="3"', "epochs", "valid integer"),
+    ("logged", 'epochs="3e"', "epochs", "valid integer"),
     ("serve", "host=", "host", "an address to listen on, got nothing"),
     ("logged", "training.minibatch_size=1.5", "training.minibatch_size", "valid integer"),
     ("logged", 'actions=["a","b","a"]', "actions", "'a' 2 times"),
@@ -61,7 +61,8 @@ RULES: list[tuple[str, str | dict[str, Any], str, str]] = [
     ("logged", 'rl.state_feature_params={"a":1}', "rl.state_feature_params", "not supported"),
     ("logged", 'training.cnn_parameters={"a":1}', "training.cnn_parameters", "not supported"),
     ("logged", 'training.factorization_parameters={"a":1}', "training.factorization_parameters", "not supported"),
-    ("logged", 'training.activations=["relu","relu","relu"]', "training.activations.2", "linear"),
+    ("logged", 'training.activations=["relu","relu","relu"] rainbow.dueling_architecture=false',
+     "training.activations.2", "linear"),
     ("logged", "rainbow.categorical=true rainbow.quantile=true", "rainbow.quantile", "C51 or QR-DQN"),
     ("logged", "rainbow.quantile=true rl.q_network_loss=huber", "rl.q_network_loss", "own loss"),
     ("logged", "rainbow.categorical=true rl.value_bounds=[0,1]", "rl.value_bounds", "rainbow.qmin"),

@@ -97,10 +97,13 @@ def collectives(group: Group) -> dict[str, Any]:
     with patch.object(group, "enter_collective") as entered:
         total = int(group.all_reduce(torch.tensor([group.rank + 1])))
         most = int(group.all_reduce_max(torch.tensor([group.rank])))
+    own = torch.nan if group.rank == group.world_size - 1 else 1.0
+    largest = group.all_reduce_max(torch.tensor([own, 2.0 * group.rank, -torch.inf]))
     last = group.broadcast_bytes(bytes([group.rank]), group.world_size - 1)[0]
     matrix = torch.full((group.rank, 2, 3 - group.rank), group.rank).transpose(0, 1)  # none, and not contiguous
     return {
         "reduced": [total, most, entered.call_count],
+        "largest": list(map(str, largest.tolist())),
         "sent": [group.broadcast_text("héllo" if group.is_first else None), last],
         "texts": group.gather_text("é" * group.rank),
         "bytes": [entry.decode() for entry in group.gather_bytes(b"b" * group.rank)],
@@ -221,7 +224,8 @@ def test_a_world_of_one_does_nothing() -> None:
     ("job", "expected"),
     [
         ("collectives", [
-            {"reduced": [1 + 2 + 3, 2, 2], "sent": ["héllo", 2], "texts": ["", "é", "éé"], "part": part, **gathered}
+            {"reduced": [1 + 2 + 3, 2, 2], "largest": ["nan", "4.0", "-inf"], "sent": ["héllo", 2],
+             "texts": ["", "é", "éé"], "part": part, **gathered}
             for part, gathered in (("0", AT_FIRST), ("", ELSEWHERE), ("22", ELSEWHERE))
         ]),
         # checks follow steps 1, 2, 169, 336, 667 and 998; rank 1's clock does not count

@@ -33,8 +33,11 @@ def code_of_text(text: str) -> np.float32:
     return np.float32((1 + fraction / 2**23) * 2.0 ** (exponent - 63))
 
 
-def features_of(value: Row | None) -> Features:
-    """Null and NaN count as absent; texts are categories."""
+def features_of(value: Row | list[Any] | None) -> Features:
+    """Null and NaN count as absent; texts are categories. A list of numbers is a map of their places."""
+    if isinstance(value, list | np.ndarray):
+        value = dict(enumerate(value))
+        assert not any(isinstance(cell, str) for cell in value.values())
     numbers = {
         str(name): code_of_text(cell) if isinstance(cell, str) else number_of(cell)
         for name, cell in (value or {}).items()
@@ -52,8 +55,9 @@ def action_of(value: Any, actions: Actions) -> int:
     return index if index < len(actions) else -1
 
 
-def mask_of(listed: list[Any] | None, actions: Actions) -> list[int]:
-    """0 or 1 per action, or names; without a list every action is possible."""
+def mask_of(listed: list[Any] | str | None, actions: Actions) -> list[int]:
+    """0 or 1 per action, or names, also as JSON in a string; without a list every action is possible."""
+    listed = json.loads(listed) if isinstance(listed, str) else listed
     if listed is None:
         return [1] * len(actions)
     names = all(isinstance(entry, str) for entry in listed)
@@ -93,10 +97,10 @@ def order_of(rows: list[Row]) -> list[int]:
     """By (mdp_id, sequence_number) where the log has both; behind them rows without mdp_id, episodes of their own."""
     ids, numbers = ([row.get(name) for row in rows] for name in ("mdp_id", "sequence_number"))
     places = range(len(rows))
-    if all(value is None for value in ids) or all(value is None for value in numbers):
+    if all(value in (None, "") for value in ids) or all(value is None for value in numbers):
         return list(places)
     keys = [
-        (True, "", place) if ids[place] is None else (False, text_of(ids[place]), sequence_of(numbers[place]))
+        (True, "", place) if ids[place] in (None, "") else (False, text_of(ids[place]), sequence_of(numbers[place]))
         for place in places
     ]
     return sorted(places, key=keys.__getitem__)
@@ -144,7 +148,7 @@ def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None, *, 
         after = features_of(row["next_state_features"])
         later = rows[order[at + 1]] if at + 1 < len(rows) else {}
         same = (
-            None not in (row.get("mdp_id"), later.get("mdp_id"))
+            not {None, ""} & {row.get("mdp_id"), later.get("mdp_id")}
             and text_of(row["mdp_id"]) == text_of(later["mdp_id"])
             and _texts(after) == _texts(features_of(later["state_features"]))
         )

@@ -38,6 +38,8 @@ class Odd(gymnasium.Env[dict[str, Any], int]):
     fails_at = forgets_at = None  # count at which a step raises, or shows no mask
     mask_size = 3
     drops = 0  # numbers of an observation that are left out
+    values = 5  # of a step
+    unknown_at = None  # count at which an observation has NaN
 
     def __init__(self, **changes: Any) -> None:
         vars(self).update(changes)
@@ -53,13 +55,15 @@ class Odd(gymnasium.Env[dict[str, Any], int]):
         assert action != 5 + self.count % 3
         self.count += 1
         observation, info = self.shown()
-        return observation, 0.5 * int(action), self.count == 10, self.count == 10, info
+        return (observation, 0.5 * int(action), self.count == 10, self.count == 10, info)[-self.values :]  # type: ignore[return-value]
 
     def shown(self) -> tuple[Any, Any]:
         info = {"shape": np.zeros(self.np_random.integers(1, 9))}  # another one in each environment
         if self.count != self.forgets_at:
             info["action_mask"] = np.arange(self.mask_size) != self.count % 3
         lot = self.np_random.normal(size=(2, 2))
+        if self.count == self.unknown_at:
+            lot[1, 0] = np.nan
         return {"count": self.count, "lot": lot.flatten()[self.drops :] if self.drops else lot}, info
 
 
@@ -197,6 +201,9 @@ def test_a_saved_rollout_goes_on_with_new_episodes_that_no_window_joins_to_the_o
         ("Other-v0", {}, r"simulation\.time_limit: expected a number"),
         ("Odd-v0", {"mask_size": 2}, r"action_mask of Odd-v0: expected 3 values, got shape \[2\]"),
         ("Odd-v0", {"fails_at": 4}, r"^step of Odd-v0: .* broken at 4 \(.*\.py:\d+\)"),
+        ("Odd-v0", {"values": 4}, r"step of Odd-v0: .* truncated and info, got 4 values\. That of old gym"),
+        ("Odd-v0", {"unknown_at": 4}, "observations of Odd-v0: .*, got nan in environment 0, at step 4 of an episode"),
+        ("Odd-v0", {"unknown_at": 10}, "observations of Odd-v0: .* nan in environment 0, at step 10 of an episode"),
         ("Odd-v0", {"forgets_at": 4}, "info of Odd-v0: expected action_mask"),
         ("Odd-v0", {"fails_at": 0}, r"reset and step of Odd-v0: .* broken at 0 \(.*test_gymnasium\.py:\d+\)"),
     ],
@@ -204,7 +211,7 @@ def test_a_saved_rollout_goes_on_with_new_episodes_that_no_window_joins_to_the_o
 @pytest.mark.filterwarnings("ignore:.*not within the observation space")  # Gymnasium's own checker
 def test_what_is_no_environment_of_ours_or_goes_wrong_later(name: str, parameters: dict[str, Any], says: str) -> None:
     with pytest.raises(SimulationError, match=says):
-        play_at_random(environments(name, 2, **parameters), 5)
+        play_at_random(environments(name, 2, **parameters), 10)
 
 
 def test_environments_that_were_made_are_closed_where_a_later_one_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:

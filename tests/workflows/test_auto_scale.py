@@ -57,9 +57,16 @@ class Modelled(Probes):
     world = 2
     hardware = "a model"
 
-    def __init__(self, *, start: float = 1000.0, memory: int = 2**40, cache: int = 2**40, lucky: bool = False) -> None:
+    def __init__(
+        self, *, start: float = 1000.0, memory: int = 2**40, cache: int = 2**40, lucky: bool = False, probes: int = 1000
+    ) -> None:
         self.start, self.memory, self.cache, self.lucky = start, memory, cache, lucky
+        self.probes = probes
         self.asked: list[Scale] = []
+
+    @property
+    def out_of_time(self) -> bool:
+        return len(self.asked) >= self.probes
 
     def choice(self, config: WorkflowConfig, most: int = 2**20) -> Scale:
         return find_scale(config, Limit(num_envs=most, reason="memory"), self).choice
@@ -69,6 +76,8 @@ class Modelled(Probes):
         return 1e6 * n / (self.start + n + scale.updates * (100 + b + 2 * max(b - self.cache, 0)))
 
     def rate(self, scale: Scale) -> tuple[float, str]:
+        if self.out_of_time:
+            return 0.0, "the search has taken too long"
         self.asked.append(scale)
         first = self.lucky and scale.num_envs == 1024 and [n for n, *_ in self.asked].count(1024) == 1
         return (
@@ -108,6 +117,14 @@ def test_large_minibatches_that_leave_a_cache_hide_no_gain_of_environments(long:
     choice = device.choice(long, 2**16)
     assert device.speed(choice) > 0.95 * best_of_grid(device, range(15), 15)
     assert choice.minibatch_size in (1024, 2048)
+
+
+@pytest.mark.parametrize("probes", [1, 5, 12, 40])
+def test_a_search_that_runs_out_of_time_keeps_its_best(long: WorkflowConfig, probes: int) -> None:
+    device = Modelled(probes=probes)
+    choice = device.choice(long)
+    assert choice in device.asked
+    assert device.speed(choice) >= 0.97 * max(map(device.speed, device.asked))
 
 
 def test_memory_bounds_the_search(long: WorkflowConfig) -> None:

@@ -52,6 +52,32 @@ def test_on_the_command_line_and_into_a_training_run(run: Runner, small: dict[st
         assert (given.mean, given.stddev) == (pytest.approx(fitted.mean, abs=1e-12), pytest.approx(fitted.stddev))
 
 
+def test_the_steps_of_2019_with_one_config(run: Runner, small: dict[str, Any], tmp_path: Path) -> None:
+    """A training config for both; its output_dir is the data's folder, from which nothing is removed."""
+    data = Path(small["training_data_path"])
+    file = data.parent / "state_features_norm.json"
+    tree = small | {
+        "state_norm_data_path": str(file),
+        "norm_params": {"output_dir": str(data.parent), "cols_to_norm": ["state_features"]},
+    }
+    before = names(data.parent)
+    done = run("normalize", tree).ok
+    assert done.outcome["features"] == {"state_features": 3}
+    assert names(data.parent) >= before | {file.name}
+    assert not names(data.parent) & {"manifest.json", "statistics.json"}
+    features = json.loads(file.read_bytes()).keys()
+    # without the first step training fits the file, and a second run reads it
+    file.unlink()
+    trained(tree)
+    assert json.loads(file.read_bytes()).keys() == features
+    made = file.stat().st_mtime_ns
+    trained(tree | {"model_output_path": str(tmp_path / "second")})
+    assert file.stat().st_mtime_ns == made
+    with pytest.raises(DataError, match=r"typo\.json"):
+        trained(tree | {"state_norm_data_path": str(tmp_path / "typo.json"), "model_output_path": str(tmp_path / "no")})
+    assert "Did you mean 'rl.gamma'" in run("normalize", tree | {"gama": 1}).err
+
+
 def test_parametric_columns_are_told_apart(tmp_path: Path) -> None:
     write_lines(tmp_path / "log.jsonl", candidate_rows(300))
     outcome = normalized(tmp_path)

@@ -76,3 +76,12 @@ def test_processes_that_do_not_come_are_named_or_counted(tmp_path: Path, store: 
     assert started.wait(60) == 3
     absent = "no sign of rank 1, 2" if store else "not all.*1/3 clients joined"
     assert re.search(f"start of 3 processes: .*got {absent}", started.said), started.said
+
+
+def test_a_workflow_as_a_script(tmp_path: Path) -> None:
+    """Launchers run files, whose folder has a module inspect; torch.distributed.launch adds an argument."""
+    write_log(tmp_path / "log.jsonl", 50)
+    train = ["--local-rank=0", "--dry_run", *with_config(tmp_path, tree(tmp_path, "run"))]
+    for name, arguments in (("dqn", train), ("inspect", ["--data", str(tmp_path / "log.jsonl"), "--dry_run"])):
+        script = Interpreter([str(ROOT / "workflows" / f"{name}.py"), *arguments], env=ENVIRONMENT, cwd=tmp_path)
+        assert script.wait(60) == 0, script.said

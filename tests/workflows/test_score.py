@@ -1,5 +1,6 @@
 """workflows.score: what onnxruntime says of the same rows in every format, and what is refused."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from oracles.runs import Runner
 import reagent_lite
 from reagent_lite.config import check
 from reagent_lite.config.convert import ConvertConfig
+from reagent_lite.config.score import ScoreConfig
 from reagent_lite.errors import BundleError, ConfigError, DataError, ReagentLiteError
 from reagent_lite.export import load_bundle
 from reagent_lite.feature_ids import FeatureId
 from reagent_lite.tasks import scoring
+from reagent_lite.tasks.score import score
 from workflows.convert import convert
 
 NAMES, IDS, ITEM = ("mail", "call", "wait"), (3, FeatureId("age")), (7, FeatureId("size"))
@@ -146,6 +149,20 @@ def test_a_text_that_is_kept_is_the_same_beside_values_of_other_types(named: Pat
     given = [{"state_features": STATE, "key": key} for key in ("a", 5, None, "a", True, [1])]
     table = reagent_lite.score(named, write_lines(tmp_path / "rows.jsonl", given), config={"keep": ["key"]})
     assert table["key"].to_pylist() == ["a", "5", None, "a", "true", "[1]"]
+
+
+def test_formulas_are_escaped_in_csv_on_request(named: Path, tmp_path: Path) -> None:
+    keys = ["=1+1", "+1", "-1", "@x", "\tx", "a=1", "'", None]
+    log = write_lines(tmp_path / "rows.jsonl", [{"state_features": STATE, "key": key} for key in keys])
+    read = []
+    for escape in (False, True):
+        keys_of = {"keep": ["key"], "escape_formulas": escape, "output_path": str(tmp_path / "scores.csv")}
+        score(check(ScoreConfig, {"model": str(named), "data_path": str(log), **keys_of}))
+        with (tmp_path / "scores.csv").open(newline="") as stream:
+            read.append([row["key"] or None for row in csv.DictReader(stream)])
+    assert read == [keys, ["'=1+1", "'+1", "'-1", "'@x", "'\tx", *keys[5:]]]
+    with pytest.raises(ConfigError, match="escape_formulas: expected false unless output_path is CSV"):
+        check(ScoreConfig, {"model": "m", "data_path": "d", "output_path": "s.parquet", "escape_formulas": True})
 
 
 STATE = {"3": 1.0, "age": 2.0}

@@ -30,7 +30,7 @@ from reagent_lite.data.formats.schema import filled
 from reagent_lite.data.rows.columns import NONE
 from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.data.rows.reading import NEXT_ACTION, Rows, read_rows
-from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts, Episodes, SpannedRows
+from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts, Ends, Episodes, SpannedRows
 from reagent_lite.data.timeline.events import EventFacts, contract_of, selected
 from reagent_lite.data.timeline.report import (
     log_figures,
@@ -104,7 +104,7 @@ class EventLog(SpooledLog[PairedEvents]):
 
     vectors: ClassVar[dict[str, DTypeLike]] = {
         name: kind for name, kind in VECTORS.items() if name not in ("next_action", "time_diff", "step")
-    } | {"reward": np.float64, "has_next_state": np.uint8, "possible": np.uint8}
+    } | {"reward": np.float64, "has_next_state": np.uint8, "without_choice": np.uint8, "possible": np.uint8}
 
     def __init__(self, folder: Path, config: TimelineConfig) -> None:
         super().__init__(folder, contract_of(config))
@@ -184,16 +184,18 @@ class EventLog(SpooledLog[PairedEvents]):
         if not self.num_rows:
             require_rows(self.config, self._facts, counts)
         order = self.order(by_sequence=True)
-        ends = [self.read_vector(name, order.rows) for name in ("bootstrap", "truncated", "has_next_state")]
+        names = ("bootstrap", "truncated", "has_next_state", "without_choice")
+        bootstrap, *further = (self.read_vector(name, order.rows) for name in names)
         section = self.config.timeline
-        episodes = Episodes.of(section, order.episode, order.sequence, (ends[0] == 0, ends[1] > 0, ends[2] > 0))
+        ends = Ends(bootstrap == 0, *(vector > 0 for vector in further))
+        episodes = Episodes.of(section, order.episode, order.sequence, ends)
         at, duplicates = episodes.without_duplicates(self._of_whole_episodes(order, counts), counts)
         require_rows(self.config, self._facts, counts)
         counts.duplicates = self._first_lines(order.rows[duplicates])
         distinct = episodes.only(at)
         longest = longest_rows(self.config, lambda: distinct.lengths)
         at, kept = distinct.without_outliers(longest, at, counts)
-        counts.figures.update(kept.figures())
+        counts.figures.update(kept.figures(self.spools["reward"].whole(order.rows[at])))
         log_figures(self.config, self._facts, counts, self._files)
         pairs = PairedEvents.of(order, at, kept.spans(), np.concatenate(self._cut))
         self.report = report_of(self.config, self._facts, longest, counts, [len(pairs.order.rows)])

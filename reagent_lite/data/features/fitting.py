@@ -69,9 +69,9 @@ def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, w
         for name, column in columns.items():
             if not column.features:
                 problems.append(Problem(f"{where}: {name}", "at least one feature", f"none in {_rows(column)}"))
-            results_of_column = list(
-                pool.map(partial(_fit, column, settings, overrides, f"{where}: {name}"), column.features)
-            )
+            rare = _rare_features(column, settings, overrides)
+            kept = [feature for feature in column.features if feature not in rare]
+            results_of_column = list(pool.map(partial(_fit, column, settings, overrides, f"{where}: {name}"), kept))
             problems += [result for result in results_of_column if isinstance(result, Problem)]
             results[name] = [result for result in results_of_column if not isinstance(result, Problem)]
     raise_any(problems)
@@ -89,6 +89,14 @@ def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, w
     }
 
 
+def _rare_features(column: ColumnSummary, settings: NormParams, overrides: dict[int, FeatureType]) -> set[int]:
+    """Returns the features that are left out as their values are too few; none if all are."""
+    summaries = column.features.items()
+    rare = {name for name, summary in summaries if summary.moments.count < settings.min_present_values}
+    rare -= overrides.keys()
+    return rare if len(rare) < len(column.features) else set()
+
+
 def _rows(column: ColumnSummary) -> str:
     return counted(column.rows, "row or candidate", "rows or candidates")
 
@@ -100,9 +108,10 @@ def _fit(
     override = overrides.get(feature_id)
     is_text = feature_id in column.levels
     count = column.features[feature_id].moments.count
-    if count < MIN_PRESENT_VALUES and (override is None or (FEATURE_TYPES[override].needs and not is_text)):
+    fewest = settings.min_present_values
+    if count < fewest and (override is None or (FEATURE_TYPES[override].needs and not is_text)):
         todo = f"Leave the feature out, or override it with {'ENUM' if is_text else 'DO_NOT_PREPROCESS'}"
-        return Problem(where, f"at least {MIN_PRESENT_VALUES} present values", f"{count:,} in {_rows(column)}", todo)
+        return Problem(where, f"at least {fewest} present values", f"{count:,} in {_rows(column)}", todo)
     if is_text:
         return _fit_category(column, settings, override, where, feature_id)
     values = Values(column.features[feature_id], column.sampled(feature_id))

@@ -181,10 +181,11 @@ def check_covers(spec: NormalizationSpec, ids: Sequence[int], *, where: str) -> 
         raise DataError(Problem(where, "parameters of every feature in the data", got, todo))
 
 
-def left_out_features(spec: NormalizationSpec, ids: Sequence[int], *, where: str) -> str:
+def left_out_features(spec: NormalizationSpec, ids: Sequence[int], *, where: str, fewest: int | None = None) -> str:
     """Returns a sentence on a log's features `ids` that the normalization `where` leaves out; "" if there are none.
 
-    Features that only the normalization has are missing in every row.
+    Features that only the normalization has are missing in every row. If it was fitted to the log, `fewest` is the
+    number of values that features need.
 
     Raises:
         DataError: it leaves out all of them.
@@ -193,4 +194,9 @@ def left_out_features(spec: NormalizationSpec, ids: Sequence[int], *, where: str
     if len(lacking) == len(set(ids)):
         check_covers(spec, ids, where=where)
     total = counted(len(set(ids)), "feature")
-    return f"{where}: no parameters for {len(lacking)} of {total}, left out: {listed(lacking)}" if lacking else ""
+    if not lacking:
+        return ""
+    if fewest is None:
+        return f"{where}: no parameters for {len(lacking)} of {total}, left out: {listed(lacking)}"
+    reason = f"fewer than {fewest} values (norm_params.min_present_values)"
+    return f"{where}: {len(lacking)} of {total} left out, which have {reason}: {listed(lacking)}"

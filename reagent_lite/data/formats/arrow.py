@@ -20,9 +20,9 @@ import pyarrow.parquet
 
 from reagent_lite.config.columns import TRAINING_COLUMNS
 from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.files import InputFile, damage_reported, digest_of
+from reagent_lite.data.formats.files import InputFile, damage_reported, digest_of, require_format
 from reagent_lite.data.formats.schema import filled, is_text, item_values, valid_rows
-from reagent_lite.errors import DataError, Problem, counted, first_line
+from reagent_lite.errors import DataError, Problem, counted, first_line, listed
 from reagent_lite.strict_json import MAX_DEPTH, is_deep, unique_keys
 
 BLOCK_VALUES = 1 << 19
@@ -150,6 +150,7 @@ def _opened(file: InputFile, kind: str) -> Iterator[IO[bytes]]:
         got = f"one packed as {file.compression}"
         raise DataError(Problem(file.path, f"an uncompressed {kind} file", got, "Unpack it"))
     with file.open() as stream, damage_reported(file, kind):
+        require_format(file, stream)
         yield stream
 
 
@@ -175,6 +176,9 @@ def _require_each_once(names: list[str], file: InputFile) -> None:
 def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str], end: int, kind: str) -> Block:
     """Returns checked rows, the last of which is row `end` of the file; columns that were not read are null."""
     lines = np.arange(end - batch.num_rows + 1, end + 1)
+    if unions := [field.name for field in batch.schema if _has_union(field.type)]:
+        todo = "Write it again with one type a column"
+        raise DataError(Problem(file.path, "columns of one type", f"a union of types in {listed(unions)}", todo))
     with damage_reported(file, kind):
         batch.validate()
         try:
@@ -199,6 +203,11 @@ def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str]
         if is_text(field):
             _require_json(block, field.name, array)
     return block
+
+
+def _has_union(kind: pa.DataType) -> bool:
+    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_union(inner) or any(_has_union(inner.field(at).type) for at in range(inner.num_fields))
 
 
 def _require_json(block: Block, name: str, array: pa.Array) -> None:

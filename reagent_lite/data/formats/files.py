@@ -31,6 +31,29 @@ COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 MINARI = ".minari"
 """Extension under which the files of a Minari dataset, a folder, are listed."""
 MINARI_DESCRIPTION = "metadata.json"
+_RENAME = "Give it the extension {}"
+_UNPACK = "Unpack it, or give it the extension {}"
+_FRAME = "Read it in Python and give the frame or the dict of arrays, or write it as Parquet"
+_FIRST_BYTES = {
+    b"PAR1": ("Parquet", ".parquet", _RENAME),
+    b"ARROW1": ("Arrow IPC", ".arrow", _RENAME),
+    b"\x1f\x8b": ("gzip", ".gz", _UNPACK),
+    b"BZh": ("bzip2", ".bz2", _UNPACK),
+    b"\x28\xb5\x2f\xfd": ("Zstandard", ".zst", _UNPACK),
+    b"PK\x03\x04": ("a ZIP archive, a NumPy .npz or an Excel workbook", "", f"Unpack it, or save it as CSV. {_FRAME}"),
+    b"\x93NUMPY": ("an array of NumPy", "", _FRAME),
+    b"\x89HDF\r\n\x1a\n": ("HDF5", "", _FRAME),
+    b"SQLite format 3": ("a database of SQLite", "", "Export the table as CSV or Parquet"),
+    b"ORC": ("ORC", "", "Write it as Parquet"),
+    b"Obj\x01": ("Avro", "", "Write it as Parquet"),
+    b"\x80\x04\x95": ("a pickle", "", _FRAME),
+    b"\x80\x05\x95": ("a pickle", "", _FRAME),
+}
+"""First bytes of files, the name of their format, its extension if it is read, and advice."""
+_OF_PYTHON = (".npz", ".npy", ".pkl", ".pickle", ".h5", ".hdf5", ".hdf", ".xlsx", ".xls", ".orc", ".avro", ".pt")
+_TEXT = frozenset((*range(32, 127), *b"\t\r\n"))
+_NO_UTF_8 = (b"\xff\xfe", b"\xfe\xff")
+_BINARY = {".parquet": "Parquet", ".arrow": "Arrow IPC", ".feather": "Arrow IPC", ".ipc": "Arrow IPC"}
 _NO_FILES = {stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
 
 
@@ -133,6 +156,39 @@ def digest_of(stream: IO[bytes]) -> str:
     return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
+def require_format(file: InputFile, stream: IO[bytes]) -> None:
+    """Checks that a stream does not begin as another format than that of the file's name does, and rewinds it.
+
+    Raises:
+        DataError: the name lies; says what the file is.
+    """
+    start = stream.read(16)
+    stream.seek(0)
+    ending = file.compression or file.extension
+    named = _BINARY.get(ending, ending.removeprefix("."))
+    for first, (kind, extension, todo) in _FIRST_BYTES.items():
+        if start.startswith(first) and kind != named and extension != file.compression:
+            raise DataError(Problem(file.path, f"{named}, as its name says", kind, todo.format(extension)))
+    text = bool(start.strip()) and all(sign in _TEXT for sign in start)
+    if text and file.compression:
+        todo = f"Remove {file.compression} from its name"
+        raise DataError(Problem(file.path, f"{named}, as its name says", "text that is not packed", todo))
+    if text and len(start) == 16 and ending in _BINARY and file.size > len(start):
+        todo = "Give it the extension .csv or .jsonl"
+        raise DataError(Problem(file.path, f"{named}, as its name says", "text", todo))
+    if file.extension == ".csv" and start.startswith((b'{"', b'[{"')):
+        raise DataError(Problem(file.path, "csv, as its name says", "JSON", _RENAME.format(".jsonl")))
+
+
+def require_text(file: InputFile, start: bytes) -> None:
+    """Raises DataError if unpacked bytes begin as UTF-16 or as another format does."""
+    if start.startswith(_NO_UTF_8):
+        raise DataError(Problem(file.path, "text in UTF-8", "UTF-16", "Write the file as UTF-8"))
+    for first, (kind, _, todo) in _FIRST_BYTES.items():
+        if start.startswith(first):
+            raise DataError(Problem(file.path, "text in UTF-8", kind, todo.format(file.extension)))
+
+
 @contextmanager
 def damage_reported(file: InputFile, kind: str) -> Iterator[None]:
     """Turns the errors that libraries raise for damaged files into DataError.
@@ -194,7 +250,8 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
         extension = listed_files[0].extension
         if extension not in extensions or extension == MINARI:
             expected = f"a data file ({formats}; .gz, .bz2, .zst of JSON and CSV)"
-            raise DataError(Problem(resolved, expected, f"extension {extension!r}"))
+            todo = _FRAME if extension in _OF_PYTHON else ""
+            raise DataError(Problem(resolved, expected, f"extension {extension!r}", todo))
         return tuple(listed_files)
     files = [file for file in listed_files if _is_data(file.name) and file.extension in extensions]
     if not files:

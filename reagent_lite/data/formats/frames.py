@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.errors import DataError, Problem, needing
@@ -14,6 +14,14 @@ from reagent_lite.files import sweep, sync, user_cache, work_folder
 
 if TYPE_CHECKING:
     from pyarrow import Table as Table
+
+
+def _columns_of(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arrays by name, such as those of a .npz file; arrays [n, m] become lists of m numbers."""
+    return {
+        name: list(array.reshape(len(array), -1)) if getattr(array, "ndim", 1) > 1 else array
+        for name, array in arrays.items()
+    }
 
 
 class Frame(Protocol):
@@ -24,7 +32,7 @@ class Frame(Protocol):
         ...
 
 
-Log = str | os.PathLike[str] | Frame
+Log = str | os.PathLike[str] | Frame | Mapping[str, Any]
 Logs = Log | Sequence[Log]
 """A log, or several that are read as one."""
 
@@ -73,13 +81,15 @@ def path_of(log: Log, name: str = "data") -> str:
     """
     if isinstance(log, str | os.PathLike):
         return os.fspath(log)
-    expected = "a path, or a frame of pandas, polars or Arrow whose columns each hold one type of values"
+    expected = (
+        "a path, a frame of pandas, polars or Arrow, or a dict of arrays, whose columns each hold one type of values"
+    )
     if type(log).__name__ == "LazyFrame":
         raise DataError(Problem(name, expected, "a LazyFrame of polars", "Give what its method collect() returns"))
     with needing("data", name):
         import pyarrow as pa
     try:
-        table = pa.table(log)
+        table = pa.table(_columns_of(log) if isinstance(log, Mapping) else log)
     except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         got = f"{type(log).__name__}: {'; '.join(map(str, error.args))}"
         raise DataError(Problem(name, expected, got)) from error

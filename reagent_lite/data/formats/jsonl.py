@@ -25,7 +25,7 @@ from reagent_lite.data.formats.blocks import Block, Position
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.schema import TEXT_METADATA, filled, is_text
 from reagent_lite.data.formats.text_files import contains, read_text
-from reagent_lite.errors import MAX_PROBLEMS, Problem
+from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem
 from reagent_lite.strict_json import MAX_DEPTH, is_deep, parse_json
 
 _OBJECT = re.compile(rb"\s*\{.*\}\s*")
@@ -50,7 +50,24 @@ def _block(file: InputFile, number: int, text: bytes, line: int) -> Block:
         lines = np.arange(line, line + table.num_rows)
     else:
         table, lines = parse_with_python(text, line, file.path)
-    return Block(file=file, file_number=number, table=table, lines=lines)
+    block = Block(file=file, file_number=number, table=table, lines=lines)
+    if table.num_rows == 1 and line == 1 and _is_table_of_pandas(table.schema):
+        raise DataError(Problem(block.where(0), "one row in the line", "a whole table in one object", _ONE_A_LINE))
+    return block
+
+
+def _is_table_of_pandas(row: pa.Schema) -> bool:
+    """Whether the types of an object are those of pandas' to_json(path), by columns, split, table or index."""
+    if {"data"} < {*row.names} <= {"columns", "index", "data", "schema"}:
+        return True
+    if len(row) < 2 or not all(pa.types.is_struct(column.type) for column in row):
+        return False
+    keys = {tuple(member.name for member in column.type) for column in row}
+    numbers = tuple(map(str, range(len(next(iter(keys))))))
+    by_columns = keys == {numbers} and len(numbers) > 1
+    if "state_features" in row.names:  # of a single row they are numbers or texts
+        by_columns = by_columns and all(pa.types.is_nested(value.type) for value in row.field("state_features").type)
+    return by_columns or row.names == list(map(str, range(len(row))))
 
 
 def parse_with_arrow(text: bytes) -> pa.Table | None:

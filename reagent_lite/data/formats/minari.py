@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from minari import MinariDataset
 
 _BLOCK_BYTES = 1 << 23
+_SMALLEST_IMAGE = 32
+"""Fewest rows and columns of what Minari takes for an image, if its values are from 0 to 255."""
 # Errors of h5py, pyarrow and minari for files that are damaged or differ from the description.
 _DAMAGED = (OSError, KeyError, ValueError, TypeError, IndexError, RuntimeError, AssertionError, pa.ArrowException)
 
@@ -92,6 +94,12 @@ def _opened(data: Path, description: dict[str, Any]) -> MinariDataset:
         raise DataError(Problem(str(data), f"a package for {description['data_format']}", str(error), todo)) from error
     except _DAMAGED as error:
         raise DataError(_damaged(data, error)) from error
+    # versions that store images as JPEG in any case lack the attribute
+    if getattr(dataset.storage, "jpeg_encoding", True):
+        images = [name for name in ("observation", "action") if _has_image(getattr(dataset, f"{name}_space"))]
+        if images:
+            todo = "JPEG changes values. Write the dataset again with jpeg_encoding=False, in DataCollector too"
+            raise DataError(Problem(str(data), f"{images[0]}s as they were seen", "images stored as JPEG", todo))
     if not _is_vector(dataset.observation_space):
         expected = "observations of Box, Discrete, MultiBinary, or Dict and Tuple of them"
         raise DataError(Problem(str(data), expected, str(dataset.observation_space)))
@@ -156,6 +164,17 @@ def _is_vector(space: Space[Any]) -> bool:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return all(_is_vector(part) for part in (space.values() if isinstance(space, spaces.Dict) else space))
     return isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary)
+
+
+def _has_image(space: Space[Any]) -> bool:
+    """Whether Minari stores a part of the space as images."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return any(map(_has_image, space.values() if isinstance(space, spaces.Dict) else space))
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) not in (2, 3):
+        return False
+    return min(space.shape[:2]) >= _SMALLEST_IMAGE and bool((space.low == 0).all() and (space.high == 255).all())
 
 
 def flattened(space: Space[Any], values: Any, *, inside: bool = False) -> NDArray[Any]:

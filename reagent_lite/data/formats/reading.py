@@ -26,6 +26,7 @@ from reagent_lite.data.formats.minari import read_minari
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted
 
 T = TypeVar("T")
+_REWARDS = ("reward", "rewards")
 
 
 def parsers_of(
@@ -35,11 +36,17 @@ def parsers_of(
     own_names = file.columns
     reader = (ALL_COLUMNS if own_names is not None else readers or READERS)[file.extension]
     for parse in reader(file, number, position):
-        yield parse if own_names is None else partial(_renamed, own_names, parse)
+        yield partial(_read, own_names, parse)
 
 
-def _renamed(own_names: ColumnNames, parse: Callable[[], Block]) -> Block:
-    return own_names.read(parse())
+def _read(own_names: ColumnNames | None, parse: Callable[[], Block]) -> Block:
+    block = parse()
+    rewards = [field for field in block.table.schema if field.name.lower() in _REWARDS]
+    if rewards and all(pa.types.is_list(field.type) or pa.types.is_large_list(field.type) for field in rewards):
+        expected = f"one step a row, so one number in {rewards[0].name}"
+        todo = "Write a row for each step, with the mdp_id of its episode and a sequence_number"
+        raise DataError(Problem(block.where(0), expected, "several steps: lists", todo))
+    return block if own_names is None else own_names.read(block)
 
 
 def read_blocks(

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reagent_lite.data.formats.blocks import MOST_THREADS, Block, Position
-from reagent_lite.data.formats.files import COMPRESSIONS, InputFile, damage_reported
+from reagent_lite.data.formats.files import COMPRESSIONS, InputFile, damage_reported, require_format, require_text
 from reagent_lite.data.formats.schema import item_values
 from reagent_lite.errors import DataError, Problem
 
@@ -26,16 +26,6 @@ TABLE_BYTES = 1 << 24
 """Memory of a block's table, including absent values, which dominate in wide tables, and features of items."""
 LONGEST_ROW_BYTES = 1 << 28
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_ENCODE = "Write the file as UTF-8"
-_UNPACK = "Unpack it, or give it the extension of its packing"
-_NO_TEXT = {
-    b"\xff\xfe": ("UTF-16", _ENCODE),
-    b"\xfe\xff": ("UTF-16", _ENCODE),
-    b"PK\x03\x04": ("a ZIP archive or an Excel workbook", "Unpack it, or save the workbook as CSV in UTF-8"),
-    b"\x1f\x8b": ("gzip", _UNPACK),
-    b"\x28\xb5\x2f\xfd": ("Zstandard", _UNPACK),
-}
-"""First bytes of files that are often taken for text, the name of their format, and advice."""
 
 
 def read_text(
@@ -72,6 +62,7 @@ def read_text(
     line = 1
     with file.open() as stored:
         hashed = _Hashed(stored, position)
+        require_format(file, stored)
         plain = pa.CompressedInputStream(hashed, COMPRESSIONS[file.compression]) if file.compression else hashed
         while True:
             # Only blocks that are parsed by now with any number of threads count, so all machines cut the same blocks.
@@ -81,7 +72,7 @@ def read_text(
             if not piece:
                 break
             if line == 1 and not rest:
-                _require_text(piece, file)
+                require_text(file, piece)
                 piece = piece.removeprefix(BYTE_ORDER_MARK)
             text = rest + piece
             end = end_of_rows(text)
@@ -94,12 +85,6 @@ def read_text(
             rest = text[end:]
         if rest:
             yield parsing(rest, line)
-
-
-def _require_text(start: bytes, file: InputFile) -> None:
-    for opening, words in _NO_TEXT.items():
-        if start.startswith(opening):
-            raise DataError(Problem(file.path, "text in UTF-8", *words))
 
 
 class _Hashed:

@@ -38,7 +38,8 @@ NAMES: dict[str, tuple[str, ...]] = {
 """Names that logs use for the fields of the contract, the likeliest first."""
 _KINDS: dict[str, tuple[str, ...]] = {
     "text": ("text", "integer"), "order": ("integer", "time"), "number": ("flag", "integer", "number"),
-    "features": ("map",), "metrics": ("map",), "action": ("text", "integer", "flag", "map"), "actions": ("list",),
+    "features": ("map", "list"), "metrics": ("map",), "action": ("text", "integer", "flag", "map"),
+    "actions": ("list",),
 }  # fmt: skip
 _GIVEN = 4
 _SAME = 3

@@ -18,11 +18,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS, TRANSITION_COLUMNS
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.rows.columns import NONE, WRONG, Column, column_of, flags, numbers, of_cells, per_distinct
+from reagent_lite.data.rows.columns import (
+    NONE,
+    WRONG,
+    Column,
+    column_of,
+    flags,
+    is_string,
+    numbers,
+    of_cells,
+    per_distinct,
+)
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import candidate_features, candidate_lists, match, offered_items
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
@@ -181,17 +192,32 @@ def candidates(column: Callable[[str], Column], faults: Faults) -> tuple[Feature
     """Returns (features of actions, [n] whether the row has an action, lists of candidates, [n] index of the action).
 
     If a list is empty although an action was taken, the candidates are unknown and the action becomes the only one; see
-    Faults.unlisted. A row without a list has an empty one.
+    Faults.unlisted. A row without a list has an empty one. An action without features beside an empty list is none.
     """
-    action, present = candidate_features(column("action"), faults, rule="action_infinite", todo=TODO_NAMES)
     possible = column("possible_actions")
-    lists = offered_items(candidate_lists(possible, faults).distinct(), present, possible, faults)
+    lists = candidate_lists(possible, faults, TODO_NAMES).distinct()
+    empty_list = possible.present & (lists.lengths == 0)
+    logged = empty_strings_as_null(column("action"), empty_list)
+    action, present = candidate_features(logged, faults, rule="action_infinite", todo=TODO_NAMES)
+    present = present & ~(empty_list & np.isnan(action.values).all(axis=1))
+    lists = offered_items(lists, present, possible, faults)
     faults.unlisted = possible.present & (lists.lengths == 0) & present
     lists = lists.or_alone(action, present, faults.unlisted)
     index = match(action, present, lists)
     missing = present & (lists.lengths > 0) & (index == NONE)
     faults.add(missing, "an action among possible_actions", column("action").value, COMPARED, "action_not_possible")
     return action, present, lists, index
+
+
+def empty_strings_as_null(column: Column, rows: Mask | None = None) -> Column:
+    """Returns a column in which empty strings, as CSV has them, are null; in `rows` [n] only, None for all."""
+    if not is_string(column.array.type):
+        return column
+    array = column.array.cast(pa.string())
+    empty = pc.equal(array, '""' if column.text else "")
+    empty = empty if rows is None else pc.and_(empty, pa.array(rows))
+    array = pc.if_else(empty, pa.scalar(None, pa.string()), array)
+    return Column(column.name, pa.nulls(len(array)) if array.null_count == len(array) else array, column.text)
 
 
 class ActionRule:

@@ -197,6 +197,8 @@ def _named_values(
     the other arguments see `named_numbers`.
     """
     parsed = pa.map_(pa.string(), VALUES if categories else pa.float64()), _values_of if categories else _numbers_of
+    if categories and is_list(column.array.type) and is_number(column.array.type.value_type):
+        return _of_numbers(column), {}
     if is_list(column.array.type) or pa.types.is_map(column.array.type):
         todo = todo or 'Write pairs as [{"key": "age", "value": 0.5}], with strings or integers as keys'
     if is_string(column.array.type):
@@ -217,7 +219,19 @@ def _numbers_of(value: object) -> list[tuple[str, float | None]] | None:
     return [(name, float_of(inner)) for name, inner in value.items()]
 
 
+def _of_numbers(column: Column) -> Named:
+    """Returns lists of numbers as features 0, 1, ..."""
+    lengths = np.where(column.present, filled(pc.list_value_length(column.array), 0), 0)
+    elements = float32(column.array.flatten())
+    width = int(lengths.max(initial=0))
+    values = np.full((len(lengths), width), np.nan, np.float32)
+    values[np.arange(width) < lengths[:, None]] = elements
+    return Named(tuple(map(str, range(width))), values, column.present)
+
+
 def _values_of(value: object) -> list[tuple[str, dict[str, object]]] | None:
+    if isinstance(value, list):
+        value = {str(index): element for index, element in enumerate(value)} if _are_numbers(value) else None
     if not isinstance(value, dict) or not all(
         inner is None or isinstance(inner, str) or float_of(inner) is not None for inner in value.values()
     ):
@@ -226,6 +240,10 @@ def _values_of(value: object) -> list[tuple[str, dict[str, object]]] | None:
         (name, {"text": inner} if isinstance(inner, str) else {"number": float_of(inner)})
         for name, inner in value.items()
     ]
+
+
+def _are_numbers(values: list[object]) -> bool:
+    return all(value is None or float_of(value) is not None for value in values)
 
 
 def _is_map_type(kind: pa.DataType) -> bool:
@@ -360,9 +378,14 @@ class _MapReading:
         if self.nan_rule and pa.types.is_floating(array.type):
             nan = valid_rows(array) & np.isnan(filled(array, np.nan))
             items.fault(self.faults, nan, f"finite numbers in {items.name}", lambda _: "NaN", rule=self.nan_rule)
-        if pa.types.is_boolean(array.type) or pa.types.is_decimal(array.type):
-            array = pa.array(float64(array), mask=~items.present)
-        return filled(pc.cast(array, pa.float32(), safe=False), np.nan)
+        return float32(array)
+
+
+def float32(array: pa.Array) -> NDArray[np.float32]:
+    """Returns an array of numbers as [n] float32, NaN where null."""
+    if pa.types.is_boolean(array.type) or pa.types.is_decimal(array.type):
+        array = pa.array(float64(array), mask=~valid_rows(array))
+    return filled(pc.cast(array, pa.float32(), safe=False), np.nan)
 
 
 def _are_values(kind: pa.DataType) -> bool:
@@ -371,11 +394,14 @@ def _are_values(kind: pa.DataType) -> bool:
     )
 
 
-def candidate_lists(column: Column, faults: Faults) -> Lists:
-    """Returns a column of lists of maps {id: number}; rows without a list have an empty one."""
+def candidate_lists(column: Column, faults: Faults, todo: str = "") -> Lists:
+    """Returns a column of lists of maps {id: number}; rows without a list have an empty one.
+
+    `todo` is advice if the candidates are not maps.
+    """
     elements_of_lists = "objects {id: number}" if faults.block.file.items is None else "ids of items"
     lengths, elements = pieces(column, faults, f"a list of {elements_of_lists}")
-    candidates, present = candidate_features(elements, faults)
+    candidates, present = candidate_features(elements, faults, todo=todo)
     elements.fault(faults, ~present, f"an object for every candidate in {column.name}", lambda _: "null")
     return Lists(lengths, candidates)
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
@@ -36,7 +35,6 @@ from reagent_lite.data.rows.columns import (
     float64,
     integers,
     is_number,
-    is_string,
     per_distinct,
     pieces,
     sequence_numbers,
@@ -49,6 +47,7 @@ from reagent_lite.data.rows.contract import (
     ActionRule,
     Contract,
     candidates,
+    empty_strings_as_null,
     finite,
     further_reward,
     propensity,
@@ -82,6 +81,7 @@ class Rows:
 
     Attributes:
         has_next_state: [n] whether the row has next_state_features.
+        without_choice: [n] whether no action was taken and none was possible, which is a state after an end.
         mask, next_mask: [n, A] of discrete actions; A is 0 for parametric ones.
         lists, next_lists: the candidate lists at states and next states; None for discrete actions.
         reward: float64 for events, whose rewards a timeline may sum; else float32.
@@ -103,6 +103,7 @@ class Rows:
     next_action: NDArray[np.int32]
     bootstrap: NDArray[np.float32]
     truncated: NDArray[np.uint8]
+    without_choice: Mask
     mask: NDArray[np.uint8]
     next_mask: NDArray[np.uint8]
     lists: Lists | None
@@ -179,6 +180,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         next_action=np.where(terminal, NONE, choices.next_action).astype(np.int32),
         bootstrap=(~terminal).astype(np.float32),
         truncated=truncated.astype(np.uint8),
+        without_choice=choices.without_choice,
         mask=choices.mask,
         next_mask=choices.next_mask * ~terminal[:, None],
         lists=choices.lists,
@@ -225,6 +227,7 @@ class _ChoicesOfBlock:
     """Actions of a block, before it is known which rows are terminal; other attributes are as in Rows.
 
     Attributes:
+        without_choice: as in Rows.
         next_listed: [n] whether the row has a list of next actions.
         has_next: [n] whether there is a possible next action, unless the row is terminal.
         next_not_possible: [n] whether next_action is known and not among possible_next_actions.
@@ -236,6 +239,7 @@ class _ChoicesOfBlock:
     next_mask: NDArray[np.uint8]
     lists: Lists | None = None
     next_lists: Lists | None = None
+    without_choice: Mask
     next_listed: Mask
     has_next: Mask
     next_not_possible: Mask
@@ -244,12 +248,13 @@ class _ChoicesOfBlock:
 def _discrete(column: Callable[[str], Column], faults: Faults, contract: Contract) -> _ChoicesOfBlock:
     actions = contract.actions or ()
     rule = ActionRule(actions)
-    logged = column("action")
+    mask = action_mask(column("possible_actions"), actions, faults)
+    none_possible = column("possible_actions").present & ~np.any(mask, axis=1)
+    logged = empty_strings_as_null(column("action"), none_possible)
     after = column("next_action")
     action = rule.codes(logged, faults)
     next_action = per_distinct(after, rule.next_action, NONE, np.int32)
     faults.add(next_action == WRONG, f"{rule.expected} in next_action", after.value)
-    mask = action_mask(column("possible_actions"), actions, faults)
     next_mask = action_mask(column("possible_next_actions"), actions, faults)
     impossible = (action >= 0) & ~_at(mask, action)
     faults.add(impossible, "an action among possible_actions", logged.value, rule="action_not_possible")
@@ -261,6 +266,7 @@ def _discrete(column: Callable[[str], Column], faults: Faults, contract: Contrac
         next_action=next_action,
         mask=mask,
         next_mask=next_mask,
+        without_choice=none_possible & (action == NONE),
         next_listed=column("possible_next_actions").present,
         has_next=np.any(next_mask, axis=1),
         next_not_possible=(next_action >= 0) & ~_at(next_mask, next_action),
@@ -314,9 +320,10 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, co
     list of next candidates marks an end.
     """
     action, present, lists, index = candidates(column, faults)
-    next_action, next_taken = candidate_features(_empty_strings_as_null(column("next_action")), faults)
+    next_action, next_taken = candidate_features(empty_strings_as_null(column("next_action")), faults)
     # {} is a valid action, but as a next action it means that there is none
     next_taken = next_taken & ~np.isnan(next_action.values).all(axis=1)
+    without_choice = column("possible_actions").present & ~present & (lists.lengths == 0)
     after = column("possible_next_actions")
     without = (lists.lengths == 0) if contract.choices else np.ones(len(index), bool)
     lists = lists.or_alone(action, present, without)
@@ -337,15 +344,8 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, co
         next_mask=none,
         lists=lists,
         next_lists=next_lists,
+        without_choice=without_choice,
         next_listed=after.present,
         has_next=next_lists.lengths > 0,
         next_not_possible=np.zeros(len(index), bool),
     )
-
-
-def _empty_strings_as_null(column: Column) -> Column:
-    if not is_string(column.array.type):
-        return column
-    array = column.array.cast(pa.string())
-    array = pc.if_else(pc.equal(array, '""' if column.text else ""), pa.scalar(None, pa.string()), array)
-    return Column(column.name, pa.nulls(len(array)) if array.null_count == len(array) else array, column.text)

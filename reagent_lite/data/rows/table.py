@@ -48,6 +48,7 @@ from reagent_lite.data.rows.contract import (
     ActionRule,
     Contract,
     candidates,
+    empty_strings_as_null,
     finite,
     further_reward,
     propensity,
@@ -135,13 +136,13 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Faults) -> dict[str, pa.Array]:
     """Returns the columns of actions as names, null where unknown; any name is valid if `actions` is empty."""
     arrays = {name: _names(column[name], actions, faults) for name in _LISTS}
-    logged = column["action"]
+    lists = arrays["possible_actions"]
+    logged = empty_strings_as_null(column["action"], filled(pc.list_value_length(lists), -1) == 0)
     if actions:
         codes = ActionRule(actions).codes(logged, faults)
         action = pa.array(actions, pa.string()).take(pa.array(codes, mask=codes < 0))
     else:
         action = texts(logged, faults, "the name or the index of an action")
-    lists = arrays["possible_actions"]
     row = to_numpy(pc.list_parent_indices(lists))
     equal = filled(pc.equal(lists.flatten(), action.take(pa.array(row))), 0).astype(bool)
     missing = valid_rows(action) & valid_rows(lists)

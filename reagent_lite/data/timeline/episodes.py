@@ -1,5 +1,8 @@
 """Sorted events of whole episodes: which are kept, which lead to a known state, and the span of each. Arrays only.
 
+A last row without an action and without possible actions is the state after an end: the row before it ends the episode,
+and it is no decision itself.
+
 A row is complete if it is known where it led: to the next row, to a true end, or, if a limit cut the episode, to a next
 state of its own. A transition spans complete rows only, and at most up to the first row that ends the episode.
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +53,21 @@ class Counts:
         self.duplicates = heapq.nsmallest(MAX_DUPLICATES, self.duplicates + other.duplicates)
 
 
+class Ends(NamedTuple):
+    """Flags of n rows.
+
+    Attributes:
+        terminal, truncated: [n] the row's own flags.
+        has_next_state: [n] whether the row has a next state of its own, which is used if the row is truncated.
+        without_choice: [n] whether no action was taken and none was possible.
+    """
+
+    terminal: Mask
+    truncated: Mask
+    has_next_state: Mask
+    without_choice: Mask
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episodes:
     """n events, sorted by episode and sequence_number.
@@ -57,35 +76,27 @@ class Episodes:
         section: settings of the pairing.
         start, stop: [n] first row of the row's episode, and the row after its last.
         sequence: [n] sequence_number.
-        terminal, truncated: [n] flags of the row.
-        has_next_state: [n] whether the row has a next state of its own, which is used if the row is truncated.
+        ends: flags of the rows.
     """
 
     section: TimelineSection
     start: Indices
     stop: Indices
     sequence: Indices
-    terminal: Mask
-    truncated: Mask
-    has_next_state: Mask
+    ends: Ends
 
     @classmethod
-    def of(
-        cls, section: TimelineSection, code: NDArray[np.int32], sequence: Indices, ends: tuple[Mask, Mask, Mask]
-    ) -> Episodes:
-        """Returns events, given the code of each row's episode, and `ends`: terminal, truncated, has_next_state."""
+    def of(cls, section: TimelineSection, code: NDArray[np.int32], sequence: Indices, ends: Ends) -> Episodes:
+        """Returns events, given the code of each row's episode, and the flags of rows."""
         first = np.append(True, code[1:] != code[:-1])[: len(code)]
         starts = np.flatnonzero(first)
         number = np.cumsum(first) - 1
-        terminal, truncated, has_next_state = ends
         return cls(
             section=section,
             start=starts[number],
             stop=np.append(starts[1:], len(code))[number],
             sequence=sequence,
-            terminal=terminal,
-            truncated=truncated,
-            has_next_state=has_next_state,
+            ends=ends,
         )
 
     def __len__(self) -> int:
@@ -93,7 +104,7 @@ class Episodes:
 
     def only(self, at: Indices) -> Episodes:
         """Returns the events with these indices, in this order."""
-        ends = (self.terminal[at], self.truncated[at], self.has_next_state[at])
+        ends = Ends(*(flag[at] for flag in self.ends))
         return Episodes.of(self.section, self.start[at].astype(np.int32), self.sequence[at], ends)
 
     def without_duplicates(self, kept: Mask, counts: Counts) -> tuple[Indices, Indices]:
@@ -128,8 +139,25 @@ class Episodes:
         return np.equal(self.start, np.arange(len(self)))
 
     @property
+    def truncated(self) -> Mask:
+        """[n] whether a limit cut the episode after the row."""
+        return self.ends.truncated
+
+    @property
+    def after_end(self) -> Mask:
+        """[n] whether the row is the state after an end."""
+        return self.ends.without_choice & ~self.truncated & ~self.followed
+
+    @property
+    def terminal(self) -> Mask:
+        """[n] whether the episode ends with the row, by its own flag or as the state after an end follows."""
+        after_end = self.after_end
+        ends = self.followed & np.roll(after_end, -1) & ~self.truncated
+        return (self.ends.terminal & ~after_end) | ends
+
+    @property
     def over(self) -> Mask:
-        """[n] whether the row's own flags say that the episode ends with it."""
+        """[n] whether the episode ends with the row."""
         return self.terminal | self.truncated
 
     @property
@@ -141,26 +169,29 @@ class Episodes:
     def complete(self) -> Mask:
         """[n] whether it is known where the row led."""
         goes_on = self.followed | self.section.addTerminalStateRow
-        return self.terminal | (self.truncated & self.has_next_state) | (~self.over & goes_on)
+        complete = self.terminal | (self.truncated & self.ends.has_next_state) | (~self.over & goes_on)
+        return complete & ~self.after_end
 
     @property
     def since_first(self) -> Indices:
         """[n] sequence_number minus that of the first row of the episode."""
         return self.sequence - self.sequence[self.start]
 
-    def figures(self) -> Counter[str]:
-        """Returns the figures that a timeline reports."""
+    def figures(self, reward: NDArray[np.float64]) -> Counter[str]:
+        """Returns the figures that a timeline reports; `reward` [n] may be NaN."""
         follows = ~self.first
         figures = {
             "paired_rows": np.ones(len(self), bool),
             "episodes": self.first,
             "one_row_episodes": self.stop - self.start == 1,
             "gaps": follows & (np.diff(self.sequence, prepend=self.sequence[:1]) > 1),
-            "rows_after_an_end": follows & np.roll(self.over, 1),
+            "rows_after_an_end": follows & np.roll(self.over, 1) & ~self.after_end,
+            "states_after_an_end": self.after_end,
+            "rewards_after_an_end": self.after_end & (np.nan_to_num(reward) != 0),
             "terminal_rows": self.terminal,
             "truncated_rows": self.truncated,
-            "last_rows_without_an_end": ~self.followed & ~self.over,
-            "truncated_rows_without_next_state": self.truncated & ~self.has_next_state,
+            "last_rows_without_an_end": ~self.followed & ~self.over & ~self.after_end,
+            "truncated_rows_without_next_state": self.truncated & ~self.ends.has_next_state,
             "complete_rows": self.complete,
         }
         return Counter({name: int(mask.sum()) for name, mask in figures.items()})

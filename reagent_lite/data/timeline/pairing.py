@@ -26,13 +26,21 @@ from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.schema import filled, in_one_piece, to_numpy, valid_rows
 from reagent_lite.data.rows.table import type_of
-from reagent_lite.data.timeline.episodes import Counts, Episodes, SpannedRows
+from reagent_lite.data.timeline.episodes import Counts, Ends, Episodes, SpannedRows
 from reagent_lite.data.timeline.events import EventFacts, event_columns
 from reagent_lite.data.writing.part_files import PartFiles
 
 OUTPUTS = ("timeline.outputTableName", "timeline.evalTableName")
 """Config keys of the folders of a timeline, in their order."""
-_ALL_COMPLETE = {"last_rows_without_an_end": 0, "truncated_rows_without_next_state": 0}
+_ALL_COMPLETE = dict.fromkeys(
+    (
+        "last_rows_without_an_end",
+        "truncated_rows_without_next_state",
+        "states_after_an_end",
+        "rewards_after_an_end",
+    ),
+    0,
+)
 """Figures of an output of events, in which no rows are left out for these reasons: only pairing does that."""
 _TYPES = {"flag": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "text": pa.string()}
 
@@ -115,12 +123,13 @@ class Pairing:
         """Returns the rows made of whole episodes, with `_folder` and `part` as the last columns, and counts them."""
         events, rows = self._kept(events, counts)
         _count_ids(events, self.config, counts)
+        figures = rows.figures(filled(in_one_piece(events.column("reward")), np.nan))
         if self.config.output == "events":
-            counts.figures.update({**rows.figures(), **_ALL_COMPLETE, "complete_rows": len(rows)})
+            counts.figures.update({**figures, **_ALL_COMPLETE, "complete_rows": len(rows)})
             at = np.arange(len(rows))
             columns = self._columns_of_events(events)
         else:
-            counts.figures.update(rows.figures())
+            counts.figures.update(figures)
             spans = rows.spans()
             at = spans.at
             columns = _transitions(_Transitions(events=events, spans=spans), self)
@@ -168,7 +177,10 @@ def _episodes(events: pa.Table, section: TimelineSection) -> Episodes:
     terminal, truncated = (filled(in_one_piece(events.column(name)), 0) > 0 for name in ("terminal", "truncated"))
     has_next_state = valid_rows(in_one_piece(events.column("next_state_features")))
     sequence = filled(in_one_piece(events.column("sequence_number")), 0)
-    return Episodes.of(section, codes, sequence, (terminal, truncated, has_next_state))
+    listed = in_one_piece(events.column("possible_actions"))
+    action = in_one_piece(events.column("action"))
+    without_choice = ~valid_rows(action) & (filled(pc.list_value_length(listed), -1) == 0)
+    return Episodes.of(section, codes, sequence, Ends(terminal, truncated, has_next_state, without_choice))
 
 
 def _count_ids(events: pa.Table, config: TimelineConfig, counts: Counts) -> None:

@@ -139,6 +139,10 @@ def log_figures(config: TimelineConfig, facts: EventFacts, counts: Counts, files
         log(warning, "last_rows_without_an_end", *ends, rest)
     rest = "no next_state_features, left out, as the state at the limit is not known. Log what was seen there"
     log(warning, "truncated_rows_without_next_state", "truncated row has", "truncated rows have", rest)
+    rest = "no action and none that is possible: states after an end, with which the rows before them end"
+    log(info, "states_after_an_end", "last row has", "last rows have", rest)
+    rest = "a reward that no transition has. Log it in the row before, with the action that earned it"
+    log(warning, "rewards_after_an_end", "state after an end has", "states after an end have", rest)
     rest = "an end inside an mdp_id; nothing is paired across it. Give each episode an mdp_id of its own"
     log(warning, "rows_after_an_end", "row follows", "rows follow", rest)
 
@@ -153,6 +157,7 @@ def _reasons(config: TimelineConfig, facts: EventFacts, counts: Counts) -> str:
     missing = {
         "with the mdp_id and sequence_number of another": figures["duplicate_rows"],
         "last of an episode with neither terminal nor truncated": _without_an_end(config, counts),
+        "last of an episode without a possible action, after its end": figures["states_after_an_end"],
         "truncated without next_state_features": figures["truncated_rows_without_next_state"],
         "in episodes of unusual length": counts.outliers["rows"],
         "refused or in a refused row's episode": facts.rows - figures["rows"] if facts.faults.kinds else 0,

@@ -125,6 +125,15 @@ def csv_cells(table: pa.Table) -> pa.Table:
     return pa.table(columns)
 
 
+def without_formulas(table: pa.Table) -> pa.Table:
+    """Returns a table with an apostrophe before strings that spreadsheets take for formulas (OWASP, CSV injection)."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+            escaped = pc.replace_substring_regex(table.column(index), r"\A([=+\-@\t\r])", r"'\1")
+            table = table.set_column(index, field, escaped)
+    return table
+
+
 def _columns(table: pa.Table) -> dict[str, pa.Array]:
     return {name: table[name].combine_chunks() for name in table.column_names}
 

@@ -183,8 +183,9 @@ def _cached_or_measured(config: WorkflowConfig, group: Group, backend: Backend) 
             for line in result.lines:
                 logger.info(line)
             return result
-    result = find_scale(config, limit, Probes(config, group))
-    if result.choice is not None:
+    probes = Probes(config, group)
+    result = find_scale(config, limit, probes)
+    if result.choice is not None and not probes.out_of_time:
         with suppress(OSError):  # the next run measures again
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, result.model_dump_json().encode())
@@ -256,9 +257,11 @@ def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> Search
     search(lambda num_envs: rate(num_envs, minibatch), first_size, limit.num_envs)
     add("measured again before it is kept:")
     measured_again: set[Scale] = set()
-    while (choice := smallest(rates)) is not None and choice not in measured_again:
+    while (choice := smallest(rates)) is not None and choice not in measured_again and not probes.out_of_time:
         measured_again.add(choice)
-        rates[choice] = min(rates[choice], measured(choice))
+        again = measured(choice)
+        if not probes.out_of_time:  # else the first measurement stands
+            rates[choice] = min(rates[choice], again)
     return result_of(choice)
 
 
@@ -325,6 +328,11 @@ class Probes:
         several = f", {counted(self._count, 'process')} of this machine at once" if self._count > 1 else ""
         self.hardware = f"{name}{several}"
         self._deadline = time.monotonic() + _SEARCH_SHARE * config.rendezvous.startup_timeout_seconds
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether no time of the search is left."""
+        return time.monotonic() >= self._deadline
 
     def rate(self, scale: Scale) -> tuple[float, str]:
         """Returns environment steps per second of this machine and "", or 0 and the reason why the probe failed."""

@@ -130,8 +130,8 @@ def test_statistics_say_what_the_sample_has() -> None:
     (column(MORE, sampled=FIRST), {"f0": "ENUM"}, ["data: x: feature 0"], "ENUM.*got more than 100"),
     (FEW, {"f2": "QUANTILE"}, ["data: x: feature 2"], "QUANTILE.*got 0 values in the sample"),
     (Merge(20, 4).summary(), {}, ["data: x"], "got none in 0 rows"),
-    # too few values: every such feature is named
-    (column([*SEVENTHS[:19], *[nan] * 31], SEVENTHS, [nan] * 50), {}, ["data: x: feature 0", "data: x: feature 2"],
+    # too few values in all features: every one is named
+    (column([*SEVENTHS[:19], *[nan] * 31], [nan] * 50), {}, ["data: x: feature 0", "data: x: feature 1"],
      "expected at least 20 present values, got 19 in 50 rows or candidates"),
 ])  # fmt: skip
 def test_what_cannot_be_fitted_is_refused(
@@ -147,3 +147,12 @@ def test_override_of_an_unknown_feature() -> None:
     check_overrides(norm_params, {7}, "data")
     with pytest.raises(ConfigError, match=r"overrides\.7: .*Did you mean 71?"):
         check_overrides(norm_params, {1, 71}, "data")
+
+
+def test_rare_features_are_left_out() -> None:
+    """Unless an override names them, or fewer values are enough."""
+    summary = column([*SEVENTHS[:19], *[nan] * 31], SEVENTHS, [nan] * 50)
+    assert fitted(summary).spec.feature_ids == (1,)
+    assert fitted(summary, f2="DO_NOT_PREPROCESS").spec.feature_ids == (1, 2)
+    few = fit_columns({"x": summary}, NormParams(min_present_values=19), where="data")["x"]
+    assert few.spec.feature_ids == (0, 1)

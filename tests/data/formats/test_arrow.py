@@ -167,7 +167,8 @@ def test_times_of_day_beyond_midnight_are_refused(tmp_path: Path, name: str, wor
     [
         ("x.arrow", b"FEA1" + bytes(40), "got Feather version 1. Write it again as version 2"),
         ("x.parquet", b"PAR1" + bytes(40), "expected a complete Parquet file, got one that ends early or is damaged"),
-        ("x.feather", b"state_features,reward\n1,2\n", "got one that ends early or is damaged"),
+        ("x.feather", b"state_features,reward\n1,2\n", "expected Arrow IPC, as its name says, got text"),
+        ("x.parquet", data_of(TABLE, pa.ipc.new_file), "got Arrow IPC. Give it the extension .arrow"),
         ("x.arrow.gz", b"", "expected an uncompressed Arrow IPC file, got one packed as .gz"),
         ("x.arrow", data_of(TABLE, pa.ipc.new_stream) * 2, "another stream, or other data, follows its end"),
     ],
@@ -229,3 +230,16 @@ def test_metadata_that_claim_json_are_not_believed(tmp_path: Path, name: str) ->
 def test_a_buffer_may_end_with_a_part_of_a_value() -> None:
     array = pa.Array.from_buffers(pa.int32(), 2, [None, pa.py_buffer(np.arange(3, dtype=np.int32).tobytes()[:11])])
     assert (to_numpy(array).tolist(), to_numpy(array[1:]).tolist()) == ([0, 1], [1])
+
+
+@pytest.mark.parametrize("kind", ["sparse", "dense"])
+def test_unions_are_refused(tmp_path: Path, kind: str) -> None:
+    """Arrow has no kernel that reads them."""
+    codes = pa.array([0, 1], pa.int8())
+    parts = [pa.array([1.0, 2.0]), pa.array(["a", "b"])]
+    offsets = pa.array([0, 0], pa.int32())
+    union = (
+        pa.UnionArray.from_sparse(codes, parts) if kind == "sparse" else pa.UnionArray.from_dense(codes, offsets, parts)
+    )
+    table = pa.table({"reward": pa.ListArray.from_arrays([0, 1, 2], union)})
+    assert "a union of types in reward" in str(problems_of(written(tmp_path, table, "x.arrow"))[0])

@@ -132,7 +132,7 @@ def test_faults_have_their_line(
         ("state_features,state_features.0,reward\n{},1,2\n", "1: expected state_features once, got a column "
          "'state_features' and a column 'state_features.0'. Keep one"),
         ((HEADER + GOOD).encode("utf-16"), "expected text in UTF-8, got UTF-16. Write the file as UTF-8"),
-        (gzip.compress(b"reward\n", mtime=0), "expected text in UTF-8, got gzip. Unpack it, or give it the extension"),
+        (gzip.compress(b"reward\n", mtime=0), "csv, as its name says, got gzip. Unpack it, or give it the extension"),
         ("é,reward\n1,1\n".encode("latin-1"), "1: expected a header in UTF-8"),
         ("state_features.,reward\n1,1\n", "1: expected a feature's id or name after 'state_features.', got none"),
         ("reward,mdp_id\n1,é\n".encode("latin-1"), "2: expected text in UTF-8"),

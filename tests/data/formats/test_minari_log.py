@@ -162,3 +162,18 @@ def test_damaged_datasets_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     ):  # fmt: skip
         description.write_text(json.dumps(changed))
         assert message in str(problems_of(folder)[0])
+
+
+@pytest.mark.parametrize("size", [31, 32])
+def test_images_that_minari_stores_as_jpeg_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    image = spaces.Box(0, 255, (size, 32), np.uint8)
+    space = spaces.Dict({"seen": image})
+    observations = {"seen": np.full((3, size, 32), 200, np.uint8)}
+    folder = without_env(monkeypatch, tmp_path, space, spaces.Discrete(2), observations=observations,
+                         actions=np.array([0, 1]), rewards=[1.0, 1.0])  # fmt: skip
+    if size == 32:
+        assert "jpeg_encoding=False" in str(problems_of(folder)[0])
+    else:
+        assert rows_of(folder)[0]["state_features"]["7"] == 200

@@ -110,7 +110,7 @@ def test_ids_and_repeated_features_are_the_same_rows(made: Any, form: str, tmp_p
 
 def test_an_unknown_item_is_a_fault_with_its_line(tmp_path: Path) -> None:
     rows = events()
-    rows[3] = {**rows[3], "action": "beer", "possible_actions": [*rows[3]["possible_actions"], "beer"]}
+    rows[3] = {**rows[3], "action": "beer"}
     rows[5] = {**rows[5], "possible_actions": [*rows[5]["possible_actions"], "rum"]}
     log = write_lines(tmp_path / "log.jsonl", rows)
     with pytest.raises(DataError) as error:

@@ -83,7 +83,13 @@ KINDS = [
     pa.large_list(pa.float64()), pa.list_(pa.int8(), 2), pa.list_(pa.bool_()), pa.timestamp("s"), pa.duration("s"),
     pa.time64("us"), pa.map_(pa.binary(), pa.float64()), pa.map_(pa.bool_(), pa.float64()),
 ]  # fmt: skip
-OF_THE_LOG = ("rows of data", "one of the columns terminal", "each column once", "text in UTF-8")
+OF_THE_LOG = (
+    "rows of data",
+    "one of the columns terminal",
+    "each column once",
+    "text in UTF-8",
+    "csv, as its name says",
+)
 """What is expected where no single line is at fault."""
 
 
@@ -240,7 +246,7 @@ def read_frame(frame: pd.DataFrame) -> list[tuple[int, Row]]:
     """The rows of a table as pandas has them, NaN as absent, maps as dicts."""
 
     def plain(name: str, value: Any) -> Any:
-        if name in MAPS and isinstance(value, list | np.ndarray):
+        if name in MAPS and isinstance(value, list | np.ndarray) and all(isinstance(pair, tuple) for pair in value):
             return {key.decode() if isinstance(key, bytes) else key: number for key, number in value}
         if isinstance(value, np.ndarray):
             return list(value)

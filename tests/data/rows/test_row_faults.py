@@ -235,7 +235,7 @@ def test_an_action_is_shown_as_the_file_has_it(tmp_path: Path, form: str) -> Non
 
 
 @pytest.mark.parametrize(("rows", "actions", "line", "expected", "todo"), [
-    ([GOOD_PARAMETRIC], ACTIONS, ":1", "one of the actions", "Maps are actions of workflows.parametric_dqn"),
+    ([GOOD_PARAMETRIC], ACTIONS, ":1", "0 or 1 for each of 2 actions", "Maps are actions of workflows.parametric_dqn"),
     ([GOOD], None, ":1", "", "Names and indices are actions of workflows.dqn"),
     *(
         ([{f"{key}s" if key == name else key: value for key, value in GOOD.items()}], ACTIONS, ":1",

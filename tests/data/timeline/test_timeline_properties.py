@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from oracles.event_files import write_events
 from oracles.events import NAMES, make, random_events, read, report, transitions
 from oracles.transitions import check_copy
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.errors import DataError
 
 CHOICES = ("possible_actions", "possible_next_actions", "next_state_features")
 ENDS = ("terminal", "truncated", "next_state_features", "possible_next_actions")
@@ -60,3 +63,54 @@ def test_files_of_events_are_paired_as_the_log_is(actions: tuple[str, ...] | Non
     assert report(folder) | {"left_out": [left_out], "rows_beyond_time_window": 0} == report(folder)
     copy = prepare_training_copy(str(folder), actions=actions, directory=str(tmp_path / "copies"))
     check_copy(copy, transitions(list(first.values())), actions, in_file_order=False)
+
+
+@pytest.mark.parametrize(
+    ("actions", "nothing"),
+    [
+        (None, {"action": {}, "possible_actions": []}),
+        (None, {"action": None, "possible_actions": []}),
+        (NAMES, {"action": "", "possible_actions": []}),
+        (NAMES, {"action": None, "possible_actions": [0] * len(NAMES)}),
+    ],
+)
+def test_a_last_row_without_a_possible_action_is_an_end(
+    actions: tuple[str, ...] | None, nothing: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of three decisions that earn 1 each the returns at 0.9 are 2.71, 1.9 and 1."""
+    action: Any = {"0": 1.0} if actions is None else NAMES[0]
+    possible = [int(name == action) for name in NAMES] if nothing["possible_actions"] else [action]
+    rows = [
+        {"mdp_id": name, "sequence_number": number, "state_features": {"0": number}, "reward": 1 + number // 3,
+         "action": action, "possible_actions": possible, "action_probability": 1.0, **(nothing if number == 3 else {})}
+        for name in ("one", "two") for number in range(4)
+    ]  # fmt: skip
+    log = write_events(rows, tmp_path / "log", "jsonl")
+    columns = {"actionDiscrete": actions is not None}
+    query = {"query": {"actions": actions or ()}}
+    for source in (
+        str(log),
+        make(tmp_path / "direct", log, query, **columns).train,
+        make(tmp_path / "events", log, {"output": "events", **query}, **columns).train,
+    ):
+        copy = prepare_training_copy(source, actions=actions, directory=str(tmp_path / "copies"))
+        assert copy.bootstrap.tolist() == [1, 1, 0] * 2
+        assert copy.action.tolist() == [0] * 6
+        returns = np.zeros(7)
+        for row in range(5, -1, -1):
+            returns[row] = copy.reward[row] + 0.9 * copy.bootstrap[row] * returns[row + 1]
+        np.testing.assert_allclose(returns[:3], [2.71, 1.9, 1.0])
+    # by the timeline, and by the copies of both logs of events
+    assert caplog.text.count("2 states after an end have a reward that no transition has") == 3
+
+
+def test_an_empty_string_is_an_action_that_is_not_listed(tmp_path: Path) -> None:
+    """It stands for none only where nothing is possible."""
+    rows = [
+        {"mdp_id": "a", "sequence_number": number, "state_features": {"0": 1}, "reward": 1, "action": action,
+         "possible_actions": NAMES}
+        for number, action in enumerate((NAMES[0], ""))
+    ]  # fmt: skip
+    log = write_events(rows, tmp_path / "log", "jsonl")
+    with pytest.raises(DataError, match=r'expected one of the actions .*, got ""'):
+        prepare_training_copy(str(log), actions=NAMES, directory=str(tmp_path / "copies"))
