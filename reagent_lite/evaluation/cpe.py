@@ -17,6 +17,7 @@ from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Events, Overlap, matched_events, measure_overlap, outlying_outcomes
 from reagent_lite.evaluation.page import EvaluationPage, episode_groups, tables_of
+from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.verdict import (
     Reasoned,
     Verdict,
@@ -183,6 +184,7 @@ def evaluate_page(
     generator: torch.Generator,
     missing: Mapping[str, str] | None = None,
     calibration: Calibration | None = None,
+    features: StateFeatures | None = None,
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> CPEResult:
     """Evaluates the page's policy for the reward and every metric.
@@ -197,6 +199,7 @@ def evaluate_page(
         generator: draws the resamples, and the episodes if there are too many; on the CPU.
         missing: result of missing_estimates: these estimates are undefined and not to be used.
         calibration: calibration of the propensities, if they are estimated.
+        features: state features of the rows that `page.number` names; None if they are unknown.
         show: called with the number of outcomes done and the number of all outcomes.
     """
     missing = missing or {}
@@ -204,6 +207,9 @@ def evaluate_page(
     outcomes: list[OutcomeResult] = []
     overlap = None
     if len(rows):
+        row_weights = page.weight[rows]
+        alternatives = Alternatives.of(page.at_logged(page.model_propensities)[rows], page.propensity[rows])
+        segment = _untried_segment(page, rows, alternatives, features)
         num_episodes = len(torch.unique_consecutive(page.episode[rows]))
         # resamples of one episode are all alike: no interval rather than one of width 0
         count = config.bootstrap_resamples if num_episodes > 1 else 0
@@ -213,10 +219,10 @@ def evaluate_page(
             sums = sums_of_rows(part, rows, gamma)
             samples = sums.estimates(drawn.blocks(), (*LOGGED, *ESTIMATORS.values()))
             overlap = overlap or replace(
-                measure_overlap(page, rows, sums, samples[0]["mean_weight"], config), calibration=calibration
+                measure_overlap(page, rows, sums, samples[0]["mean_weight"], config),
+                calibration=calibration,
+                untried_segment=segment,
             )
-            row_weights = page.weight[rows]
-            alternatives = Alternatives.of(page.at_logged(page.model_propensities)[rows], page.propensity[rows])
             for index, name in enumerate(part.names):
                 is_reward = first + index == 0
                 bounds = config.reward_range if is_reward else None
@@ -249,6 +255,20 @@ def evaluate_page(
         num_episodes_left_out=left_out,
         num_rows_beyond_horizon=beyond,
     )
+
+
+def _untried_segment(
+    page: EvaluationPage, rows: Tensor, alternatives: Alternatives, features: StateFeatures | None
+) -> str:
+    """Returns in words where the log hardly tries the policy's decisions; empty if it tries them or it is unknown."""
+    hardly_tried = alternatives.hardly_tried
+    if features is None or page.number is None or not len(hardly_tried):
+        return ""
+    inside = torch.zeros(len(rows), dtype=torch.bool)
+    inside[hardly_tried] = True
+    number = page.number[rows]
+    known = number >= 0
+    return features.describe(number[known].numpy(), inside[known].numpy())
 
 
 def estimates_of_page(

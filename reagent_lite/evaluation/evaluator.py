@@ -37,6 +37,7 @@ from reagent_lite.evaluation.cpe import (
 from reagent_lite.evaluation.episodes import TrainEvalLogs
 from reagent_lite.evaluation.fitting import Learning, PolicyModels, Split, fit_passes, fit_plan, fit_steps, num_steps
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
+from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.item_table import ItemTable
 from reagent_lite.types import Actions, FeatureSpec, TransitionBatch
 
@@ -219,6 +220,7 @@ class PolicyEvaluator:
                 generator=self._generator,
                 missing=self.missing,
                 calibration=None if log.behavior is None else log.behavior.calibration,
+                features=StateFeatures.of(log.sides.scored),
                 show=show,
             )
 
@@ -264,6 +266,7 @@ class PolicyEvaluator:
             policy=self.policy,
             models=models,
             metric_names=log.metric_names,
+            numbers=scored.numbers if log.group.is_first else np.full(len(scored.numbers), -1, np.int64),
         )
 
     def _gathered(self, part: EvaluationPage) -> EvaluationPage | None:

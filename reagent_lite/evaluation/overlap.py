@@ -129,6 +129,7 @@ class Overlap:
             by weights alone count the logged part, those with value models also what follows.
         untried_share: share of the policy's decisions that the log is expected to try less than ENOUGH_TRIES times.
         expected_tries: how often the log is expected to try them.
+        untried_segment: in which rows these decisions are, in words; empty if they are in no simple segment.
         calibration: calibration of the propensities, if they are estimated.
     """
 
@@ -154,6 +155,7 @@ class Overlap:
     cut_share: float
     untried_share: float = 0.0
     expected_tries: float = 0.0
+    untried_segment: str = ""
     calibration: Calibration | None = None
 
 

@@ -47,6 +47,8 @@ class EvaluationPage:
         reward_model: [N, K, T] float64, expected outcomes.
         q_values: [N, K, T] float64, values of the evaluated policy.
         next_value: [N, T] float64, value of the next state under the evaluated policy; 0 after a true end.
+        number: [N] int64, number of the row in the training copy of the first process, -1 for rows of other machines;
+            None if unknown.
     """
 
     names: tuple[str, ...]
@@ -61,6 +63,7 @@ class EvaluationPage:
     reward_model: Tensor
     q_values: Tensor
     next_value: Tensor
+    number: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.action)
@@ -79,7 +82,8 @@ class EvaluationPage:
     @property
     def columns(self) -> dict[str, Tensor]:
         """The columns by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "names"}
+        columns = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "names"}
+        return {name: column for name, column in columns.items() if column is not None}
 
     @property
     def row_bytes(self) -> int:
@@ -119,6 +123,7 @@ def build_page(
     policy: PolicyProbabilities,
     models: CPEHeads | None,
     metric_names: tuple[str, ...] = (),
+    numbers: NDArray[np.int64] | None = None,
 ) -> EvaluationPage:
     """Evaluates policy and models on logged rows.
 
@@ -129,6 +134,7 @@ def build_page(
         policy: the evaluated policy; unknown probabilities are NaN and count as 0.
         models: models of the policy, fitted to other episodes; None for predictions of 0.
         metric_names: names of the M columns of `metrics`.
+        numbers: [N] EvaluationPage.number of these rows.
     """
     names = (REWARD_NAME, *metric_names)
     with torch.no_grad():
@@ -138,6 +144,8 @@ def build_page(
         name: torch.cat([padded(name, part.columns[name], num_choices) for part in parts]) for name in parts[0].columns
     }
     columns["episode"] = torch.from_numpy(np.ascontiguousarray(episodes, dtype=np.int64))
+    if numbers is not None:
+        columns["number"] = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64))
     page = EvaluationPage(names=names, **columns)
     return page.rows(torch.argsort(page.episode, stable=True))
 
@@ -281,6 +289,8 @@ def _page_of(
 def _empty_page(names: tuple[str, ...]) -> EvaluationPage:
     columns = {}
     for field in fields(EvaluationPage)[1:]:
+        if field.name == "number":
+            continue
         choices = (1,) * (field.name in BY_CHOICE)
         outcomes = (len(names),) * (field.name in BY_OUTCOME)
         dtype = _DTYPES.get(field.name, torch.float64)

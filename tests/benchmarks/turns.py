@@ -60,12 +60,12 @@ class Finished:
         return float(json.loads(self.out.splitlines()[-1])["rows_per_second"])
 
 
-def run(*arguments: object, **environment: str) -> Finished:
-    """Runs Python in the root of the project to its end; its standard error is shown if it fails."""
+def run(*arguments: object, root: Path = ROOT, **environment: str) -> Finished:
+    """Runs Python in the root of a tree of the project to its end; its standard error is shown if it fails."""
     start = time.perf_counter()
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            [sys.executable, *map(str, arguments)], cwd=ROOT, env={**os.environ, **environment}, text=True,
+            [sys.executable, *map(str, arguments)], cwd=root, env={**os.environ, **environment}, text=True,
             stdout=subprocess.PIPE, stderr=errors,
         )  # fmt: skip
         out = process.stdout.read()
