@@ -36,9 +36,11 @@ class EvaluationConfig(Section):
     this range, even if no scored row has them; absent: for the range of the scored rows."""
     bootstrap_resamples: Annotated[int, Field(ge=100)] = 2000
     """Resamples of episodes for the intervals of estimates by a fitted model."""
-    max_episodes: Annotated[int, Field(ge=2)] = 10_000
-    """Largest number of scored episodes of all machines; of more episodes a sample is scored, drawn by seed and
-    mdp_id."""
+    max_episodes: Annotated[int, Field(ge=2)] | None = None
+    """Largest number of scored episodes of all machines; of more episodes a sample is scored, drawn by seed and mdp_id.
+    Absent: all, as long as they have at most 20 million choices (rows times actions or candidates, times reward and
+    metrics), which takes a minute or two; else as many as have, but at least 10 000. Estimates after an epoch are of at
+    most 10 000 episodes."""
     max_horizon: Count = 1000
     """Largest number of scored rows per episode, from its start; the report counts later rows."""
     min_effective_episodes: Annotated[float, Field(ge=1)] = 10.0

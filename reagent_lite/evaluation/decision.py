@@ -423,7 +423,7 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
     overlap = None if result is None else result.overlap
     if not side and overlap is not None and overlap.untried_share and row.difference.low < row.difference.high:
         reason += f"; {untried_decisions(overlap)}"
-        step = f"{_tries(overlap)}; or run an A/B test."
+        step = step if result and result.num_episodes_left_out else f"{_tries(overlap)}; or run an A/B test."
     return _finding(FindingSource.LOG, _BY_SIDE[side], reason, step)
 
 
@@ -452,6 +452,9 @@ def _more_data(row: Estimate, reference: Interval | None, result: CPEResult | No
         for half, size, difference_text in sizes
         if half > size > 0 and count * (half / size) ** 2 < _MOST_EPISODES
     ]
+    unscored = result.num_episodes_left_out
+    if unscored:
+        return f"{_score(count, unscored)}{'; it takes ' if needed else ''}{', '.join(needed)}."
     if not needed:
         return f"log more episodes than the {count:,} that were scored, or run an A/B test."
     scored = counted(count, "episode was", "episodes were")
@@ -463,6 +466,8 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
     if result is None or result.overlap is None:
         return "evaluate on a log with whole episodes of the policy in use."
     overlap = result.overlap
+    if result.num_episodes_left_out:
+        return f"{_score(overlap.num_episodes, result.num_episodes_left_out)}."
     if not result.weighted or overlap.unsupported_share > _MOSTLY:
         return (
             "log the probability of every action that is taken (action_probability), of a policy that tries all of "
@@ -496,6 +501,14 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
         return f"say in evaluation.reward_range which rewards are possible, or {_tries(overlap)}; and evaluate again."
     return (
         f"log more episodes, or a policy that takes this policy's actions more often, or {_NEARER}; or run an A/B test."
+    )
+
+
+def _score(scored: int, unscored: int) -> str:
+    """Returns the advice to score all episodes that the log has."""
+    return (
+        f"set evaluation.max_episodes to {scored + unscored}: {scored:,} episodes were scored, and the log has "
+        f"{unscored:,} more to score"
     )
 
 

@@ -160,7 +160,12 @@ class Overlap:
 
 
 def measure_overlap(
-    page: EvaluationPage, rows: torch.Tensor, sums: EpisodeSums, mean_weight: torch.Tensor, config: EvaluationConfig
+    page: EvaluationPage,
+    rows: torch.Tensor,
+    sums: EpisodeSums,
+    mean_weight: torch.Tensor,
+    alternatives: Alternatives,
+    config: EvaluationConfig,
 ) -> Overlap:
     """Returns the diagnostics of some rows of a page.
 
@@ -169,6 +174,7 @@ def measure_overlap(
         rows: numbers of the rows.
         sums: terms of their episodes.
         mean_weight: [1 + R] mean weight in each sample.
+        alternatives: actions that could have been logged in the rows.
         config: level, and the required number of effective episodes.
     """
     probability = page.at_logged(page.model_propensities)[rows]
@@ -186,7 +192,7 @@ def measure_overlap(
     unsupported = (propensity >= 1 - _CERTAIN) & (probability < 1 - _CERTAIN)
     episode = page.episode[rows]
     last = rows[torch.cat((episode[1:] != episode[:-1], torch.ones(1, dtype=torch.bool)))]
-    untried_share, expected_tries = untried(Alternatives.of(probability, propensity))
+    untried_share, expected_tries = untried(alternatives)
     enough = by_step >= config.min_effective_episodes
     return Overlap(
         num_rows=len(rows),

@@ -27,7 +27,7 @@ BY_CHOICE = frozenset({"mask", "model_propensities", "reward_model", "q_values"}
 BY_OUTCOME = frozenset({"outcomes", "reward_model", "q_values", "next_value"})
 """Columns whose last axis is T."""
 _ROUNDING = 1e-6  # of probabilities, which are float32 in logs and exported models
-_DTYPES = {"episode": torch.int64, "action": torch.int64, "mask": torch.bool}  # the others are float64
+_DTYPES = {"action": torch.int64, "mask": torch.bool}  # the others are float64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,16 +138,21 @@ def build_page(
     """
     names = (REWARD_NAME, *metric_names)
     with torch.no_grad():
-        parts = [_page_of(batch, policy, models, names) for batch in batches] or [_empty_page(names)]
-    num_choices = max(part.mask.shape[1] for part in parts)
-    columns = {
-        name: torch.cat([padded(name, part.columns[name], num_choices) for part in parts]) for name in parts[0].columns
-    }
-    columns["episode"] = torch.from_numpy(np.ascontiguousarray(episodes, dtype=np.int64))
+        parts = [_columns_of(batch, policy, models) for batch in batches] or [_empty_columns(names)]
+    num_choices = max(part["mask"].shape[1] for part in parts)
+    codes = torch.from_numpy(np.ascontiguousarray(episodes, dtype=np.int64))
+    order = torch.argsort(codes, stable=True)
+    columns = {"episode": codes[order]}
     if numbers is not None:
-        columns["number"] = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64))
-    page = EvaluationPage(names=names, **columns)
-    return page.rows(torch.argsort(page.episode, stable=True))
+        columns["number"] = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64))[order]
+    for name in [*parts[0]]:  # parts are emptied meanwhile, so that memory holds the page once
+        whole = torch.cat([padded(name, part.pop(name), num_choices) for part in parts])
+        columns[name] = whole.index_select(0, order)
+    if models is None:
+        zero = torch.zeros(1, 1, 1, dtype=torch.float64)
+        predicted = zero.expand(len(order), num_choices, len(names))
+        columns |= {"reward_model": predicted, "q_values": predicted, "next_value": predicted[:, 0]}
+    return EvaluationPage(names=names, **columns)
 
 
 def gather_page(part: EvaluationPage, sequence: Tensor, group: Group) -> EvaluationPage | None:
@@ -257,45 +262,41 @@ def held_out(episode_hash: NDArray[np.uint64], share: float) -> NDArray[np.bool_
     return np.asarray((mix(episode_hash.astype(np.uint64)) >> np.uint64(11)).astype(np.float64) < share * 2.0**53)
 
 
-def _page_of(
-    batch: TransitionBatch, policy: PolicyProbabilities, models: CPEHeads | None, names: tuple[str, ...]
-) -> EvaluationPage:
-    outcomes = outcomes_of(batch)
-    if models is None:
-        reward_model = q_values = outcomes.new_zeros(*batch.actions.mask.shape, len(names))
-        next_value = torch.zeros_like(outcomes, dtype=torch.float64)
-    else:
+def _columns_of(batch: TransitionBatch, policy: PolicyProbabilities, models: CPEHeads | None) -> dict[str, Tensor]:
+    predictions = {}
+    if models is not None:
         reward_model, q_values = models.predict(batch.state, batch.actions)
         next_q = _allowed_only(models.predict(batch.next_state, batch.next_actions)[1], batch.next_actions.mask)
         next_propensities = _normalized(policy(batch.next_state, batch.next_actions).double())
-        next_value = batch.bootstrap.unsqueeze(1) * (next_propensities.unsqueeze(2) * next_q).sum(1)
+        predictions = {
+            "reward_model": _allowed_only(reward_model, batch.actions.mask),
+            "q_values": _allowed_only(q_values, batch.actions.mask),
+            "next_value": batch.bootstrap.unsqueeze(1) * (next_propensities.unsqueeze(2) * next_q).sum(1),
+        }
     columns = {
-        "episode": torch.zeros_like(batch.action),
         "action": batch.action,
         "mask": batch.actions.mask,
         "steps": batch.steps.double(),
         "bootstrap": batch.bootstrap.double(),
         "propensity": batch.propensity.double(),
         "model_propensities": _normalized(policy(batch.state, batch.actions).double()),
-        "outcomes": outcomes.double(),
-        "reward_model": _allowed_only(reward_model, batch.actions.mask),
-        "q_values": _allowed_only(q_values, batch.actions.mask),
-        "next_value": next_value,
+        "outcomes": outcomes_of(batch).double(),
+        **predictions,
     }
     real = (batch.weight > 0).cpu()
-    return EvaluationPage(names=names, **{name: value.cpu()[real] for name, value in columns.items()})
+    return {name: value.cpu()[real] for name, value in columns.items()}
 
 
-def _empty_page(names: tuple[str, ...]) -> EvaluationPage:
+def _empty_columns(names: tuple[str, ...]) -> dict[str, Tensor]:
     columns = {}
     for field in fields(EvaluationPage)[1:]:
-        if field.name == "number":
+        if field.name in ("episode", "number"):
             continue
         choices = (1,) * (field.name in BY_CHOICE)
         outcomes = (len(names),) * (field.name in BY_OUTCOME)
         dtype = _DTYPES.get(field.name, torch.float64)
         columns[field.name] = torch.zeros(0, *choices, *outcomes, dtype=dtype)
-    return EvaluationPage(names=names, **columns)
+    return columns
 
 
 def _runs(episode: Tensor) -> tuple[Tensor, Tensor]:

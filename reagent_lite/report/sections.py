@@ -32,11 +32,9 @@ def evaluation_notes(result: CPEResult | None) -> tuple[str, ...]:
         return ()
     if result.overlap is None:
         return ("No episodes could be scored: nothing was estimated from the log.",)
-    if not result.num_episodes_left_out and not result.num_rows_beyond_horizon:
+    if not result.num_rows_beyond_horizon:
         return ()
-    episodes = counted(result.num_episodes_left_out, "episode")
-    rows = counted(result.num_rows_beyond_horizon, "row")
-    return (f"Not scored: {episodes}, and {rows} beyond the horizon.",)
+    return (f"Not scored: {counted(result.num_rows_beyond_horizon, 'row')} beyond evaluation.max_horizon.",)
 
 
 def evaluation_sections(

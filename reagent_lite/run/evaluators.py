@@ -5,7 +5,7 @@ logged      training rows ─► reward and value models of the current policy �
 simulation  episodes played by the network, divided among ranks ─► returns
 
 The rows of all machines are used. Each process builds its part of the page; rank 0 joins the parts and computes the
-estimates. It holds the rows of at most evaluation.max_episodes episodes.
+estimates. It holds the rows of all scored episodes; see evaluation.max_episodes.
 """
 
 from collections.abc import Iterable, Iterator

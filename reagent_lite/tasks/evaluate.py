@@ -30,7 +30,7 @@ from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.agreement import content_of
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy, give_back_memory, prepare_training_copy
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.errors import BundleError, ConfigError, Problem, needing
 from reagent_lite.evaluation.document import Findings
@@ -148,6 +148,7 @@ def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> 
         copy, columns = _read(config, policies, items)
         gamma = _gamma_of_single_rows(copy) if gamma is None else gamma
         log = EvaluationLog.of(config, policies, copy, columns, gamma, items)
+        give_back_memory()  # what reading took
     assert gamma is not None, "without a log there are only models, which have a gamma"
     played = None if arena is None else arena.play(gamma)
     _choose_threads(config.evaluation.minibatch_size, models[0].reading if log is None else log.reading)

@@ -97,6 +97,7 @@ if __name__ == "__main__":
             figures = {
                 tree: {
                     "seconds": [round(finished.seconds, 1) for finished, _ in runs],
+                    "processor_seconds": [round(finished.busy, 1) for finished, _ in runs],
                     "peak_megabytes": [round(finished.peak / 1e6) for finished, _ in runs],
                 }
                 for tree, runs in measured.items()

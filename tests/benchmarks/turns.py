@@ -48,9 +48,13 @@ def write_config(folder: Path, tree: Mapping[str, Any]) -> Path:
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished process: seconds, the peak resident bytes of its largest process, and standard output."""
+    """A finished process: wall-clock and processor seconds, the peak resident bytes of its largest process, and output.
+
+    The processor's time depends less on what else the machine does.
+    """
 
     seconds: float
+    busy: float
     peak: int
     out: str
 
@@ -74,7 +78,7 @@ def run(*arguments: object, root: Path = ROOT, **environment: str) -> Finished:
         errors.seek(0)
         if process.returncode:
             sys.exit(errors.read()[-2000:])
-    return Finished(time.perf_counter() - start, used.ru_maxrss * 1024, out)
+    return Finished(time.perf_counter() - start, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, out)
 
 
 def in_turns(ways: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:

@@ -59,6 +59,17 @@ def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice
     assert str(decision) == f"{choice.value.capitalize()}: {reason}. Next: {decision.next_step}"
 
 
+@pytest.mark.parametrize("rows", [[estimated(PDIS, 10, 1)], [estimated(PDIS, 10, 1, Verdict.SUPPORT)]])
+def test_episodes_that_the_log_has_are_not_asked_for(rows: list[Estimate]) -> None:
+    result = replace(RESULT, overlap=OVERLAP, num_episodes_left_out=3000)
+    step = decide(Evidence(result=result, comparisons=(comparison(*rows),))).next_step
+    count = OVERLAP.num_episodes
+    assert step.startswith(
+        f"set evaluation.max_episodes to {count + 3000}: {count:,} episodes were scored, and the log has 3,000 more"
+    )
+    assert "log more" not in step
+
+
 @pytest.mark.parametrize(
     ("evidence", "choice", "part"),
     [
