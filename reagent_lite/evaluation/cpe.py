@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Events, Overlap, matched_events, measure_overlap, outlying_outcomes
 from reagent_lite.evaluation.page import EvaluationPage, episode_groups, tables_of
 from reagent_lite.evaluation.segment import StateFeatures
+from reagent_lite.evaluation.shared_draws import SharedDraws, shared_draws
 from reagent_lite.evaluation.verdict import (
     Reasoned,
     Verdict,
@@ -216,22 +218,26 @@ def evaluate_page(
         row_weights = page.weight[rows]
         alternatives = Alternatives.of(page.at_logged(page.model_propensities)[rows], page.propensity[rows])
         segment = _untried_segment(page, rows, alternatives, features)
+        shared = _shared_draws(page, rows, row_weights, features)
         num_episodes = len(torch.unique_consecutive(page.episode[rows]))
         # resamples of one episode are all alike: no interval rather than one of width 0
         count = config.bootstrap_resamples if num_episodes > 1 else 0
-        bags = _bags(num_episodes, len(rows), int(page.position.max()) + 1)
+        num_units = num_episodes if page.unit is None else len(torch.unique(page.unit[rows]))
+        bags = _bags(num_units, len(rows), int(page.position.max()) + 1)
         drawn = resamples(bags, count, generator)
-        bag = None if bags == num_episodes else torch.randperm(num_episodes, generator=generator) % bags
+        bag = torch.arange(bags) if bags == num_units else torch.randperm(num_units, generator=generator) % bags
         estimators = [estimator for estimator in (*LOGGED, *ESTIMATORS.values()) if estimator.name not in missing]
         for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
             part = page.only(first, first + _OUTCOMES_AT_ONCE)
             sums = sums_of_rows(part, rows, gamma, OF_LOG if set(MODELLED) <= set(missing) else tuple(SUMS))
-            units = None if bag is None else sums.joined(bag, bags)
+            bag_of_episode = bag if sums.unit is None else bag[sums.unit]
+            units = None if bags == num_episodes else sums.joined(bag_of_episode, bags)
             samples = sums.estimates(drawn.blocks(), estimators, units)
             overlap = overlap or replace(
                 measure_overlap(page, rows, sums, samples[0]["mean_weight"], alternatives, config),
                 calibration=calibration,
                 untried_segment=segment,
+                shared_draws=shared,
             )
             for index, name in enumerate(part.names):
                 is_reward = first + index == 0
@@ -281,6 +287,27 @@ def _untried_segment(
     number = page.number[rows]
     known = number >= 0
     return features.describe(number[known].numpy(), inside[known].numpy())
+
+
+def _shared_draws(page: EvaluationPage, rows: Tensor, weight: Tensor, features: StateFeatures | None) -> SharedDraws:
+    """Returns which rows share draws of the action; in a log of several machines, of the first process's rows.
+
+    Args:
+        page: the scored rows.
+        rows: numbers of the rows.
+        weight: their importance weights.
+        features: state features of the rows; without them the order of the file is unknown, and nothing is found.
+    """
+    if features is None or page.number is None:
+        return SharedDraws()
+    number = page.number[rows]
+    index = (number >= 0).nonzero().squeeze(1)
+    index = index[torch.from_numpy(np.argsort(features.position(number[index].numpy()), kind="stable"))]
+    context = torch.from_numpy(features.context(number[index].numpy())) if features.ids else None
+    episode = page.episode[rows[index]]
+    unit = episode if page.unit is None else page.unit[rows[index]]
+    sorted_by = (page.action[rows[index]], page.outcomes[rows[index], 0], page.propensity[rows[index]])
+    return shared_draws(weight[index], episode, unit, context, sorted_by)
 
 
 def estimates_of_page(
@@ -381,7 +408,16 @@ def sums_of_rows(page: EvaluationPage, rows: Tensor, gamma: float, names: Sequen
     """Returns the terms of some rows of a page, by row numbers in order of time within each episode."""
     # the rows of a group are copied: without a limit in bytes, many choices or outcomes would double the page
     groups = episode_groups(page.episode[rows], max_cells=min(_GROUP_ROWS, max(1, _GROUP_BYTES // page.row_bytes)))
-    return EpisodeSums.of((tables_of(page.rows(rows[group]), gamma) for group in groups), names)
+    sums = EpisodeSums.of((tables_of(page.rows(rows[group]), gamma) for group in groups), names)
+    if page.unit is None:
+        return sums
+    first = torch.cat([group[_starts(page.episode[rows[group]])] for group in groups])
+    return replace(sums, unit=torch.unique(page.unit[rows[first]], return_inverse=True)[1])
+
+
+def _starts(episode: Tensor) -> Tensor:
+    """Returns the indices of the first row of each episode, [n], given a code per row."""
+    return torch.cat((torch.ones(1, dtype=torch.bool), episode[1:] != episode[:-1])).nonzero().squeeze(1)
 
 
 def _bases(
@@ -417,6 +453,8 @@ def _bases(
             contribution = evidence(sums, outcome)
             logged = logged_returns if estimator.sequential else logged_rewards
             shift = float((logged(sums, outcome).outcome - contribution.outcome).mean())
+            if sums.unit is not None:
+                contribution = contribution.joined(sums.unit)
             if bounds is not None:
                 contribution = replace(contribution, bounds=(bounds[0] - shift, bounds[1] - shift))
             if estimator.weighted:

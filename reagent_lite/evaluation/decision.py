@@ -488,6 +488,11 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
         )
     if has_small_propensities(overlap):
         return _CHECK
+    if overlap.shared_draws.between:
+        return (
+            "name in data.columns.unit (workflows.evaluate: columns.unit) the column of what is drawn as one, such as "
+            "the user or the hour, and evaluate again."
+        )
     events = comparison.events
     if events is not None and events.unsized:
         needed = overlap.num_episodes * FEWEST_SIZES / events.unsized

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from reagent_lite.algorithms.cpe_heads import PolicyProbabilities
 from reagent_lite.config.evaluate import UNIFORM, EvaluateConfig
@@ -93,6 +94,7 @@ class EvaluationLog:
         columns: Mapping[str, PolicyColumn],
         gamma: float,
         items: ItemTable | None = None,
+        units: NDArray[np.int64] | None = None,
     ) -> "EvaluationLog":
         """Prepares a log for policies that decide among the same choices.
 
@@ -103,6 +105,7 @@ class EvaluationLog:
             columns: probabilities in columns of the log, by the key of the policy.
             gamma: discount per step.
             items: the item table; None without one.
+            units: code of the unit of each episode; None if episodes are drawn.
 
         Raises:
             DataError: rows with problems; no feature of a model in them; no episode to score.
@@ -149,6 +152,7 @@ class EvaluationLog:
             seed=config.seed,
             behavior=behavior,
             items=items,
+            units=units,
         )
         return cls(
             copy=copy,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -62,6 +63,7 @@ class EvaluationRows:
         unknown: reasons why estimators lack probabilities of the policy, by the estimator's name.
         behavior: estimated behaviour policy, the source of the propensities of `rows`; None if these were logged.
         items: the item table; None without one.
+        units: [episodes] code of the unit of each episode of the scored data; None if episodes are drawn.
     """
 
     sides: TrainEvalLogs
@@ -78,6 +80,7 @@ class EvaluationRows:
     unknown: dict[str, str] = field(default_factory=dict)
     behavior: Behavior | None = None
     items: ItemTable | None = None
+    units: NDArray[np.int64] | None = None
 
     @cached_property
     def fit_rows(self) -> LoggedRows:
@@ -267,6 +270,7 @@ class PolicyEvaluator:
             policy=self.policy,
             models=models,
             metric_names=log.metric_names,
+            units=None if log.units is None else log.units[log.sides.scored.episode[scored.numbers]],
             numbers=scored.numbers if log.group.is_first else np.full(len(scored.numbers), -1, np.int64),
         )
 

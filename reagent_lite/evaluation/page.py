@@ -49,6 +49,7 @@ class EvaluationPage:
         next_value: [N, T] float64, value of the next state under the evaluated policy; 0 after a true end.
         number: [N] int64, number of the row in the training copy of the first process, -1 for rows of other machines;
             None if unknown.
+        unit: [N] int64, a code per unit, which holds whole episodes; None if episodes are drawn.
     """
 
     names: tuple[str, ...]
@@ -64,6 +65,7 @@ class EvaluationPage:
     q_values: Tensor
     next_value: Tensor
     number: Tensor | None = None
+    unit: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.action)
@@ -124,6 +126,7 @@ def build_page(
     models: CPEHeads | None,
     metric_names: tuple[str, ...] = (),
     numbers: NDArray[np.int64] | None = None,
+    units: NDArray[np.int64] | None = None,
 ) -> EvaluationPage:
     """Evaluates policy and models on logged rows.
 
@@ -135,6 +138,7 @@ def build_page(
         models: models of the policy, fitted to other episodes; None for predictions of 0.
         metric_names: names of the M columns of `metrics`.
         numbers: [N] EvaluationPage.number of these rows.
+        units: [N] EvaluationPage.unit of these rows.
     """
     names = (REWARD_NAME, *metric_names)
     with torch.no_grad():
@@ -143,8 +147,9 @@ def build_page(
     codes = torch.from_numpy(np.ascontiguousarray(episodes, dtype=np.int64))
     order = torch.argsort(codes, stable=True)
     columns = {"episode": codes[order]}
-    if numbers is not None:
-        columns["number"] = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64))[order]
+    for name, values in (("number", numbers), ("unit", units)):
+        if values is not None:
+            columns[name] = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))[order]
     for name in [*parts[0]]:  # parts are emptied meanwhile, so that memory holds the page once
         whole = torch.cat([padded(name, part.pop(name), num_choices) for part in parts])
         columns[name] = whole.index_select(0, order)
@@ -290,7 +295,7 @@ def _columns_of(batch: TransitionBatch, policy: PolicyProbabilities, models: CPE
 def _empty_columns(names: tuple[str, ...]) -> dict[str, Tensor]:
     columns = {}
     for field in fields(EvaluationPage)[1:]:
-        if field.name in ("episode", "number"):
+        if field.name in ("episode", "number", "unit"):
             continue
         choices = (1,) * (field.name in BY_CHOICE)
         outcomes = (len(names),) * (field.name in BY_OUTCOME)

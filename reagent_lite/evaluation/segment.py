@@ -1,5 +1,6 @@
 """A segment of rows in words: the values of few features that tell them from the other rows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -7,6 +8,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.categories import code_of
 from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.sampling.repetitions import hashes_of
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.interval import number
 
@@ -27,11 +29,15 @@ class StateFeatures:
         names: names of the F features.
         values: [R, F] float32 values of all rows; NaN if absent; texts are codes.
         texts: {feature's column: {code: text}} of categories.
+        ids: ids of the features.
+        position: returns numbers [n] that are in the order of the files, given numbers of rows [n].
     """
 
     names: tuple[str, ...]
     values: NDArray[np.float32]
     texts: dict[int, dict[float, str]] = field(default_factory=dict)
+    ids: tuple[int, ...] = ()
+    position: Callable[[NDArray[np.int64]], NDArray[np.int64]] = lambda rows: rows
 
     @classmethod
     def of(cls, copy: TrainingCopy) -> "StateFeatures":
@@ -40,12 +46,18 @@ class StateFeatures:
         return cls(
             names=tuple(map(str, copy.state_ids)),
             values=copy.state,
+            ids=copy.state_ids,
+            position=lambda rows: np.asarray(copy.origin_file[rows], np.int64) << 40 | copy.origin_line[rows],
             texts={
                 column: {code_of(text): text for text in levels[feature]}
                 for column, feature in enumerate(copy.state_ids)
                 if feature in levels
             },
         )
+
+    def context(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns a code [n] that is equal for rows [n] with equal features."""
+        return hashes_of(self.ids, self.values[rows], np.ones(len(rows), np.int64)).view(np.int64)
 
     def describe(self, rows: NDArray[np.int64], inside: NDArray[np.bool_]) -> str:
         """Returns which values of features the rows of a segment have and others lack; empty if few features do not.

@@ -37,6 +37,8 @@ _MAX_RESOLUTION = 0.5
 
 _UNCHECKED = "the model cannot be checked against the log: there are no weighted estimates that may be believed"
 _FEWEST = 2  # episodes
+SHARED_DRAWS = "rows share a draw of the action, such as those of a user or an hour: say in data.columns.unit which do"
+_ARTICLE = {"unit": "a unit", "episode": "an episode"}
 _ONE_EPISODE = "one episode has no interval"
 _UNDEFINED = "the estimate or its interval is undefined on this log"
 _SAY_RANGE = ", or say in evaluation.reward_range which rewards are possible"
@@ -102,9 +104,15 @@ def _faults(overlap: Overlap, count: float, unit: str, *, sequential: bool) -> I
         yield Verdict.DO_NOT_USE, f"{cause} {evidence}"
     if sequential:
         yield from _faults_of_episodes(overlap)
-    elif overlap.effective_groups < overlap.enough:
-        few = effective(overlap.effective_groups, "episode")
-        yield Verdict.SUPPORT, f"{few}: rows of an episode are not independent, and so few show no spread"
+    if overlap.effective_groups < overlap.enough and (not sequential or overlap.num_units < overlap.num_episodes):
+        kind = "unit" if overlap.num_units < overlap.num_episodes else "episode"
+        few = effective(overlap.effective_groups, kind)
+        yield Verdict.SUPPORT, f"{few}: rows of {_ARTICLE[kind]} are not independent, and so few show no spread"
+    shared = overlap.shared_draws
+    if shared.between:
+        yield Verdict.SUPPORT, SHARED_DRAWS
+    elif sequential and shared.within:
+        yield Verdict.SUPPORT, "rows of an episode share a draw of the action: give a row for each draw"
     largest = overlap.largest_episode_share if sequential else overlap.largest_row_share
     if largest > _MAX_LARGEST_SHARE:
         yield Verdict.SUPPORT, f"one {unit} carries {largest:.0%} of the weight"

@@ -20,7 +20,7 @@ that of the exact interval of a Poisson count; Garwood (1936).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import Final
@@ -126,6 +126,23 @@ class Contributions:
     earned: Tensor | None = None
     alternatives: Alternatives | None = None
     of_row: tuple[float, float] | None = None
+
+    def joined(self, unit: Tensor) -> "Contributions":
+        """Returns the contributions of units, given the number of each episode's unit, [n]: those of their episodes."""
+        count = int(unit.max()) + 1
+
+        def added(values: Tensor) -> Tensor:
+            return values.new_zeros(count).index_add_(0, unit, values)
+
+        size = added(self.size)
+        return replace(
+            self,
+            total=added(self.total),
+            size=size,
+            weight=added(self.size * self.weight) / size,
+            outcome=added(self.size * self.outcome) / size,
+            earned=None if self.earned is None else added(self.size * self.earned) / size,
+        )
 
     def equals(self, other: "Contributions") -> bool:
         """Returns whether another estimate has the same contributions and possible outcomes."""

@@ -203,12 +203,14 @@ class EpisodeSums:
         log_largest: [H] log of the largest rho_t of any episode; H is the number of steps of the longest episode.
         weights: [H] sum of rho_t over all episodes, divided by the largest.
         names: names of the S sums.
+        unit: [n] number of each episode's unit, in the order of the groups; None if episodes are drawn.
     """
 
     groups: tuple[EpisodeGroup, ...]
     log_largest: Tensor
     weights: Tensor
     names: tuple[str, ...] = tuple(SUMS)
+    unit: Tensor | None = None
 
     @classmethod
     def of(cls, groups: Iterable[Sequence[EpisodeTable]], names: Sequence[str] = tuple(SUMS)) -> "EpisodeSums":
@@ -226,6 +228,15 @@ class EpisodeSums:
     def num_episodes(self) -> int:
         """Number of episodes in all groups."""
         return sum(len(group.sums) for group in self.groups)
+
+    @property
+    def num_units(self) -> int:
+        """Number of units, or of episodes if these are drawn."""
+        return self.num_episodes if self.unit is None else int(self.unit.max()) + 1
+
+    def by_unit(self, values: Tensor) -> Tensor:
+        """Returns the sums of values [n] over the episodes of each unit; the values themselves without units."""
+        return values if self.unit is None else values.new_zeros(self.num_units).index_add_(0, self.unit, values)
 
     @property
     def num_outcomes(self) -> int:

@@ -22,8 +22,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from reagent_lite.config import fingerprint
+from reagent_lite.config.columns import UNIT
 from reagent_lite.config.evaluate import EvaluateConfig, is_model
 from reagent_lite.config.items import ITEM_ID
 from reagent_lite.config.paths import DataPath, logs_of
@@ -145,9 +147,9 @@ def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> 
     if config.data_path:
         config = _with_columns(config, models)
         items = _items(config, models)
-        copy, columns = _read(config, policies, items)
+        copy, columns, units = _read(config, policies, items)
         gamma = _gamma_of_single_rows(copy) if gamma is None else gamma
-        log = EvaluationLog.of(config, policies, copy, columns, gamma, items)
+        log = EvaluationLog.of(config, policies, copy, columns, gamma, items, units)
         give_back_memory()  # what reading took
     assert gamma is not None, "without a log there are only models, which have a gamma"
     played = None if arena is None else arena.play(gamma)
@@ -200,20 +202,21 @@ def _policies(config: EvaluateConfig) -> tuple[EvaluatedPolicy, ...]:
 
 def _read(
     config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], items: ItemTable | None
-) -> tuple[TrainingCopy, dict[str, PolicyColumn]]:
-    """Returns the rows, after the stages that the log needs, and the policies' columns by key.
+) -> tuple[TrainingCopy, dict[str, PolicyColumn], NDArray[np.int64] | None]:
+    """Returns the rows, after the stages that the log needs, the policies' columns by key, and units of episodes.
 
     Raises:
         DataError: the rows or columns have faults.
     """
     with needing("data", "data_path"):
-        from reagent_lite.data.copy.policy_column import read_policy_column
+        from reagent_lite.data.copy.policy_column import read_policy_column, read_unit_column
     models = (policy for policy in policies if isinstance(policy, ExportedModel))
     actions = next((model.bundle.action_names for model in models), config.actions)
     logger.info(f"choices are {CHOICES[not actions]}{': ' if actions else ''}{', '.join(actions)}")
     given = (policy for policy in policies if isinstance(policy, GivenPolicy))
     names = {policy.key: policy.column for policy in given if policy.column}
-    path, timeline = _rows_of(config, actions, tuple(names.values()), items)
+    further = (*names.values(), *([UNIT] if UNIT in config.columns else []))
+    path, timeline = _rows_of(config, actions, further, items)
     with progress("reading the log", "bytes") as show:
         copy = prepare_training_copy(
             path,
@@ -224,7 +227,8 @@ def _read(
             items=items,
             progress=show,
         )
-    return copy, {key: read_policy_column(path, name, copy, config.columns) for key, name in names.items()}
+    policy_columns = {key: read_policy_column(path, name, copy, config.columns) for key, name in names.items()}
+    return copy, policy_columns, read_unit_column(path, copy, config.columns) if UNIT in config.columns else None
 
 
 def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | None:
