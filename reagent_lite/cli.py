@@ -51,11 +51,13 @@ class Flag:
         name: name of the flag, such as `--data`; underscores may be written as dashes.
         help: description of the key.
         read: converts the flag's text to its value.
+        several: whether it may have several values, which become a list.
     """
 
     name: str
     help: str
     read: Callable[[str], int | str] = str
+    several: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +185,8 @@ def parser_of(command: Command[Any]) -> argparse.ArgumentParser:
         names = dict.fromkeys((f"--{flag.name[2:].replace('_', '-')}", flag.name))
         metavar = "N" if flag.read is int else flag.name[2:].upper()
         text = f"{flag.help}; overrides {key} in the JSON"
-        parser.add_argument(*names, dest=key, type=flag.read, metavar=metavar, help=text)
+        values = {"nargs": "+"} if flag.several else {}
+        parser.add_argument(*names, dest=key, type=flag.read, metavar=metavar, help=text, **values)
     parser.add_argument("--dry_run", action="store_true", help="check the config, print it resolved, and stop")
     parser.add_argument("--print_schema", action="store_true", help="print the JSON Schema of the config and stop")
     return parser

@@ -296,6 +296,21 @@ def decide(evidence: Evidence) -> ShipDecision:
     )
 
 
+def deciding_estimate(evidence: Evidence) -> Estimate | None:
+    """Returns the estimate from the log that decides: the narrowest trustworthy difference; None without one."""
+    trusted = [row for comparison in evidence.comparisons if comparison.decides for row in comparison.trusted]
+    return min(trusted, key=_width, default=None)
+
+
+def best_key(decision: ShipDecision, evidence: Evidence) -> tuple[int, float, float]:
+    """Returns a key whose largest value is the best policy: recommendation, lower end and value of its difference."""
+    estimate = deciding_estimate(evidence)
+    by_choice = [Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH, Choice.SHIP]
+    if estimate is None:
+        return by_choice.index(decision.choice), -math.inf, -math.inf
+    return by_choice.index(decision.choice), estimate.difference.low, estimate.difference.value
+
+
 _UNSEEN = "what the logging policy saw and the log lacks cannot be checked"
 _TRY = "give it a small share of the decisions, with their propensities logged."
 _CHECK = (

@@ -149,7 +149,8 @@ def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> 
         items = _items(config, models)
         copy, columns, units = _read(config, policies, items)
         gamma = _gamma_of_single_rows(copy) if gamma is None else gamma
-        log = EvaluationLog.of(config, policies, copy, columns, gamma, items, units)
+        seen = _seen(config, policies, copy)
+        log = EvaluationLog.of(config, policies, copy, columns, gamma, items, units, seen)
         give_back_memory()  # what reading took
     assert gamma is not None, "without a log there are only models, which have a gamma"
     played = None if arena is None else arena.play(gamma)
@@ -186,17 +187,16 @@ def _policies(config: EvaluateConfig) -> tuple[EvaluatedPolicy, ...]:
     Raises:
         BundleError: two models decide among different choices.
     """
-    names = {"model": config.model} | ({} if config.against is None else {"against": config.against})
     policies = tuple(
         ExportedModel.load(key, name) if is_model(name) else GivenPolicy(key=key, path=name)
-        for key, name in names.items()
+        for key, name in config.policies.items()
     )
     models = [policy for policy in policies if isinstance(policy, ExportedModel)]
     actions = [model.bundle.action_names for model in models]
     if len({frozenset(names) for names in actions}) > 1:
         first, second = (", ".join(names) or "candidates" for names in actions)
         expected = f"a model with the choices of {models[0].path}: {first}"
-        raise BundleError(Problem(f"against {models[1].path}", expected, second))
+        raise BundleError(Problem(f"{models[1].key} {models[1].path}", expected, second))
     return policies
 
 
@@ -229,6 +229,24 @@ def _read(
         )
     policy_columns = {key: read_policy_column(path, name, copy, config.columns) for key, name in names.items()}
     return copy, policy_columns, read_unit_column(path, copy, config.columns) if UNIT in config.columns else None
+
+
+def _seen(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], copy: TrainingCopy) -> tuple[bool, ...]:
+    """Returns whether each policy has learned from the log, or was made from it as `fitted_on` says."""
+    content = content_of(copy)
+    fitted: set[str] = set()
+    for column, path in config.fitted_on.items():
+        other = copy
+        if path != config.data_path:
+            other = prepare_training_copy(
+                path, actions=copy.action_names or None, directory=config.training_copy_dir, columns=config.columns
+            )
+        if content_of(other) == content:
+            fitted.add(column)
+    return tuple(
+        policy.learned_from(content) if isinstance(policy, ExportedModel) else policy.column in fitted
+        for policy in policies
+    )
 
 
 def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | None:
