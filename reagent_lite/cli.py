@@ -185,8 +185,8 @@ def parser_of(command: Command[Any]) -> argparse.ArgumentParser:
         names = dict.fromkeys((f"--{flag.name[2:].replace('_', '-')}", flag.name))
         metavar = "N" if flag.read is int else flag.name[2:].upper()
         text = f"{flag.help}; overrides {key} in the JSON"
-        values = {"nargs": "+"} if flag.several else {}
-        parser.add_argument(*names, dest=key, type=flag.read, metavar=metavar, help=text, **values)
+        count = "+" if flag.several else None
+        parser.add_argument(*names, dest=key, type=flag.read, metavar=metavar, help=text, nargs=count)
     parser.add_argument("--dry_run", action="store_true", help="check the config, print it resolved, and stop")
     parser.add_argument("--print_schema", action="store_true", help="print the JSON Schema of the config and stop")
     return parser

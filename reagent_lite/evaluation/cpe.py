@@ -15,6 +15,7 @@ from torch import Tensor
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.calibration import Calibration
+from reagent_lite.evaluation.hidden_cause import HiddenCause
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Events, Overlap, matched_events, measure_overlap, outlying_outcomes
 from reagent_lite.evaluation.page import EvaluationPage, episode_groups, tables_of
@@ -161,6 +162,7 @@ class CPEResult:
         level: confidence level of all intervals.
         num_episodes_left_out, num_rows_beyond_horizon: number of episodes and rows not scored because of the limits
             in the config.
+        hidden_cause: rows for the strength of a hidden cause; None unless every episode is one row with a propensity.
     """
 
     outcomes: tuple[OutcomeResult, ...]
@@ -170,6 +172,7 @@ class CPEResult:
     level: float
     num_episodes_left_out: int
     num_rows_beyond_horizon: int
+    hidden_cause: HiddenCause | None = field(default=None, repr=False, compare=False)
 
     @property
     def calibration(self) -> Calibration | None:
@@ -211,6 +214,7 @@ def evaluate_page(
         show: called with the number of outcomes done and the number of all outcomes.
     """
     missing = missing or {}
+    weighted = not set(WEIGHTED) <= set(missing)
     rows, beyond = limit(page, config)
     outcomes: list[OutcomeResult] = []
     overlap = None
@@ -258,7 +262,7 @@ def evaluate_page(
                         *observed[by_episode],
                         sequential=by_episode,
                         is_reward=is_reward,
-                        level=config.confidence_level,
+                        level=config.level,
                     )
                     for by_episode in (False, True)
                 )
@@ -267,12 +271,18 @@ def evaluate_page(
     return CPEResult(
         outcomes=tuple(outcomes),
         overlap=overlap,
-        weighted=not set(WEIGHTED) <= set(missing),
+        weighted=weighted,
         gamma=gamma,
-        level=config.confidence_level,
+        level=config.level,
         num_episodes_left_out=left_out,
         num_rows_beyond_horizon=beyond,
+        hidden_cause=_hidden_cause(page, rows) if overlap is not None and overlap.horizon == 1 and weighted else None,
     )
+
+
+def _hidden_cause(page: EvaluationPage, rows: Tensor) -> HiddenCause:
+    evaluated = page.at_logged(page.model_propensities)[rows]
+    return HiddenCause.of(page.outcomes[rows, 0], evaluated, page.propensity[rows])
 
 
 def _untried_segment(

@@ -25,7 +25,7 @@ from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.played import AGAINST, EstimatedReturn, Played
 
-_NOT_WRITTEN = ("basis", "weighted", "gamma")
+_NOT_WRITTEN = ("basis", "weighted", "gamma", "hidden_cause")
 _WITHOUT_WEIGHTS = ("num_rows", "num_episodes", "horizon", "cut_share")
 """Figures of the overlap that do not rest on weights."""
 
@@ -209,6 +209,7 @@ class Findings:
                 self._estimated(self.estimates),
                 differences=self.estimates.compared,
                 seen=seen,
+                guardrails=self.config.evaluation.guardrails,
                 other_seen=not self.is_choice and any(log.seen[1:]),
             )
             for result, seen in zip(self.estimates.results[:count], log.seen[:count], strict=True)

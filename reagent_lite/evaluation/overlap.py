@@ -185,7 +185,7 @@ def measure_overlap(
     probability = page.at_logged(page.model_propensities)[rows]
     propensity = page.propensity[rows]
     weight = page.weight[rows]
-    level = config.confidence_level
+    level = config.level
     by_step = sums.effective_episodes()
     # weights are at most e^600, so that means stay finite
     mean_by_step = sums.log_largest.clamp(max=600).exp() * sums.weights / sums.num_episodes

@@ -205,7 +205,9 @@ def evaluation_of_run(
         by_time=config.rl.use_seq_num_diff_as_time_diff,
         horizon=config.evaluation.max_horizon,
     )
-    evidence = evidence_of(result, played, estimated, seen=evaluation.seen, gate=gate)
+    evidence = evidence_of(
+        result, played, estimated, seen=evaluation.seen, gate=gate, guardrails=config.evaluation.guardrails
+    )
     decision = decide(evidence)
     others = evaluation.document.get("agents", {}).get("others", "")
     ending = f"; in all of them {others}." if others else "."
@@ -264,7 +266,7 @@ def _joint_report(reports: Mapping[str, Report], document: Mapping[str, Any]) ->
     """Returns the joint evaluation of several types of agents; its decision is the most cautious of theirs."""
     agents = document["agents"]
     decisions = {kind: report.decision for kind, report in reports.items()}
-    by_caution = (Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH, Choice.SHIP)
+    by_caution = (Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH, Choice.DISCUSS, Choice.SHIP)
     most_cautious = min(decisions.values(), key=lambda decision: by_caution.index(decision.choice))
     decision = ShipDecision(
         choice=most_cautious.choice,

@@ -25,6 +25,7 @@ _MOST_POINTS = 500  # of a curve by step
 _VERDICTS = {
     Choice.SHIP: Verdict.TRUSTWORTHY,
     Choice.NOT_ENOUGH: Verdict.SUPPORT,
+    Choice.DISCUSS: Verdict.SUPPORT,
     Choice.DO_NOT_SHIP: Verdict.DO_NOT_USE,
 }
 """Marks of decisions in the chart that ranks policies."""
@@ -63,7 +64,7 @@ def ranking_section(ranking: Sequence[tuple[str, ShipDecision, Estimate | None]]
         (path, unknown if estimate is None else estimate.difference, _VERDICTS[decision.choice])
         for path, decision, estimate in ranking[:_MOST_ACTIONS]
     ]
-    choices = {verdict: choice.value for choice, verdict in _VERDICTS.items()}
+    choices = {verdict: choice.value for choice, verdict in _VERDICTS.items()} | {Verdict.SUPPORT: "undecided"}
     chart = interval_chart(
         "Difference from the logged policy, best first",
         drawn,
@@ -104,9 +105,11 @@ def evaluation_sections(
         note: sentence about the played episodes.
         where: name of the file with the complete figures.
     """
-    level = settings.confidence_level
+    level = settings.level
     return (
-        estimates_section(evidence, level, where, plain=evidence.seen or decision.choice is Choice.NOT_ENOUGH),
+        estimates_section(
+            evidence, level, where, plain=evidence.seen or decision.choice in (Choice.NOT_ENOUGH, Choice.DISCUSS)
+        ),
         simulated_section(evidence.played, names, level, note),
         weights_section(evidence.overlap, settings.min_effective_episodes),
     )
