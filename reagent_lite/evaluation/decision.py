@@ -31,6 +31,14 @@ _UNITS = (("discounted return per episode", "reward per row"), ("discounted sum 
 """Averaged quantities: of the reward and of a metric; over episodes and over rows."""
 
 
+_PER = {
+    "reward per row": "a decision",
+    "mean per row": "a decision",
+    "discounted return per episode": "an episode (discounted)",
+    "discounted sum per episode": "an episode (discounted)",
+}
+
+
 class Choice(StrEnum):
     """A recommendation."""
 
@@ -482,9 +490,11 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
     else:
         continues = comparison.continued is not None and ESTIMATORS[row.name].continues
         name, value = list(comparison.references.items())[1 if continues else 0]
+        earner = "today's" if name == LOGGED else f"the {name}"
+        change = f" ({row.difference.value / abs(value.value):+.0%})" if value.side else ""
         reason = (
-            f"{estimates} {comparison.unit} of {row.figure} against {value} of the {name}, "
-            f"a difference of {row.difference}{doubt}"
+            f"the new policy would earn {row.figure} {_PER[comparison.unit]}, {earner} earns {value}{change}; "
+            f"{estimates} difference of {row.difference}{doubt}"
         )
     if comparison.events is not None and comparison.reference is not None:  # of two policies, only the first one's
         reason += f" ({comparison.events})"

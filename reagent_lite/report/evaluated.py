@@ -8,7 +8,7 @@ from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.played import AGAINST, AIM, MODEL
-from reagent_lite.report.content import Cell, PageSection, Report, Table
+from reagent_lite.report.content import Cell, PageSection, Report, Table, made_now
 from reagent_lite.report.run import config_section, items_facts
 from reagent_lite.report.sections import (
     actions_section,
@@ -21,8 +21,8 @@ from reagent_lite.report.sections import (
 _ORIGIN = {"workflow": "Workflow", "steps": "Steps", "data_hash": "Data hash", "config_hash": "Config hash"}
 
 
-def report_of_evaluation(findings: Findings, where: str) -> Report:
-    """Returns the page of an evaluation; `where` is the name of its JSON file."""
+def report_of_evaluation(findings: Findings, where: str, seconds: float) -> Report:
+    """Returns the page of an evaluation of so many seconds; `where` is the name of its JSON file."""
     evidence = findings.evidence
     decision = findings.decision
     policy = findings.policies[findings.models[findings.best].key]
@@ -39,6 +39,7 @@ def report_of_evaluation(findings: Findings, where: str) -> Report:
         decision=decision,
         notes=(*findings.warnings, *evaluation_notes(evidence.result)),
         facts=tuple(_facts(findings)),
+        made=made_now(seconds),
         sections=(
             ranking_section(findings.ranking, config.evaluation.confidence_level),
             *evaluation_sections(

@@ -29,7 +29,7 @@ from reagent_lite.evaluation.played import MODEL, EstimatedReturn
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
 from reagent_lite.item_table import ItemTable
-from reagent_lite.report.content import Cell, Column, PageSection, Report, Table, left_out
+from reagent_lite.report.content import Cell, Column, PageSection, Report, Table, left_out, made_now
 from reagent_lite.report.curves import Series, curves_section, last, read_series
 from reagent_lite.report.page import render
 from reagent_lite.report.sections import (
@@ -129,6 +129,7 @@ class RunFigures:
         normalization: the normalization of state features and of candidates' features, in the 2019 encoding.
         facts: facts about the data.
         identity: sha256 of the data or of the environment.
+        seconds: wall-clock time of the run since its start.
     """
 
     config: WorkflowConfig
@@ -140,6 +141,7 @@ class RunFigures:
     normalization: Mapping[str, Mapping[str, str]]
     facts: DataFacts
     identity: str
+    seconds: float
 
 
 def write_page(folder: Path, figures: RunFigures) -> str | None:
@@ -165,6 +167,7 @@ def report_of_run(folder: Path, figures: RunFigures) -> Report:
         decision=evaluation.decision,
         notes=evaluation.notes,
         facts=(*_facts(figures), *evaluation.facts),
+        made=made_now(figures.seconds),
         sections=(
             *evaluation.sections,
             curves_section(series),

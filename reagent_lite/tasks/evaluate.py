@@ -96,7 +96,7 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
     require_writable(folder, "output_path")
     findings = _findings(config, policies)
     target = given or folder / _name(findings)
-    report = report_of_evaluation(findings, target.name)
+    report = report_of_evaluation(findings, target.name, time.monotonic() - start)
     for warning in report.notes:
         logger.warning(warning)
     for line in (*text_of(report), str(report.decision)):
