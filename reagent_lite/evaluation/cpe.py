@@ -32,7 +32,7 @@ from reagent_lite.evaluation.verdict import (
     weights_verdict,
     with_calibration,
 )
-from reagent_lite.rl.bootstrap import percentile_interval, resamples
+from reagent_lite.rl.bootstrap import Resamples, percentile_interval, resamples
 from reagent_lite.rl.estimators import (
     CHEAP_ESTIMATORS,
     ESTIMATORS,
@@ -44,7 +44,7 @@ from reagent_lite.rl.estimators import (
     mean_reward,
 )
 from reagent_lite.rl.likelihood import Alternatives, Contributions, Question, intervals
-from reagent_lite.rl.sums import OF_LOG, SUMS, EpisodeSums, Evidence
+from reagent_lite.rl.sums import OF_LOG, SUMS, EpisodeSums, Estimator, Evidence
 
 ESTIMATE: Final = 'evaluation.propensities to "estimate"'
 WEIGHTED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estimator.weighted)
@@ -221,38 +221,24 @@ def evaluate_page(
     if len(rows):
         row_weights = page.weight[rows]
         alternatives = Alternatives.of(page.at_logged(page.model_propensities)[rows], page.propensity[rows])
-        segment = _untried_segment(page, rows, alternatives, features)
-        shared = _shared_draws(page, rows, row_weights, features)
-        num_episodes = len(torch.unique_consecutive(page.episode[rows]))
-        # resamples of one episode are all alike: no interval rather than one of width 0
-        count = config.bootstrap_resamples if num_episodes > 1 else 0
-        num_units = num_episodes if page.unit is None else len(torch.unique(page.unit[rows]))
-        bags = _bags(num_units, len(rows), int(page.position.max()) + 1)
-        drawn = resamples(bags, count, generator)
-        bag = torch.arange(bags) if bags == num_units else torch.randperm(num_units, generator=generator) % bags
+        draws = _Draws.of(page, rows, config, generator)
         estimators = [estimator for estimator in (*LOGGED, *ESTIMATORS.values()) if estimator.name not in missing]
         for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
             part = page.only(first, first + _OUTCOMES_AT_ONCE)
             sums = sums_of_rows(part, rows, gamma, OF_LOG if set(MODELLED) <= set(missing) else tuple(SUMS))
-            bag_of_episode = bag if sums.unit is None else bag[sums.unit]
-            units = None if bags == num_episodes else sums.joined(bag_of_episode, bags)
-            samples = sums.estimates(drawn.blocks(), estimators, units)
+            samples = draws.estimates(sums, estimators)
             overlap = overlap or replace(
                 measure_overlap(page, rows, sums, samples[0]["mean_weight"], alternatives, config),
                 calibration=calibration,
-                untried_segment=segment,
-                shared_draws=shared,
+                untried_segment=_untried_segment(page, rows, alternatives, features),
+                shared_draws=_shared_draws(page, rows, row_weights, features),
             )
             for index, name in enumerate(part.names):
-                is_reward = first + index == 0
-                bounds = config.reward_range if is_reward else None
+                bounds = config.reward_range if first + index == 0 else None
                 values = part.outcomes[rows, index]
-                of_rows = float(values.min()), float(values.max())
-                bases = _bases(sums, index, samples[index], missing, bounds, alternatives, of_rows)
-                observed = (
-                    (row_weights, part.outcomes[rows, index]),
-                    (sums.episode_weights, sums.per_episode("discounted_reward", index)),
-                )
+                bases = _bases(sums, index, samples[index], missing, bounds, alternatives, values)
+                of_episodes = (sums.episode_weights, sums.per_episode("discounted_reward", index))
+                observed = ((row_weights, values), of_episodes)
                 ends: dict[Question, tuple[float, float]] = {}
                 one_step, sequential = (
                     _family(
@@ -261,7 +247,7 @@ def evaluate_page(
                         overlap,
                         *observed[by_episode],
                         sequential=by_episode,
-                        is_reward=is_reward,
+                        is_reward=first + index == 0,
                         level=config.level,
                     )
                     for by_episode in (False, True)
@@ -280,6 +266,36 @@ def evaluate_page(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draws:
+    """Resamples of episodes, of units of episodes, or of bags of many of these.
+
+    Attributes:
+        samples: resamples of the bags.
+        bag: [units] bag of each unit.
+    """
+
+    samples: Resamples
+    bag: Tensor
+
+    @classmethod
+    def of(cls, page: EvaluationPage, rows: Tensor, config: EvaluationConfig, generator: torch.Generator) -> "_Draws":
+        unit = page.episode if page.unit is None else page.unit
+        count = len(torch.unique(unit[rows]))
+        bags = _bags(count, len(rows), int(page.position.max()) + 1)
+        # resamples of one unit are all alike: no interval rather than one of width 0
+        samples = resamples(bags, config.bootstrap_resamples if count > 1 else 0, generator)
+        bag = torch.arange(bags) if bags == count else torch.randperm(count, generator=generator) % bags
+        return cls(samples=samples, bag=bag)
+
+    def estimates(self, sums: EpisodeSums, estimators: Sequence[Estimator]) -> tuple[dict[str, Tensor], ...]:
+        """Returns the estimates of EpisodeSums.estimates in every sample."""
+        bags = self.samples.num_episodes
+        of_episode = self.bag if sums.unit is None else self.bag[sums.unit]
+        units = None if bags == sums.num_episodes else sums.joined(of_episode, bags)
+        return sums.estimates(self.samples.blocks(), estimators, units)
+
+
 def _hidden_cause(page: EvaluationPage, rows: Tensor) -> HiddenCause:
     evaluated = page.at_logged(page.model_propensities)[rows]
     return HiddenCause.of(page.outcomes[rows, 0], evaluated, page.propensity[rows])
@@ -295,8 +311,8 @@ def _untried_segment(
     inside = torch.zeros(len(rows), dtype=torch.bool)
     inside[hardly_tried] = True
     number = page.number[rows]
-    known = number >= 0
-    return features.describe(number[known].numpy(), inside[known].numpy())
+    own_rows = number >= 0
+    return features.describe(number[own_rows].numpy(), inside[own_rows].numpy())
 
 
 def _shared_draws(page: EvaluationPage, rows: Tensor, weight: Tensor, features: StateFeatures | None) -> SharedDraws:
@@ -437,7 +453,7 @@ def _bases(
     missing: Mapping[str, str],
     bounds: tuple[float, float] | None,
     alternatives: Alternatives,
-    of_rows: tuple[float, float],
+    values: Tensor,
 ) -> dict[str, Basis]:
     """Returns the basis of each figure of an outcome by its name; figures with the same evidence share its object.
 
@@ -448,7 +464,7 @@ def _bases(
         missing: estimators without an estimate, with the reason.
         bounds: range of possible rewards, if the config gives one.
         alternatives: actions that could have been logged in the scored rows.
-        of_rows: lowest and highest outcome of a row.
+        values: outcome of each scored row.
     """
     contributions: dict[Evidence, Contributions] = {}
     bases = {}
@@ -468,7 +484,7 @@ def _bases(
             if bounds is not None:
                 contribution = replace(contribution, bounds=(bounds[0] - shift, bounds[1] - shift))
             if estimator.weighted:
-                of_row = None if estimator.sequential else (of_rows[0] - shift, of_rows[1] - shift)
+                of_row = None if estimator.sequential else (float(values.min()) - shift, float(values.max()) - shift)
                 contribution = replace(contribution, alternatives=alternatives, of_row=of_row)
             # returns of single rows are their rewards
             contributions[evidence] = next(filter(contribution.equals, contributions.values()), contribution)
@@ -506,9 +522,8 @@ def _family(
     check = _CHECK_OF_CUT if cut else _CHECKS[sequential]
     logged, continued = _logged(bases, sequential=sequential)
     references = {name: continued if ESTIMATORS[name].continues else logged for name in names}
-    differences = [bases[name].minus(references[name]) for name in names]
-    all_bases = [logged, continued, *(bases[name] for name in names), *differences]
-    logged_figure, continued_figure, *figures = figures_of(all_bases, level, ends)
+    named = [*(bases[name] for name in names), *(bases[name].minus(references[name]) for name in names)]
+    logged_figure, continued_figure, *figures = figures_of([logged, continued, *named], level, ends)
     figure_of = dict(zip(names, figures[: len(names)], strict=True))
     difference_of = dict(zip(names, figures[len(names) :], strict=True))
     assert logged.question is not None, "the log always has outcomes"
@@ -519,8 +534,7 @@ def _family(
         figure_of |= {name: figure_of[name].within(low, high) for name in names if ESTIMATORS[name].evidence}
     ranged = possible.bounds is not None
     events = None if bases[_CHECKS[sequential]].missing else matched_events(weights, outcomes)
-    outlying = "" if ranged else outlying_outcomes(outcomes)
-    untried = "" if ranged else untried_decisions(overlap)
+    outlying, untried = ("", "") if ranged else (outlying_outcomes(outcomes), untried_decisions(overlap))
     of_weights = weights_verdict(overlap, sequential=sequential, events=events)
 
     def reasoned(name: str) -> Reasoned:

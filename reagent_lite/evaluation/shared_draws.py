@@ -16,6 +16,7 @@ from reagent_lite.rl.likelihood import Contributions, intervals
 
 _LEVEL = 0.9995  # of the interval of the mean product; on the upper side 1 of 4 000 honest logs lies outside it
 _LEAST_PAIRS = 30
+_LEAST_Z = 2.0  # normal deviate below which the likelihood, which is more cautious, is not asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ def _is_sorted(column: Tensor) -> bool:
 
 def _is_positive(product: Tensor) -> bool:
     """Returns whether the mean of products is positive, by their likelihood: heavy products have no normal mean."""
-    if len(product) < _LEAST_PAIRS or not float(product.sum()) > 0:
+    if len(product) < _LEAST_PAIRS or not float(product.sum()) > _LEAST_Z * float(product.square().sum()) ** 0.5:
         return False
     ones = torch.ones_like(product)
     largest = float(product.abs().max())
