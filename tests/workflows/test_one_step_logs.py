@@ -154,4 +154,4 @@ def test_users_are_the_units_of_intervals_if_they_are_episodes_without_a_discoun
     settings = {**config, "gamma": 0, "timeline": {"addTerminalStateRow": True}}
     for evaluated, episodes in ((alone, 1000), (reagent_lite.evaluate("column:same", users, config=settings), 100)):
         assert (evaluated.rows, evaluated.episodes) == (1000, episodes)
-        assert "a reward per row of" in evaluated.decision["reason"]
+        assert " a decision, " in evaluated.decision["reason"]
