@@ -8,7 +8,7 @@ A run logs to the logger "reagent_lite"; `logging.basicConfig(level="INFO")` sho
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -91,7 +91,7 @@ def train(
 
 
 def evaluate(
-    model: Folder,
+    model: Folder | Sequence[Folder],
     data: Logs | None = None,
     *,
     against: Folder | None = None,
@@ -102,7 +102,8 @@ def evaluate(
     """Evaluates a policy on a log, in simulation, or both, like `workflows.evaluate`.
 
     Args:
-        model: folder of an exported model; "uniform", "logged", or "column:NAME" with a column of the log.
+        model: folder of an exported model; "uniform", "logged", or "column:NAME" with a column of the log. Or a list of
+            several, of which the best is decided about.
         data: log to evaluate on: a path, a frame of pandas, polars or Arrow, or a list of several logs.
         against: a second model or policy; the difference between the two is estimated as well.
         env: environment to play in.
@@ -113,7 +114,9 @@ def evaluate(
         ReagentLiteError: the error of the command, with the same message.
     """
     tree = {
-        "model": _folder("model", model),
+        "model": [_folder("model", each) for each in model]
+        if isinstance(model, list | tuple)
+        else _folder("model", model),
         "against": None if against is None else _folder("against", against),
         "data_path": None if data is None else paths_of(data),
         "simulation": None if env is None else {**_section(config or {}, "simulation"), "env": env},
@@ -189,7 +192,7 @@ def _section(config: Source, key: str) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def _folder(key: str, model: Folder) -> str:
+def _folder(key: str, model: object) -> str:
     if isinstance(model, str | os.PathLike):
         return os.fspath(model)
     todo = "Use the attribute `model` of a run; it is None if no model was exported"

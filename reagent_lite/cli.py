@@ -51,11 +51,13 @@ class Flag:
         name: name of the flag, such as `--data`; underscores may be written as dashes.
         help: description of the key.
         read: converts the flag's text to its value; bool: the flag has no text and means true.
+        several: whether it may have several values, which become a list.
     """
 
     name: str
     help: str
     read: Callable[[str], int | str] = str
+    several: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +188,8 @@ def parser_of(command: Command[Any]) -> argparse.ArgumentParser:
         if flag.read is bool:
             parser.add_argument(*names, dest=key, action="store_true", default=None, help=text)
         else:
-            parser.add_argument(*names, dest=key, type=flag.read, metavar=metavar, help=text)
+            count = "+" if flag.several else None
+            parser.add_argument(*names, dest=key, type=flag.read, metavar=metavar, help=text, nargs=count)
     parser.add_argument("--dry_run", action="store_true", help="check the config, print it resolved, and stop")
     parser.add_argument("--print_schema", action="store_true", help="print the JSON Schema of the config and stop")
     return parser

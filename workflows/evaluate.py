@@ -17,7 +17,9 @@ COMMAND = Command(
     settings="--model outputs/new/model --set against=outputs/old/model",
     outcome="decision, report, page, episodes, rows, scores, difference, warnings, seconds",
     flags={
-        "model": Flag("--model", "folder of an exported model, uniform, logged or column:NAME"),
+        "model": Flag(
+            "--model", "folder of an exported model, uniform, logged or column:NAME; or several", several=True
+        ),
         "data_path": Flag("--data", "the log"),
         "simulation.env": Flag("--env", "environment to play in, a name, a .cuh file or gymnasium:name"),
     },

@@ -63,9 +63,12 @@ COLUMNS = {
     "truncated": ContractColumn("flag", late=True),
     "possible_next_actions": ContractColumn("actions", late=True, needed="ends"),
     "next_action": ContractColumn("action", event=False, needed="ends"),
+    "unit": ContractColumn("any", event=False, training=False, decision=True),
 }
 """Every column that a log may have; columns that training does not read are added to transitions by a timeline."""
 
+UNIT = "unit"
+"""Column of what is drawn and resampled as one, such as a user or an hour; only used if a config names it."""
 SERVED_COLUMNS = ("decision_id", "model", "items")
 """Further columns of the log of workflows.serve."""
 TRAINING_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.training)

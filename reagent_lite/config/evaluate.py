@@ -7,7 +7,7 @@ from reagent_lite.config.columns import LogColumns
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.config.items import WITHOUT_ITEMS, Name, PossibleItems
-from reagent_lite.config.paths import DataPath
+from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.section import (
     Count,
     Episodes,
@@ -23,7 +23,7 @@ from reagent_lite.config.section import (
 )
 from reagent_lite.config.simulate import output_problems
 from reagent_lite.config.timeline import QuerySection, TimelineSection
-from reagent_lite.errors import Problem
+from reagent_lite.errors import Problem, listed
 
 _TRAINING_KEYS = ("calc_cpe_in_training", "figures_share", "fit_passes", "learn_from_scored")
 UNIFORM = "uniform"
@@ -62,9 +62,16 @@ class PlayedEnvironmentConfig(EnvironmentConfig):
 class EvaluateConfig(Section):
     """`python -m workflows.evaluate`: estimates the value of a policy, on a log or in simulation."""
 
-    model: str = ""
+    model: DataPath = ""
     """Folder of an exported model, or another policy on a log: "uniform", equal probabilities of all possible actions;
-    "logged", the logging policy; "column:NAME", probabilities in a column of the log."""
+    "logged", the logging policy; "column:NAME", probabilities in a column of the log. Or a list of several: the level
+    is divided among them, so that the decision about the best one holds although it was chosen."""
+    fitted_on: dict[str, DataPath] = {}
+    """{column of a policy: the log that it was made from}. If that is the evaluated log, estimates flatter the policy
+    and cannot justify a decision to ship it, as for a model that was trained on the log."""
+    looks: Count = 1
+    """How often the log is evaluated while it grows, all evaluations together: the level of every interval is divided
+    by it."""
     against: str | None = None
     """A second model or policy; the difference between the two is estimated as well."""
     actions: Names = ()
@@ -109,13 +116,24 @@ class EvaluateConfig(Section):
     @property
     def other_policies(self) -> dict[str, str]:
         """{key: policy} of policies other than models."""
-        policies = {"model": self.model, "against": self.against}
-        return {key: policy for key, policy in policies.items() if policy and not is_model(policy)}
+        return {key: policy for key, policy in self.policies.items() if policy and not is_model(policy)}
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """{key: policy}: model, of several also model_2, model_3 and so on, and against."""
+        first, *others = logs_of(self.model)
+        against = {} if self.against is None else {"against": self.against}
+        return {"model": first, **{f"model_{number}": name for number, name in enumerate(others, 2)}, **against}
+
+    @property
+    def level(self) -> float:
+        """Level of each interval with which those of all models and looks hold together; Bonferroni (1936)."""
+        return 1 - (1 - self.evaluation.confidence_level) / (self.looks * len(logs_of(self.model)))
 
     @property
     def without_model(self) -> bool:
         """Whether no policy is a model."""
-        policies = [policy for policy in (self.model, self.against) if policy]
+        policies = [policy for policy in self.policies.values() if policy]
         return bool(policies) and not any(map(is_model, policies))
 
     required: ClassVar = {"model": ("a path, uniform, logged or column:NAME", "Or give --model")}
@@ -123,7 +141,16 @@ class EvaluateConfig(Section):
         NoEffect(
             lambda config: not config.data_path and config.simulation is not None,
             (
-                *("columns", "items", "training_copy_dir", "timeline", "query", "write_scored_rows"),
+                *(
+                    "columns",
+                    "items",
+                    "fitted_on",
+                    "looks",
+                    "training_copy_dir",
+                    "timeline",
+                    "query",
+                    "write_scored_rows",
+                ),
                 *keys_of("evaluation", LogEvaluationConfig, but=("confidence_level", *_TRAINING_KEYS)),
             ),
             "its default without data_path",
@@ -178,6 +205,16 @@ class EvaluateConfig(Section):
         for key, policy in self.other_policies.items():
             if policy == COLUMN:
                 yield self.wrong(key, "column:NAME with the name of a column")
+        several = len(logs_of(self.model)) > 1
+        if several and self.against is not None:
+            yield self.wrong("against", "absent with several models, which are compared with the logging policy")
+        if several and self.simulation is not None:
+            yield Problem(
+                "simulation", "absent with several models", "given", "Simulate one model, or one against another"
+            )
+        columns = {policy.removeprefix(COLUMN) for policy in self.policies.values() if policy.startswith(COLUMN)}
+        for name in sorted(self.fitted_on.keys() - columns):
+            yield self.wrong("fitted_on", f"columns of policies: {listed(sorted(columns))}", got=repr(name))
         if self.other_policies and self.simulation is not None:
             yield Problem("simulation", "absent with a policy other than a model", "given", "Only a model can play")
         if self.without_model and self.output_path is None:

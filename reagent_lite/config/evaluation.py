@@ -7,6 +7,15 @@ from pydantic import Field
 from reagent_lite.config.section import Count, Fraction, Positive, PositiveShare, Section
 
 
+class GuardrailConfig(Section):
+    """A limit on how much worse a metric may be than under the logging policy."""
+
+    at_most_worse_by: Annotated[float, Field(ge=0)] = 0.0
+    """Largest worsening of the metric, in its unit: per row or per episode, as the reward is compared."""
+    better: Literal["lower", "higher"] = "lower"
+    """Whether lower values of the metric are better, such as complaints, or higher ones, such as revenue."""
+
+
 class EvaluationConfig(Section):
     """Estimation of the learned policy's value from logged episodes."""
 
@@ -34,11 +43,17 @@ class EvaluationConfig(Section):
     reward_range: tuple[float, float] | None = None
     """Lowest and highest possible reward of a row. Intervals of weighted estimates allow for rewards and returns in
     this range, even if no scored row has them; absent: for the range of the scored rows."""
+    guardrails: dict[str, GuardrailConfig] = {}
+    """{metric: limit on how much worse it may be}. The decision is do not ship if a metric is worse by more, and
+    discuss if the log does not show that it is not. The level of every interval is divided by one more than the number
+    of guardrails."""
     bootstrap_resamples: Annotated[int, Field(ge=100)] = 2000
     """Resamples of episodes for the intervals of estimates by a fitted model."""
-    max_episodes: Annotated[int, Field(ge=2)] = 10_000
-    """Largest number of scored episodes of all machines; of more episodes a sample is scored, drawn by seed and
-    mdp_id."""
+    max_episodes: Annotated[int, Field(ge=2)] | None = None
+    """Largest number of scored episodes of all machines; of more episodes a sample is scored, drawn by seed and mdp_id.
+    Absent: all, as long as they have at most 20 million choices (rows times actions or candidates, times reward and
+    metrics), which takes a minute or two; else as many as have, but at least 10 000. Estimates after an epoch are of at
+    most 10 000 episodes."""
     max_horizon: Count = 1000
     """Largest number of scored rows per episode, from its start; the report counts later rows."""
     min_effective_episodes: Annotated[float, Field(ge=1)] = 10.0
@@ -60,3 +75,8 @@ class EvaluationConfig(Section):
     max_fit_rows: Count = 4_000_000
     """Largest number of rows that each process fits the models to, after an epoch and at the end, whatever the
     passes."""
+
+    @property
+    def level(self) -> float:
+        """Level of each interval with which those of reward and guardrails hold together; Bonferroni (1936)."""
+        return 1 - (1 - self.confidence_level) / (1 + len(self.guardrails))

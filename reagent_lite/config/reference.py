@@ -64,7 +64,9 @@ def _name(title: str) -> str:
 
 
 def _section_of(field: dict[str, Any]) -> str:
-    kinds = (option["$ref"].rpartition("/")[2] for option in (field, *field.get("anyOf", ())) if "$ref" in option)
+    of_names = field.get("additionalProperties")  # of a section for each name
+    options = (field, *field.get("anyOf", ()), *([of_names] if isinstance(of_names, dict) else []))
+    kinds = (option["$ref"].rpartition("/")[2] for option in options if "$ref" in option)
     return next(kinds, "")
 
 

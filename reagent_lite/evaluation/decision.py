@@ -7,9 +7,10 @@ verdict of publish_if ────┘
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from reagent_lite.config.evaluation import GuardrailConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import ESTIMATE, CPEResult, Estimate
 from reagent_lite.evaluation.gate import Gate
@@ -25,9 +26,18 @@ LOGGED = "logged policy"
 OTHER = "other policy"
 _CONTINUED = "continued by the value model"
 _MOSTLY = 0.5
+_STRONGEST = 100.0  # HiddenCause.strength
 _MOST_EPISODES = 1e12
 _UNITS = (("discounted return per episode", "reward per row"), ("discounted sum per episode", "mean per row"))
 """Averaged quantities: of the reward and of a metric; over episodes and over rows."""
+
+
+_PER = {
+    "reward per row": "a decision",
+    "mean per row": "a decision",
+    "discounted return per episode": "an episode (discounted)",
+    "discounted sum per episode": "an episode (discounted)",
+}
 
 
 class Choice(StrEnum):
@@ -36,12 +46,14 @@ class Choice(StrEnum):
     SHIP = "ship"
     DO_NOT_SHIP = "do not ship"
     NOT_ENOUGH = "not enough to say"
+    DISCUSS = "discuss"
 
 
 class FindingSource(StrEnum):
     """The evidence behind a finding, the strongest first."""
 
     GATE = "publish_if"
+    GUARDRAIL = "guardrails"
     LOG = "From the log"
     BESIDE = "In simulation, beside the log"
     SIMULATION = "In simulation"
@@ -157,6 +169,7 @@ class Evidence:
         comparisons: comparisons of the estimates.
         played: returns in simulation.
         gate: decision of publish_if.
+        guardrails: limits on metrics, by the name of the metric.
     """
 
     result: CPEResult | None = None
@@ -165,6 +178,7 @@ class Evidence:
     comparisons: tuple[Comparison, ...] = ()
     played: Played | None = None
     gate: Gate | None = None
+    guardrails: Mapping[str, GuardrailConfig] = field(default_factory=dict)
 
     @property
     def overlap(self) -> Overlap | None:
@@ -181,6 +195,7 @@ def evidence_of(
     seen: bool = False,
     other_seen: bool = False,
     gate: Gate | None = None,
+    guardrails: Mapping[str, GuardrailConfig] | None = None,
 ) -> Evidence:
     """Returns the evidence about a policy with all comparisons of its estimates.
 
@@ -192,6 +207,7 @@ def evidence_of(
         seen: whether scored episodes were in the policy's training data.
         other_seen: whether scored episodes were in the training data of the model it is compared with.
         gate: decision of publish_if.
+        guardrails: limits on metrics, by the name of the metric.
     """
     comparisons: list[Comparison] = []
     if result is not None:
@@ -204,7 +220,13 @@ def evidence_of(
             for other, logged in zip(models, comparisons, strict=False)
         ]
     return Evidence(
-        result=result, seen=seen, other_seen=other_seen, comparisons=tuple(comparisons), played=played, gate=gate
+        result=result,
+        seen=seen,
+        other_seen=other_seen,
+        comparisons=tuple(comparisons),
+        played=played,
+        gate=gate,
+        guardrails=guardrails or {},
     )
 
 
@@ -214,6 +236,7 @@ class Standing(StrEnum):
     BETTER = "better"
     WORSE = "worse"
     UNDECIDED = "undecided"
+    UNGUARDED = "not shown to keep a guardrail"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +284,7 @@ class ShipDecision:
 
 _ANY = None
 _TABLE: tuple[tuple[bool | None, bool | None, bool | None, Choice, tuple[Standing, ...]], ...] = (
-    # publish_if failed, better, worse: choice, the findings behind it
+    # publish_if or a guardrail failed, better, worse: choice, the findings behind it
     (True, _ANY, _ANY, Choice.DO_NOT_SHIP, (Standing.WORSE,)),
     (False, False, True, Choice.DO_NOT_SHIP, (Standing.WORSE,)),
     (False, True, False, Choice.SHIP, (Standing.BETTER,)),
@@ -282,19 +305,38 @@ def decide(evidence: Evidence) -> ShipDecision:
     if by_standing[Standing.UNDECIDED]:
         by_standing[Standing.BETTER] = [finding for finding in by_standing[Standing.BETTER] if not finding.weak]
     worse = by_standing[Standing.WORSE]
-    facts = (bool(worse) and worse[0].source is FindingSource.GATE, bool(by_standing[Standing.BETTER]), bool(worse))
+    blocked = bool(worse) and worse[0].source in (FindingSource.GATE, FindingSource.GUARDRAIL)
+    facts = (blocked, bool(by_standing[Standing.BETTER]), bool(worse))
     choice, standings = next(
         (choice, standings)
         for *conditions, choice, standings in _TABLE
         if all(condition in (_ANY, fact) for condition, fact in zip(conditions, facts, strict=True))
     )
     used = [by_standing[standing][0] for standing in standings]
+    if choice is Choice.SHIP and by_standing[Standing.UNGUARDED]:
+        choice = Choice.DISCUSS
+        used += by_standing[Standing.UNGUARDED]
     return ShipDecision(
         choice=choice,
         reason="; but ".join(finding.reason for finding in used),
-        next_step=used[0].next_step if len(used) == 1 else _TRY_BOTH,
+        next_step=used[-1].next_step if len(used) == 1 or choice is Choice.DISCUSS else _TRY_BOTH,
         findings=findings,
     )
+
+
+def deciding_estimate(evidence: Evidence) -> Estimate | None:
+    """Returns the estimate from the log that decides: the narrowest trustworthy difference; None without one."""
+    trusted = [row for comparison in evidence.comparisons if comparison.decides for row in comparison.trusted]
+    return min(trusted, key=_width, default=None)
+
+
+def best_key(decision: ShipDecision, evidence: Evidence) -> tuple[int, float, float]:
+    """Returns a key whose largest value is the best policy: recommendation, lower end and value of its difference."""
+    estimate = deciding_estimate(evidence)
+    by_choice = [Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH, Choice.DISCUSS, Choice.SHIP]
+    if estimate is None:
+        return by_choice.index(decision.choice), -math.inf, -math.inf
+    return by_choice.index(decision.choice), estimate.difference.low, estimate.difference.value
 
 
 _UNSEEN = "what the logging policy saw and the log lacks cannot be checked"
@@ -328,6 +370,10 @@ _SCORE_SOME = "give more episodes, or eval_data_path, in which every action is k
 _LEARN_IN_SIMULATION = "keep the policy in use; learn longer: simulation.total_steps, or epochs beside data."
 _NEXT = {
     (FindingSource.GATE, Standing.WORSE): _LEARN,
+    (FindingSource.GUARDRAIL, Standing.WORSE): _LEARN,
+    (FindingSource.GUARDRAIL, Standing.UNGUARDED): (
+        "discuss whether this risk is worth the gain, log more episodes, or give it a small share of the decisions."
+    ),
     (FindingSource.LOG, Standing.BETTER): _TRY,
     (FindingSource.LOG, Standing.WORSE): _LEARN,
     (FindingSource.BESIDE, Standing.BETTER): _TRY,
@@ -379,6 +425,8 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
     if gate is not None and not gate.passed:  # a fulfilled condition says nothing about the logged policy
         yield _finding(FindingSource.GATE, Standing.WORSE, f"publish_if blocks the export: {gate.reason}")
     deciding = [comparison for comparison in evidence.comparisons if comparison.decides]
+    violated_first = sorted(_guarded(evidence, deciding), key=lambda finding: finding.standing is not Standing.WORSE)
+    yield from violated_first
     for comparison in deciding:
         yield _from_log(comparison, evidence.result)
         if comparison.simulated is not None and comparison.reference is not None:
@@ -394,6 +442,37 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
         yield _finding(FindingSource.LOG, Standing.UNDECIDED, "no episodes could be scored", _SCORE_SOME)
     if evidence.played is not None:
         yield _from_simulation(evidence.played)
+
+
+def _guarded(evidence: Evidence, deciding: Sequence[Comparison]) -> Iterator[Finding]:
+    """Yields a finding for each guardrail that is violated, or that the log does not show to be kept."""
+    source = FindingSource.GUARDRAIL
+    for name, guardrail in evidence.guardrails.items():
+        limit = guardrail.at_most_worse_by
+        trusted = [
+            row
+            for comparison in evidence.comparisons
+            if comparison.outcome == _title(1, name) and any(_is_like(comparison, other) for other in deciding)
+            for row in comparison.trusted
+        ]
+        if not trusted:
+            reason = f"the log does not show whether metric {name} is worse by more than {number(limit)}"
+            yield _finding(source, Standing.UNGUARDED, reason)
+            continue
+        row = min(trusted, key=_width)
+        low, high = row.difference.low, row.difference.high
+        least, most = (low, high) if guardrail.better == "lower" else (-high, -low)
+        reason = f"metric {name} differs by {row.difference}, and may be worse by {number(limit)}"
+        if least > limit:
+            yield _finding(source, Standing.WORSE, reason)
+        elif most > limit:
+            yield _finding(source, Standing.UNGUARDED, reason)
+
+
+def _is_like(comparison: Comparison, other: Comparison) -> bool:
+    """Returns whether a metric is compared as the reward is: per row or per episode, with the same reference."""
+    units = dict(zip(_UNITS[1], _UNITS[0], strict=True))
+    return units.get(comparison.unit) == other.unit and comparison.reference_name == other.reference_name
 
 
 def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
@@ -425,19 +504,28 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
     else:
         continues = comparison.continued is not None and ESTIMATORS[row.name].continues
         name, value = list(comparison.references.items())[1 if continues else 0]
+        earner = "today's" if name == LOGGED else f"the {name}"
+        change = f" ({row.difference.value / abs(value.value):+.0%})" if value.side else ""
         reason = (
-            f"{estimates} {comparison.unit} of {row.figure} against {value} of the {name}, "
-            f"a difference of {row.difference}{doubt}"
+            f"the new policy would earn {row.figure} {_PER[comparison.unit]}, {earner} earns {value}{change}; "
+            f"{estimates} difference of {row.difference}{doubt}"
         )
     if comparison.events is not None and comparison.reference is not None:  # of two policies, only the first one's
         reason += f" ({comparison.events})"
     if calibration is not None:
         reason += f"; {calibration}; {_UNSEEN}"
+    if side and result is not None and result.hidden_cause is not None and comparison.reference is not None:
+        slack = row.difference.low if side > 0 else -row.difference.high
+        strength = result.hidden_cause.strength(slack, side)
+        least = "100 or more" if strength >= _STRONGEST else number(strength)
+        reason += (
+            f"; a hidden cause would have to change the odds of logged actions by a factor of {least} to undo this"
+        )
     step = "" if side else _more_data(row, comparison.reference, result)
     overlap = None if result is None else result.overlap
     if not side and overlap is not None and overlap.untried_share and row.difference.low < row.difference.high:
         reason += f"; {untried_decisions(overlap)}"
-        step = f"{_tries(overlap)}; or run an A/B test."
+        step = step if result and result.num_episodes_left_out else f"{_tries(overlap)}; or run an A/B test."
     return _finding(FindingSource.LOG, _BY_SIDE[side], reason, step)
 
 
@@ -466,6 +554,9 @@ def _more_data(row: Estimate, reference: Interval | None, result: CPEResult | No
         for half, size, difference_text in sizes
         if half > size > 0 and count * (half / size) ** 2 < _MOST_EPISODES
     ]
+    unscored = result.num_episodes_left_out
+    if unscored:
+        return f"{_score(count, unscored)}{'; it takes ' if needed else ''}{', '.join(needed)}."
     if not needed:
         return f"log more episodes than the {count:,} that were scored, or run an A/B test."
     scored = counted(count, "episode was", "episodes were")
@@ -477,6 +568,8 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
     if result is None or result.overlap is None:
         return "evaluate on a log with whole episodes of the policy in use."
     overlap = result.overlap
+    if result.num_episodes_left_out:
+        return f"{_score(overlap.num_episodes, result.num_episodes_left_out)}."
     if not result.weighted or overlap.unsupported_share > _MOSTLY:
         return (
             "log the probability of every action that is taken (action_probability), of a policy that tries all of "
@@ -497,6 +590,11 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
         )
     if has_small_propensities(overlap):
         return _CHECK
+    if overlap.shared_draws.between:
+        return (
+            "name in data.columns.unit (workflows.evaluate: columns.unit) the column of what is drawn as one, such as "
+            "the user or the hour, and evaluate again."
+        )
     events = comparison.events
     if events is not None and events.unsized:
         needed = overlap.num_episodes * FEWEST_SIZES / events.unsized
@@ -510,6 +608,14 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
         return f"say in evaluation.reward_range which rewards are possible, or {_tries(overlap)}; and evaluate again."
     return (
         f"log more episodes, or a policy that takes this policy's actions more often, or {_NEARER}; or run an A/B test."
+    )
+
+
+def _score(scored: int, unscored: int) -> str:
+    """Returns the advice to score all episodes that the log has."""
+    return (
+        f"set evaluation.max_episodes to {scored + unscored}: {scored:,} episodes were scored, and the log has "
+        f"{unscored:,} more to score"
     )
 
 

@@ -2,15 +2,22 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from reagent_lite.config import resolved
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.data.log_shares import shares_of_counts
-from reagent_lite.evaluation.cpe import CPEResult
-from reagent_lite.evaluation.decision import Evidence, ShipDecision, decide, evidence_of
+from reagent_lite.evaluation.cpe import CPEResult, Estimate
+from reagent_lite.evaluation.decision import (
+    Evidence,
+    ShipDecision,
+    best_key,
+    decide,
+    deciding_estimate,
+    evidence_of,
+)
 from reagent_lite.evaluation.estimates import Estimates, EvaluatedPolicy
 from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.evaluation.interval import finite
@@ -18,7 +25,7 @@ from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.played import AGAINST, EstimatedReturn, Played
 
-_NOT_WRITTEN = ("basis", "weighted", "gamma")
+_NOT_WRITTEN = ("basis", "weighted", "gamma", "hidden_cause")
 _WITHOUT_WEIGHTS = ("num_rows", "num_episodes", "horizon", "cut_share", "certain_share")
 """Figures of the overlap that do not rest on weights."""
 
@@ -183,25 +190,70 @@ class Findings:
         """Whether simulated discounted returns and the log's estimates are the same quantity."""
         return self.estimates is not None and self.played is not None and not self.obstacles_and_remarks[0]
 
+    @property
+    def is_choice(self) -> bool:
+        """Whether the best of several models is decided about."""
+        return len(self.models) > 1 and self.config.against is None
+
     @cached_property
-    def evidence(self) -> Evidence:
-        """Evidence for the decision about the model; if there is another model, the comparison of the two decides."""
+    def _evidence(self) -> tuple[Evidence, ...]:
+        """Evidence about each model; if there is another one to compare with, only about the first."""
         if self.estimates is None:
-            return Evidence(played=self.played)
-        seen, *other_seen = self.estimates.log.seen
-        return evidence_of(
-            self.estimates.results[0],
-            self.played,
-            self._estimated(self.estimates),
-            differences=self.estimates.compared,
-            seen=seen,
-            other_seen=any(other_seen),
+            return (Evidence(played=self.played),)
+        log = self.estimates.log
+        count = len(self.models) if self.is_choice else 1
+        return tuple(
+            evidence_of(
+                result,
+                self.played,
+                self._estimated(self.estimates),
+                differences=self.estimates.compared,
+                seen=seen,
+                guardrails=self.config.evaluation.guardrails,
+                other_seen=not self.is_choice and any(log.seen[1:]),
+            )
+            for result, seen in zip(self.estimates.results[:count], log.seen[:count], strict=True)
         )
 
     @cached_property
+    def decisions(self) -> tuple[ShipDecision, ...]:
+        """Recommendation about each model."""
+        return tuple(map(decide, self._evidence))
+
+    @cached_property
+    def best(self) -> int:
+        """Index of the model that is decided about, by recommendation and then by difference.
+
+        Intervals of all models hold together, so the recommendation holds although the model was chosen by it.
+        """
+        return max(range(len(self.decisions)), key=lambda index: best_key(self.decisions[index], self._evidence[index]))
+
+    @property
+    def evidence(self) -> Evidence:
+        """Evidence about the best model."""
+        return self._evidence[self.best]
+
+    @cached_property
     def decision(self) -> ShipDecision:
-        """Recommendation about the model."""
-        return decide(self.evidence)
+        """Recommendation about the best model."""
+        decision = self.decisions[self.best]
+        if not self.is_choice:
+            return decision
+        together = f"their intervals hold together with {self.config.evaluation.confidence_level:.0%}"
+        best = f"{self.models[self.best].path} is the best of {len(self.models)} policies ({together})"
+        return replace(decision, reason=f"{best}: {decision.reason}")
+
+    @cached_property
+    def ranking(self) -> tuple[tuple[str, ShipDecision, Estimate | None], ...]:
+        """Path, recommendation and deciding estimate of each model, the best first; empty for a single model."""
+        if not self.is_choice:
+            return ()
+        keys = [best_key(decision, evidence) for decision, evidence in zip(self.decisions, self._evidence, strict=True)]
+        order = sorted(range(len(keys)), key=lambda index: keys[index], reverse=True)
+        return tuple(
+            (str(self.models[index].path), self.decisions[index], deciding_estimate(self._evidence[index]))
+            for index in order
+        )
 
     def document(self) -> dict[str, Any]:
         """Returns the content of the report file; undefined values are null, sections that do not apply are absent."""
@@ -226,7 +278,17 @@ class Findings:
                 document["log"]["rows_of_logs"] = {path: rows for path, rows, _ in shares}
             if self.config.write_scored_rows:
                 document["log"]["scored_lines"] = log.scored_lines()
-        if self.estimates is not None and len(self.models) == 2:
+        if self.ranking:
+            document["ranking"] = [
+                {
+                    "policy": path,
+                    "choice": decision.choice.value,
+                    "estimator": None if estimate is None else estimate.name,
+                    "difference": None if estimate is None else estimate.difference.json(),
+                }
+                for path, decision, estimate in self.ranking
+            ]
+        if self.estimates is not None and self.config.against is not None:
             document["difference"] = {
                 name: {
                     difference.name: {
@@ -247,7 +309,7 @@ class Findings:
 
     def scores(self) -> dict[str, float | None]:
         """Returns the model's figures by tag, null if undefined."""
-        scores = {} if self.estimates is None else values(self.estimates.results[0])
+        scores = {} if self.estimates is None else values(self.estimates.results[self.best])
         if self.played is not None:
             scores |= self.played.scores()
         return {tag: finite(value) for tag, value in scores.items()}
@@ -258,12 +320,12 @@ class Findings:
         return tuple(
             row
             for model, result in zip(self.models, results, strict=self.estimates is not None)
-            for row in estimate_rows(result, model.key)
+            for row in estimate_rows(result, str(model.path) if self.is_choice else model.key)
         )
 
     def differences(self) -> dict[str, list[float | None]] | None:
         """Returns {tag: [model minus against, lower, upper]}; None without another model."""
-        if len(self.models) < 2:
+        if self.config.against is None:
             return None
         figures = {
             f"CPE/{name}/{difference.name}": difference.figure

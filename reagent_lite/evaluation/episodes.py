@@ -9,7 +9,8 @@
 Machines exchange hashes of names and digests, at most 32 bytes per episode; rows are read after the draw.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ FEWEST_TO_VALIDATE = 50
 _VALIDATION_SHARE = 0.1
 _FEWEST_VALIDATED = 10
 _CHANCE_EPISODES = 3  # equal episodes of two logs that may be chance
+_MOST_CHOICES = 20_000_000
+"""Choices (rows times actions or candidates, times outcomes) up to which all episodes are scored by default."""
+_ALWAYS_SCORED = 10_000
 _EVAL_DATA = 1 << 32  # larger than every shard number
 
 
@@ -68,7 +72,7 @@ class TrainEvalLogs:
         return hashes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoredEpisodes:
     """Scored episodes of all machines, and this process's rows of them.
 
@@ -79,6 +83,7 @@ class ScoredEpisodes:
         sequence: [R] int64 position of each row in its episode, among the rows of all machines.
         notes: sentences on episodes that are not scored, and on repeated ones, the same on every rank.
         repeats: whether training data have eval episodes under other mdp_ids.
+        left_out: number of further episodes that could be scored, evaluation.max_episodes.
     """
 
     hashes: Hashes
@@ -87,6 +92,22 @@ class ScoredEpisodes:
     sequence: NDArray[np.int64]
     notes: tuple[str, ...]
     repeats: bool
+    left_out: int = 0
+
+    @cached_property
+    def page_order(self) -> NDArray[np.int64]:
+        """[R] numbers of the rows above in the order of a page, episode by episode."""
+        return np.argsort(self.episode, kind="stable")
+
+    def sample(self, most: int, seed: int) -> "ScoredEpisodes":
+        """Returns at most `most` of the episodes, drawn by seed and mdp_id, and this process's rows of them."""
+        if len(self.hashes) <= most:
+            return self
+        hashes = np.sort(drawn(self.hashes, most, seed))
+        kept = find_hashes(hashes, self.episode.view(np.uint64)) >= 0
+        return replace(
+            self, hashes=hashes, numbers=self.numbers[kept], episode=self.episode[kept], sequence=self.sequence[kept]
+        )
 
 
 def scored_episodes(
@@ -111,16 +132,18 @@ def scored_episodes(
     copy = sides.scored
     share = settings.held_out_share if sides.held_out is None else 1.0
     candidates = _EpisodeCandidates.of(sides, 1.0 if few else share)
-    flags = _exchange(candidates, np.unique(sides.hashes(sides.train)), shards)
+    flags = _exchange(candidates, np.sort(sides.hashes(sides.train)), shards)
     selected = ~flags.trained_on | held_out(candidates.hashes, settings.held_out_share)
     notes = _left_out(candidates, flags, selected, shards)
     selected &= ~flags.faulty
     if few:
         _balance(candidates.hashes, selected, ~flags.faulty)
-    hashes, draw_notes = _draw(candidates.hashes[selected & ~flags.elsewhere], settings.max_episodes, seed, shards)
+    usable = candidates.hashes[selected & ~flags.elsewhere]
+    most = settings.max_episodes or _most_episodes(copy, shards)
+    hashes, left_out, draw_notes = _draw(usable, most, seed, shards)
     repeats = _repeated(sides)
     scored_here = np.zeros(len(copy.episode_hash), np.bool_)
-    scored_here[candidates.numbers] = np.isin(candidates.hashes, hashes) & ~flags.copied
+    scored_here[candidates.numbers] = (find_hashes(hashes, candidates.hashes) >= 0) & ~flags.copied
     numbers = shards.part(np.flatnonzero(scored_here[copy.episode]))
     codes = sides.hashes(copy).view(np.int64)
     return ScoredEpisodes(
@@ -130,6 +153,7 @@ def scored_episodes(
         sequence=np.asarray(copy.sequence[numbers], np.int64),
         notes=(*notes, *draw_notes, *repeats),
         repeats=bool(repeats),
+        left_out=left_out,
     )
 
 
@@ -145,7 +169,7 @@ def validation_episodes(sides: TrainEvalLogs, scored: ScoredEpisodes, seed: int)
         seed: another seed chooses other episodes.
     """
     hashes = sides.hashes(sides.train)
-    remaining = ~np.isin(hashes, scored.hashes)
+    remaining = find_hashes(scored.hashes, hashes) < 0
     count = sum(sides.shards.counts(int(remaining.sum())))
     if count < FEWEST_TO_VALIDATE:
         return np.zeros(len(hashes), np.bool_)
@@ -167,12 +191,12 @@ def _repeated(sides: TrainEvalLogs) -> list[str]:
     equal = np.zeros(len(held_out_digests), np.bool_)
     named = np.zeros(len(held_out_digests), np.bool_)
     names = sides.hashes(sides.held_out)
-    training_names = np.unique(sides.hashes(sides.train))
+    training_names = np.sort(sides.hashes(sides.train))
     trained = repeated = 0
     for reader in shards.first_readers:
         digests = _broadcast(training_digests, reader, shards)
         equal |= np.isin(held_out_digests, digests)
-        named |= _find(_broadcast(training_names, reader, shards), names) >= 0
+        named |= find_hashes(_broadcast(training_names, reader, shards), names) >= 0
         trained += len(digests)
         repeated += len(digests) - len(np.unique(digests))
     number, total = (sum(shards.counts(int(flags.sum()))) for flags in (equal & ~named, ~named))
@@ -275,8 +299,8 @@ def _exchange(candidates: _EpisodeCandidates, training: Hashes, shards: Shards) 
     columns = np.stack((candidates.hashes, candidates.digest, candidates.faulty), dtype=np.uint64)
     for shard, reader in enumerate(shards.first_readers):
         hashes, digest, faulty = _broadcast(columns, reader, shards).reshape(3, -1)
-        flags.trained_on[:] |= _find(_broadcast(training, reader, shards), candidates.hashes) >= 0
-        index = _find(hashes, candidates.hashes)
+        flags.trained_on[:] |= find_hashes(_broadcast(training, reader, shards), candidates.hashes) >= 0
+        index = find_hashes(hashes, candidates.hashes)
         (shared,) = np.nonzero(index >= 0)
         flags.faulty[shared] |= faulty[index[shared]] > 0
         if shard < shards.own:
@@ -291,7 +315,7 @@ def _broadcast(values: Hashes, sender: int, shards: Shards) -> Hashes:
     return np.frombuffer(group.broadcast_bytes(values.tobytes() if group.rank == sender else None, sender), np.uint64)
 
 
-def _find(ascending: Hashes, hashes: Hashes) -> NDArray[np.int64]:
+def find_hashes(ascending: Hashes, hashes: Hashes) -> NDArray[np.int64]:
     """Returns the index of each hash, [n], in an ascending array; -1 if it is not in there."""
     if not len(ascending):
         return np.full(len(hashes), -1, np.int64)
@@ -299,8 +323,18 @@ def _find(ascending: Hashes, hashes: Hashes) -> NDArray[np.int64]:
     return np.where(ascending[indices] == hashes, indices, -1)
 
 
-def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> tuple[Hashes, list[str]]:
-    """Draws at most `most` of all shards' hashes, and returns them in ascending order with notes.
+def _most_episodes(copy: TrainingCopy, shards: Shards) -> int:
+    """Returns how many episodes have about _MOST_CHOICES choices, at least _ALWAYS_SCORED; every rank calls it."""
+    lists = np.diff(copy.list_offsets) if copy.parametric else np.array([len(copy.action_names)])
+    choices = max(shards.counts(int(lists.max(initial=1))))
+    rows = sum(shards.counts(len(copy)))
+    episodes = sum(shards.counts(len(copy.episode_hash)))
+    cells = rows * choices * (1 + len(copy.metric_names))
+    return max(_ALWAYS_SCORED, int(_MOST_CHOICES * episodes / max(cells, 1)))
+
+
+def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> tuple[Hashes, int, list[str]]:
+    """Draws at most `most` of all shards' hashes: in ascending order, with the number left out and with notes.
 
     The draw takes the first hashes in an order given by the seed. The first hashes of all shards together are among
     the first of each shard, so a shard sends only those.
@@ -310,11 +344,11 @@ def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> tuple[Hashes,
     proposals = [_broadcast(proposed, reader, shards) for reader in shards.first_readers]
     notes = []
     if count > most:
-        notes.append(f"{most:,} of {count:,} episodes are scored (evaluation.max_episodes)")
+        notes.append(f"{most:,} of {count:,} episodes are scored; evaluation.max_episodes {count} scores all")
     elif shards.several:
         of_machines = f"of {len(proposals)} machines"
         notes.append(f"{counted(count, f'episode {of_machines} is', f'episodes {of_machines} are')} scored")
-    return np.sort(drawn(np.concatenate(proposals), most, seed)), notes
+    return np.sort(drawn(np.concatenate(proposals), most, seed)), max(count - most, 0), notes
 
 
 def spread(numbers: NDArray[np.int64], most: int) -> NDArray[np.int64]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from reagent_lite.algorithms.cpe_heads import PolicyProbabilities
 from reagent_lite.config.evaluate import UNIFORM, EvaluateConfig
 from reagent_lite.config.paths import shown
-from reagent_lite.data.copy.agreement import content_of
 from reagent_lite.data.copy.texts import require_texts
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.matrices import PolicyColumn
@@ -93,6 +93,8 @@ class EvaluationLog:
         columns: Mapping[str, PolicyColumn],
         gamma: float,
         items: ItemTable | None = None,
+        units: NDArray[np.int64] | None = None,
+        seen: tuple[bool, ...] = (),
     ) -> "EvaluationLog":
         """Prepares a log for policies that decide among the same choices.
 
@@ -103,18 +105,20 @@ class EvaluationLog:
             columns: probabilities in columns of the log, by the key of the policy.
             gamma: discount per step.
             items: the item table; None without one.
+            units: code of the unit of each episode; None if episodes are drawn.
+            seen: whether each policy has learned from this log, or was made from it.
 
         Raises:
             DataError: rows with problems; no feature of a model in them; no episode to score.
         """
-        content = content_of(copy)
         warnings = [*copy.notes]
         models = [policy for policy in policies if isinstance(policy, ExportedModel)]
-        seen = tuple(isinstance(policy, ExportedModel) and policy.learned_from(content) for policy in policies)
+        for policy, has_seen in zip(policies, seen, strict=True):
+            if has_seen:
+                made = "was trained on" if isinstance(policy, ExportedModel) else "was made from"
+                warnings.append(f"{policy.key} {made} this very log: it has seen episodes that are scored")
         for model in models:
             warnings += _feature_warnings(model, copy)
-            if model.learned_from(content):
-                warnings.append(f"{model.key} was trained on this very log: it has seen episodes that are scored")
             warnings += model.discount_warnings(copy, config.data_path, gamma)
         sides = TrainEvalLogs(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
         settings = config.evaluation
@@ -145,10 +149,11 @@ class EvaluationLog:
             num_rows=len(copy),
             without_propensity=without_propensity(behavior, copy.counts, len(copy)),
             gamma=gamma,
-            settings=config.evaluation,
+            settings=config.evaluation.model_copy(update={"confidence_level": config.level}),
             seed=config.seed,
             behavior=behavior,
             items=items,
+            units=units,
         )
         return cls(
             copy=copy,
@@ -169,7 +174,7 @@ class Estimates:
         results: result of each policy.
         choices: choices of each policy, as JSON: "actions", shares of named actions, and "candidates", from
             candidates.tally.
-        compared: {outcome: differences} of two policies; empty for a single policy.
+        compared: {outcome: differences} of model and against; empty without `against`.
         warnings: problems of the log and of the policies on it, in sentences.
     """
 
@@ -204,7 +209,7 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
         log=log,
         results=tuple(results),
         choices=tuple(choices),
-        compared=differences(*results) if len(results) == 2 else {},
+        compared=differences(*results) if config.against is not None else {},
         warnings=tuple(warnings),
     )
 

@@ -4,7 +4,7 @@ fitted rows ─► reward and value models of the policy ─┐
 scored rows ──────────────────────────────────────────┴─► page, joined on rank 0 ─► estimates
 
 A policy is a function of states and choices. All processes of a group work together. Each process reads its part of
-the rows; rank 0 holds the rows of at most evaluation.max_episodes episodes.
+the rows; rank 0 holds the rows of all scored episodes (evaluation.max_episodes).
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,11 +34,14 @@ from reagent_lite.evaluation.cpe import (
     evaluate_page,
     missing_estimates,
 )
-from reagent_lite.evaluation.episodes import TrainEvalLogs
+from reagent_lite.evaluation.episodes import ScoredEpisodes, TrainEvalLogs
 from reagent_lite.evaluation.fitting import Learning, PolicyModels, Split, fit_passes, fit_plan, fit_steps, num_steps
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
+from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.item_table import ItemTable
 from reagent_lite.types import Actions, FeatureSpec, TransitionBatch
+
+_EPOCH_EPISODES = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,7 @@ class EvaluationRows:
         unknown: reasons why estimators lack probabilities of the policy, by the estimator's name.
         behavior: estimated behaviour policy, the source of the propensities of `rows`; None if these were logged.
         items: the item table; None without one.
+        units: [episodes] code of the unit of each episode of the scored data; None if episodes are drawn.
     """
 
     sides: TrainEvalLogs
@@ -76,6 +80,7 @@ class EvaluationRows:
     unknown: dict[str, str] = field(default_factory=dict)
     behavior: Behavior | None = None
     items: ItemTable | None = None
+    units: NDArray[np.int64] | None = None
 
     @cached_property
     def fit_rows(self) -> LoggedRows:
@@ -187,26 +192,25 @@ class PolicyEvaluator:
             final: whether to describe the candidates; otherwise the JSON is empty.
         """
         log = self.log
-        part = self._part_of_page("scoring rows by", self.models.heads)
+        scored = log.split.scored if final else log.split.scored.sample(_EPOCH_EPISODES, log.seed)
+        part = self._part_of_page("scoring rows by", scored, self.models.heads if self.models.passes else None)
         choices = {}
         if final and self._candidate_features:
             choices["candidates"] = candidate_choices(
                 part,
                 log.sides.scored,
-                log.split.scored.numbers[self._order],
+                scored.numbers[scored.page_order],
                 self._candidate_features,
                 log.group,
                 propensities_known=not log.without_propensity,
                 items=log.items,
             )
-        return self._gathered(part), choices
+        return self._gathered(part, scored), choices
 
     def values(self, page: EvaluationPage) -> dict[str, float]:
         """Returns the cheap estimates by TensorBoard tag, without intervals."""
         log = self.log
-        return estimates_of_page(
-            page, gamma=log.gamma, config=log.settings, generator=self._generator, missing=self.missing
-        )
+        return estimates_of_page(page, gamma=log.gamma, config=log.settings, missing=self.missing)
 
     def result(self, page: EvaluationPage) -> CPEResult:
         """Returns all estimates with intervals and verdicts."""
@@ -216,9 +220,11 @@ class PolicyEvaluator:
                 page,
                 gamma=log.gamma,
                 config=log.settings,
-                generator=self._generator,
+                generator=torch.Generator().manual_seed(log.seed),
                 missing=self.missing,
+                left_out=log.split.scored.left_out,
                 calibration=None if log.behavior is None else log.behavior.calibration,
+                features=StateFeatures.of(log.sides.scored),
                 show=show,
             )
 
@@ -247,16 +253,16 @@ class PolicyEvaluator:
         log = self.log
         if log.without_propensity:
             return True
-        page = self._gathered(self._part_of_page("weighting rows by", None))
+        scored = log.split.scored
+        page = self._gathered(self._part_of_page("weighting rows by", scored, None), scored)
         enough = torch.zeros((), dtype=torch.float64)
         if page is not None:
-            episodes = effective_episodes(page, gamma=log.gamma, config=log.settings, generator=self._generator)
+            episodes = effective_episodes(page, gamma=log.gamma, config=log.settings)
             enough += episodes >= log.settings.min_effective_episodes
         return bool(log.group.all_reduce(enough))
 
-    def _part_of_page(self, title: str, models: CPEHeads | None) -> EvaluationPage:
+    def _part_of_page(self, title: str, scored: ScoredEpisodes, models: CPEHeads | None) -> EvaluationPage:
         log = self.log
-        scored = log.split.scored
         rows = rows_in_order(log.rows, scored.numbers, log.group.device)
         return build_page(
             self._shown(title, rows, len(scored.numbers)),
@@ -264,18 +270,14 @@ class PolicyEvaluator:
             policy=self.policy,
             models=models,
             metric_names=log.metric_names,
+            units=None if log.units is None else log.units[log.sides.scored.episode[scored.numbers]],
+            numbers=scored.numbers if log.group.is_first else np.full(len(scored.numbers), -1, np.int64),
         )
 
-    def _gathered(self, part: EvaluationPage) -> EvaluationPage | None:
-        log = self.log
-        page = gather_page(part, torch.from_numpy(log.split.scored.sequence[self._order]), log.group)
-        log.rows.release()
+    def _gathered(self, part: EvaluationPage, scored: ScoredEpisodes) -> EvaluationPage | None:
+        page = gather_page(part, torch.from_numpy(scored.sequence[scored.page_order]), self.log.group)
+        self.log.rows.release()
         return page
-
-    @property
-    def _order(self) -> NDArray[np.int64]:
-        """Numbers of the scored rows in the order of a page."""
-        return np.argsort(self.log.split.scored.episode, kind="stable")
 
     def _cached_policy(self, source: LoggedSource) -> PolicyProbabilities:
         """Returns a policy that looks up the probabilities at the next states of the source's last batch."""
@@ -290,10 +292,6 @@ class PolicyEvaluator:
             return propensities[torch.searchsorted(numbers, source.numbers), : actions.mask.shape[1]]
 
         return policy
-
-    @property
-    def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.log.seed)
 
     def _shown(
         self, title: str, batches: Iterable[TransitionBatch], rows: int | None = None

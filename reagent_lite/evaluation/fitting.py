@@ -28,7 +28,7 @@ from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.distributed.group import Group, rehearse
-from reagent_lite.evaluation.episodes import ScoredEpisodes, TrainEvalLogs, spread
+from reagent_lite.evaluation.episodes import ScoredEpisodes, TrainEvalLogs, find_hashes, spread
 from reagent_lite.evaluation.page import held_out
 from reagent_lite.training.checkpoint import Tree, load_optimizer, optimizer_state, plain
 from reagent_lite.types import TransitionBatch
@@ -83,7 +83,7 @@ def split_log(
     """
     copy = sides.train
     hashes = sides.hashes(sides.train)
-    unscored = ~np.isin(hashes, scored.hashes)
+    unscored = find_hashes(scored.hashes, hashes) < 0
     checked = np.zeros(len(hashes), bool)
     counts = sides.shards.counts(int(unscored[copy.episode].sum()))
     if fit_steps(sides.shards, counts, settings, learning, final=True) > FEWEST_STEPS:

@@ -1,6 +1,6 @@
 """Coverage of the evaluated policy by the log: sizes of importance weights, and support."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -8,6 +8,7 @@ from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.shared_draws import SharedDraws
 from reagent_lite.export.exploration import certain_share
 from reagent_lite.rl.bootstrap import effective_sample_size, percentile_interval
 from reagent_lite.rl.likelihood import Alternatives
@@ -107,9 +108,10 @@ class Overlap:
 
     Attributes:
         num_rows, num_episodes: number of scored rows and episodes.
+        num_units: number of units of episodes that are drawn as one; that of episodes if the log does not name units.
         effective_rows: (sum w)^2 / sum w^2 over rows.
-        effective_groups: the same over episodes, with the sum of w over an episode's rows for w: rows of an episode are
-            not independent.
+        effective_groups: the same over episodes, or units of episodes, with the sum of w over their rows for w: rows of
+            an episode are not independent.
         mean_weight: mean w over rows: about 1 if the propensities are right and the log covers the policy.
         largest_row_share: share of the largest w in the sum of all w.
         matched_rows: number of rows whose action the policy may choose, w > 0.
@@ -131,6 +133,8 @@ class Overlap:
         untried_share: share of the policy's decisions that the log is expected to try less than ENOUGH_TRIES times.
         expected_tries: how often the log is expected to try them.
         certain_share: share of the policy's decisions among several choices that it takes with certainty.
+        untried_segment: in which rows these decisions are, in words; empty if they are in no simple segment.
+        shared_draws: whether rows share draws of the action.
         calibration: calibration of the propensities, if they are estimated.
     """
 
@@ -155,13 +159,21 @@ class Overlap:
     mean_weight_by_step: tuple[float, ...]
     cut_share: float
     untried_share: float = 0.0
+    num_units: int = 0
     expected_tries: float = 0.0
     certain_share: float = 0.0
+    untried_segment: str = ""
+    shared_draws: SharedDraws = field(default_factory=SharedDraws)
     calibration: Calibration | None = None
 
 
 def measure_overlap(
-    page: EvaluationPage, rows: torch.Tensor, sums: EpisodeSums, mean_weight: torch.Tensor, config: EvaluationConfig
+    page: EvaluationPage,
+    rows: torch.Tensor,
+    sums: EpisodeSums,
+    mean_weight: torch.Tensor,
+    alternatives: Alternatives,
+    config: EvaluationConfig,
 ) -> Overlap:
     """Returns the diagnostics of some rows of a page.
 
@@ -170,12 +182,13 @@ def measure_overlap(
         rows: numbers of the rows.
         sums: terms of their episodes.
         mean_weight: [1 + R] mean weight in each sample.
+        alternatives: actions that could have been logged in the rows.
         config: level, and the required number of effective episodes.
     """
     probability = page.at_logged(page.model_propensities)[rows]
     propensity = page.propensity[rows]
     weight = page.weight[rows]
-    level = config.confidence_level
+    level = config.level
     by_step = sums.effective_episodes()
     # weights are at most e^600, so that means stay finite
     mean_by_step = sums.log_largest.clamp(max=600).exp() * sums.weights / sums.num_episodes
@@ -187,13 +200,14 @@ def measure_overlap(
     unsupported = (propensity >= 1 - _CERTAIN) & (probability < 1 - _CERTAIN)
     episode = page.episode[rows]
     last = rows[torch.cat((episode[1:] != episode[:-1], torch.ones(1, dtype=torch.bool)))]
-    untried_share, expected_tries = untried(Alternatives.of(probability, propensity))
+    untried_share, expected_tries = untried(alternatives)
     enough = by_step >= config.min_effective_episodes
     return Overlap(
         num_rows=len(rows),
         num_episodes=len(relative),
         effective_rows=float(effective_sample_size(weight)),
-        effective_groups=float(effective_sample_size(sums.per_episode("weight", 0))),
+        effective_groups=float(effective_sample_size(sums.by_unit(sums.per_episode("weight", 0)))),
+        num_units=sums.num_units,
         mean_weight=Interval(value=float(mean_weight[0]), low=low, high=high),
         largest_row_share=_largest_share(weight),
         matched_rows=int((weight > 0).sum()),
@@ -205,8 +219,8 @@ def measure_overlap(
         horizon_reached=int(enough.long().cumprod(0).sum()),
         judged_step=step,
         effective_episodes=float(by_step[step]),
-        mean_episode_weight=_mean(float(mean_by_step[step]), relative, level),
-        largest_episode_share=_largest_share(relative),
+        mean_episode_weight=_mean(float(mean_by_step[step]), relative, sums, level),
+        largest_episode_share=_largest_share(sums.by_unit(relative)),
         effective_episodes_by_step=tuple(by_step.tolist()),
         mean_weight_by_step=tuple(mean_by_step.tolist()),
         cut_share=float((page.bootstrap[last] > 0).double().mean()),
@@ -223,12 +237,13 @@ def untried(alternatives: Alternatives) -> tuple[float, float]:
     return share, float(alternatives.probability[rows].sum())
 
 
-def _mean(mean: float, relative: torch.Tensor, level: float) -> Interval:
-    """Returns a mean with its normal interval, given the ratios of the weights to the largest one, [n]."""
-    if len(relative) < 2:
+def _mean(mean: float, relative: torch.Tensor, sums: EpisodeSums, level: float) -> Interval:
+    """Returns a mean with its normal interval, given the ratios of the episodes' weights to the largest one, [n]."""
+    if sums.num_units < 2:
         return Interval(value=mean, low=float("nan"), high=float("nan"))
     share = float(relative.mean())
-    error = mean * float(relative.std()) / (share * len(relative) ** 0.5) if share > 0 else 0.0
+    deviation = float(sums.by_unit(relative - share).std()) * sums.num_units / len(relative)
+    error = mean * deviation / (share * sums.num_units**0.5) if share > 0 else 0.0
     return Interval.normal(mean, error, level)
 
 

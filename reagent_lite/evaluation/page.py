@@ -27,7 +27,7 @@ BY_CHOICE = frozenset({"mask", "model_propensities", "reward_model", "q_values"}
 BY_OUTCOME = frozenset({"outcomes", "reward_model", "q_values", "next_value"})
 """Columns whose last axis is T."""
 _ROUNDING = 1e-6  # of probabilities, which are float32 in logs and exported models
-_DTYPES = {"episode": torch.int64, "action": torch.int64, "mask": torch.bool}  # the others are float64
+_DTYPES = {"action": torch.int64, "mask": torch.bool}  # the others are float64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,9 @@ class EvaluationPage:
         reward_model: [N, K, T] float64, expected outcomes.
         q_values: [N, K, T] float64, values of the evaluated policy.
         next_value: [N, T] float64, value of the next state under the evaluated policy; 0 after a true end.
+        number: [N] int64, number of the row in the training copy of the first process, -1 for rows of other machines;
+            None if unknown.
+        unit: [N] int64, a code per unit, which holds whole episodes; None if episodes are drawn.
     """
 
     names: tuple[str, ...]
@@ -61,6 +64,8 @@ class EvaluationPage:
     reward_model: Tensor
     q_values: Tensor
     next_value: Tensor
+    number: Tensor | None = None
+    unit: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.action)
@@ -79,7 +84,8 @@ class EvaluationPage:
     @property
     def columns(self) -> dict[str, Tensor]:
         """The columns by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "names"}
+        columns = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "names"}
+        return {name: column for name, column in columns.items() if column is not None}
 
     @property
     def row_bytes(self) -> int:
@@ -119,6 +125,8 @@ def build_page(
     policy: PolicyProbabilities,
     models: CPEHeads | None,
     metric_names: tuple[str, ...] = (),
+    numbers: NDArray[np.int64] | None = None,
+    units: NDArray[np.int64] | None = None,
 ) -> EvaluationPage:
     """Evaluates policy and models on logged rows.
 
@@ -129,17 +137,27 @@ def build_page(
         policy: the evaluated policy; unknown probabilities are NaN and count as 0.
         models: models of the policy, fitted to other episodes; None for predictions of 0.
         metric_names: names of the M columns of `metrics`.
+        numbers: [N] EvaluationPage.number of these rows.
+        units: [N] EvaluationPage.unit of these rows.
     """
     names = (REWARD_NAME, *metric_names)
     with torch.no_grad():
-        parts = [_page_of(batch, policy, models, names) for batch in batches] or [_empty_page(names)]
-    num_choices = max(part.mask.shape[1] for part in parts)
-    columns = {
-        name: torch.cat([padded(name, part.columns[name], num_choices) for part in parts]) for name in parts[0].columns
-    }
-    columns["episode"] = torch.from_numpy(np.ascontiguousarray(episodes, dtype=np.int64))
-    page = EvaluationPage(names=names, **columns)
-    return page.rows(torch.argsort(page.episode, stable=True))
+        parts = [_columns_of(batch, policy, models) for batch in batches] or [_empty_columns(names)]
+    num_choices = max(part["mask"].shape[1] for part in parts)
+    codes = torch.from_numpy(np.ascontiguousarray(episodes, dtype=np.int64))
+    order = torch.argsort(codes, stable=True)
+    columns = {"episode": codes[order]}
+    for name, values in (("number", numbers), ("unit", units)):
+        if values is not None:
+            columns[name] = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))[order]
+    for name in [*parts[0]]:  # parts are emptied meanwhile, so that memory holds the page once
+        whole = torch.cat([padded(name, part.pop(name), num_choices) for part in parts])
+        columns[name] = whole.index_select(0, order)
+    if models is None:
+        zero = torch.zeros(1, 1, 1, dtype=torch.float64)
+        predicted = zero.expand(len(order), num_choices, len(names))
+        columns |= {"reward_model": predicted, "q_values": predicted, "next_value": predicted[:, 0]}
+    return EvaluationPage(names=names, **columns)
 
 
 def gather_page(part: EvaluationPage, sequence: Tensor, group: Group) -> EvaluationPage | None:
@@ -249,43 +267,41 @@ def held_out(episode_hash: NDArray[np.uint64], share: float) -> NDArray[np.bool_
     return np.asarray((mix(episode_hash.astype(np.uint64)) >> np.uint64(11)).astype(np.float64) < share * 2.0**53)
 
 
-def _page_of(
-    batch: TransitionBatch, policy: PolicyProbabilities, models: CPEHeads | None, names: tuple[str, ...]
-) -> EvaluationPage:
-    outcomes = outcomes_of(batch)
-    if models is None:
-        reward_model = q_values = outcomes.new_zeros(*batch.actions.mask.shape, len(names))
-        next_value = torch.zeros_like(outcomes, dtype=torch.float64)
-    else:
+def _columns_of(batch: TransitionBatch, policy: PolicyProbabilities, models: CPEHeads | None) -> dict[str, Tensor]:
+    predictions = {}
+    if models is not None:
         reward_model, q_values = models.predict(batch.state, batch.actions)
         next_q = _allowed_only(models.predict(batch.next_state, batch.next_actions)[1], batch.next_actions.mask)
         next_propensities = _normalized(policy(batch.next_state, batch.next_actions).double())
-        next_value = batch.bootstrap.unsqueeze(1) * (next_propensities.unsqueeze(2) * next_q).sum(1)
+        predictions = {
+            "reward_model": _allowed_only(reward_model, batch.actions.mask),
+            "q_values": _allowed_only(q_values, batch.actions.mask),
+            "next_value": batch.bootstrap.unsqueeze(1) * (next_propensities.unsqueeze(2) * next_q).sum(1),
+        }
     columns = {
-        "episode": torch.zeros_like(batch.action),
         "action": batch.action,
         "mask": batch.actions.mask,
         "steps": batch.steps.double(),
         "bootstrap": batch.bootstrap.double(),
         "propensity": batch.propensity.double(),
         "model_propensities": _normalized(policy(batch.state, batch.actions).double()),
-        "outcomes": outcomes.double(),
-        "reward_model": _allowed_only(reward_model, batch.actions.mask),
-        "q_values": _allowed_only(q_values, batch.actions.mask),
-        "next_value": next_value,
+        "outcomes": outcomes_of(batch).double(),
+        **predictions,
     }
     real = (batch.weight > 0).cpu()
-    return EvaluationPage(names=names, **{name: value.cpu()[real] for name, value in columns.items()})
+    return {name: value.cpu()[real] for name, value in columns.items()}
 
 
-def _empty_page(names: tuple[str, ...]) -> EvaluationPage:
+def _empty_columns(names: tuple[str, ...]) -> dict[str, Tensor]:
     columns = {}
     for field in fields(EvaluationPage)[1:]:
+        if field.name in ("episode", "number", "unit"):
+            continue
         choices = (1,) * (field.name in BY_CHOICE)
         outcomes = (len(names),) * (field.name in BY_OUTCOME)
         dtype = _DTYPES.get(field.name, torch.float64)
         columns[field.name] = torch.zeros(0, *choices, *outcomes, dtype=dtype)
-    return EvaluationPage(names=names, **columns)
+    return columns
 
 
 def _runs(episode: Tensor) -> tuple[Tensor, Tensor]:

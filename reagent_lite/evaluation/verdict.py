@@ -3,6 +3,7 @@
 The width of an interval does not affect its verdict.
 """
 
+import math
 from collections.abc import Iterator
 from enum import StrEnum
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.interval import Interval, effective, number, percent
 from reagent_lite.evaluation.overlap import Events, Overlap
+from reagent_lite.rl.likelihood import ENOUGH_TRIES
 from reagent_lite.rl.sums import SWITCH_TAU
 
 # The mean of correct weights is 1. A significant deviation of more than a tenth is a fault of propensities or support.
@@ -28,12 +30,15 @@ _MAX_LARGEST_SHARE = 0.25
 # A reward one range of all rewards farther out than any seen, earned where the log hardly tries the policy's choices,
 # must not move an estimate by more than this share of half its interval.
 _MAX_UNTRIED = 0.1
+_MOST_ROWS = 1e12
 _FEW_SIZES = 2  # of the outcomes of clicks
 # Estimated propensities that may be off by more than this without being noticed support other estimates only.
 _MAX_RESOLUTION = 0.5
 
 _UNCHECKED = "the model cannot be checked against the log: there are no weighted estimates that may be believed"
 _FEWEST = 2  # episodes
+SHARED_DRAWS = "rows share a draw of the action, such as those of a user or an hour: say in data.columns.unit which do"
+_ARTICLE = {"unit": "a unit", "episode": "an episode"}
 _ONE_EPISODE = "one episode has no interval"
 _UNDEFINED = "the estimate or its interval is undefined on this log"
 _SAY_RANGE = ", or say in evaluation.reward_range which rewards are possible"
@@ -99,9 +104,15 @@ def _faults(overlap: Overlap, count: float, unit: str, *, sequential: bool) -> I
         yield Verdict.DO_NOT_USE, f"{cause} {evidence}"
     if sequential:
         yield from _faults_of_episodes(overlap)
-    elif overlap.effective_groups < overlap.enough:
-        few = effective(overlap.effective_groups, "episode")
-        yield Verdict.SUPPORT, f"{few}: rows of an episode are not independent, and so few show no spread"
+    if overlap.effective_groups < overlap.enough and (not sequential or overlap.num_units < overlap.num_episodes):
+        kind = "unit" if overlap.num_units < overlap.num_episodes else "episode"
+        few = effective(overlap.effective_groups, kind)
+        yield Verdict.SUPPORT, f"{few}: rows of {_ARTICLE[kind]} are not independent, and so few show no spread"
+    shared = overlap.shared_draws
+    if shared.between:
+        yield Verdict.SUPPORT, SHARED_DRAWS
+    elif sequential and shared.within:
+        yield Verdict.SUPPORT, "rows of an episode share a draw of the action: give a row for each draw"
     largest = overlap.largest_episode_share if sequential else overlap.largest_row_share
     if largest > _MAX_LARGEST_SHARE:
         yield Verdict.SUPPORT, f"one {unit} carries {largest:.0%} of the weight"
@@ -156,9 +167,12 @@ def untried_decisions(overlap: Overlap) -> str:
     """Returns which decisions of the policy the log hardly tries, in words; empty if there are none."""
     if not overlap.untried_share:
         return ""
+    segment = f", {overlap.untried_segment}," if overlap.untried_segment else ""
+    needed = overlap.num_rows * ENOUGH_TRIES / overlap.expected_tries if overlap.expected_tries > 0 else math.inf
+    enough = f", {ENOUGH_TRIES:g} would take {number(float(f'{needed:.2g}'))} rows" if needed < _MOST_ROWS else ""
     return (
-        f"{percent(overlap.untried_share)} of the policy's decisions are hardly tried by the log "
-        f"({number(overlap.expected_tries)} tries expected in {overlap.num_rows:,} rows)"
+        f"{percent(overlap.untried_share)} of the policy's decisions{segment} are hardly tried by the log "
+        f"({number(overlap.expected_tries)} tries expected in {overlap.num_rows:,} rows{enough})"
     )
 
 

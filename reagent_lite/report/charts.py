@@ -33,6 +33,8 @@ _LOGARITHMIC_FROM = 200.0  # ratio of largest to smallest value above which a li
 _LETTER = 9.6  # width of a letter on a phone: digits of DejaVu Sans, a wide font
 _CLASSES: Final = {Verdict.TRUSTWORTHY: "good", Verdict.SUPPORT: "unclear", Verdict.DO_NOT_USE: "bad"}  # of style.css
 
+_WORDS: Final = {verdict: verdict.value for verdict in Verdict}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
@@ -176,6 +178,7 @@ def interval_chart(
     simulated: Interval | None = None,
     *,
     plain: bool = False,
+    words_of: Mapping[Verdict, str] = _WORDS,
 ) -> Chart:
     """Returns a chart with a dot and an interval for each estimate, and lines and bands for the references.
 
@@ -187,6 +190,7 @@ def interval_chart(
         references: references that the estimates are compared with, by name.
         simulated: the value in simulation, if there is one.
         plain: whether trustworthy estimates are drawn without colour, because they do not decide.
+        words_of: words for each verdict.
     """
     marks = dict(references) if simulated is None else {**references, _SIMULATED: simulated}
     x = _scale_of(rows, marks.values())
@@ -208,14 +212,14 @@ def interval_chart(
         state = _CLASSES[verdict]
         kind = "plain" if plain and state == "good" else state
         parts.append(_text(_EDGE, top + 14, name))
-        parts.append(_text(_RIGHT, top + 14, verdict.value, anchor="end", kind=kind))
+        parts.append(_text(_RIGHT, top + 14, words_of[verdict], anchor="end", kind=kind))
         parts += _interval(figure, state, kind, x, top + 28)
     parts.append(_segment("axis", _EDGE, bottom, _RIGHT, bottom))
     for tick in x.ticks:
         parts.append(_segment("axis", x(tick), bottom, x(tick), bottom + 4))
         parts.append(_centred(x(tick), bottom + 17, _short(tick), kind="tick"))
     words = [f"{name} {figure.written(figure.value)}" for name, figure in marks.items()]
-    words += [f"{name} {figure.written(figure.value)}, {verdict.value}" for name, figure, verdict in rows]
+    words += [f"{name} {figure.written(figure.value)}, {words_of[verdict]}" for name, figure, verdict in rows]
     return Chart(title=title, svg=_svg(title, "; ".join(words), bottom + 24, parts))
 
 

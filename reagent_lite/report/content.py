@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from markupsafe import Markup
@@ -92,6 +93,7 @@ class Report:
         decision: recommendation with its reason; first on the page.
         notes: important sentences, for example about episodes that were not scored.
         facts: the summary.
+        made: when the report was made, and how long that took.
         sections: the sections in order; empty ones are left out.
     """
 
@@ -99,7 +101,14 @@ class Report:
     decision: ShipDecision
     notes: tuple[str, ...] = ()
     facts: tuple[tuple[str, Cell], ...] = ()
+    made: str = ""
     sections: tuple[PageSection, ...] = ()
+
+
+def made_now(seconds: float) -> str:
+    """Returns the present time (UTC), and the length of a run in seconds, in words."""
+    length = timedelta(seconds=max(round(seconds), 1))
+    return f"Written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, after a run of {length} (hours, minutes, seconds)."
 
 
 def written(cell: Cell, kind: CellKind = "name") -> str:

@@ -8,19 +8,26 @@ from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.played import AGAINST, AIM, MODEL
-from reagent_lite.report.content import Cell, PageSection, Report, Table
+from reagent_lite.report.content import Cell, PageSection, Report, Table, made_now
 from reagent_lite.report.run import config_section, items_facts
-from reagent_lite.report.sections import actions_section, candidates_section, evaluation_notes, evaluation_sections
+from reagent_lite.report.sections import (
+    actions_section,
+    candidates_section,
+    evaluation_notes,
+    evaluation_sections,
+    ranking_section,
+)
 
 _ORIGIN = {"workflow": "Workflow", "steps": "Steps", "data_hash": "Data hash", "config_hash": "Config hash"}
 
 
-def report_of_evaluation(findings: Findings, where: str) -> Report:
-    """Returns the page of an evaluation; `where` is the name of its JSON file."""
+def report_of_evaluation(findings: Findings, where: str, seconds: float) -> Report:
+    """Returns the page of an evaluation of so many seconds; `where` is the name of its JSON file."""
     evidence = findings.evidence
     decision = findings.decision
+    policy = findings.policies[findings.models[findings.best].key]
     config = findings.config
-    choices = {} if findings.estimates is None else findings.estimates.choices[0]
+    choices = {} if findings.estimates is None else findings.estimates.choices[findings.best]
     shares = {name: (share["logged"], None, share["policy"]) for name, share in choices.get("actions", {}).items()}
     lineage = Table(
         title="Models that were evaluated",
@@ -28,16 +35,18 @@ def report_of_evaluation(findings: Findings, where: str) -> Report:
         rows=[[str(model.path), *(model.origin[key] for key in _ORIGIN)] for model in findings.models],
     )
     return Report(
-        title=f"Evaluation of {findings.models[0].path}",
+        title=f"Evaluation of {shown(config.model)}",
         decision=decision,
         notes=(*findings.warnings, *evaluation_notes(evidence.result)),
         facts=tuple(_facts(findings)),
+        made=made_now(seconds),
         sections=(
+            ranking_section(findings.ranking, config.evaluation.confidence_level),
             *evaluation_sections(
                 evidence,
                 decision,
-                config.evaluation,
-                names={MODEL: f"The model, {findings.policies[MODEL]}", AGAINST: "The other model"},
+                config.evaluation.model_copy(update={"confidence_level": config.level}),
+                names={MODEL: f"The model, {policy}", AGAINST: "The other model"},
                 note=_simulated_note(findings),
                 where=where,
             ),
@@ -62,8 +71,8 @@ def _facts(findings: Findings) -> Iterator[tuple[str, Cell]]:
     if findings.played is not None:
         yield "Environment", findings.played.env
         yield "Episodes played by each policy", findings.played.episodes
-    yield "Policy", findings.policies[MODEL]
-    for against in findings.models[1:]:
+    yield "Policy", findings.policies[findings.models[findings.best].key]
+    for against in () if findings.is_choice else findings.models[1:]:
         yield "Against", str(against.path)
         yield "The other model's policy", findings.policies[AGAINST]
     yield "Discount per step", f"{findings.gamma:g}"

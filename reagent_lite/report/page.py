@@ -12,7 +12,12 @@ from reagent_lite.evaluation.decision import Choice, ShipDecision
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.report.content import Cell, Report, written
 
-_STATES = {Choice.SHIP: ("good", "✓"), Choice.DO_NOT_SHIP: ("bad", "✕"), Choice.NOT_ENOUGH: ("unclear", "?")}
+_STATES = {
+    Choice.SHIP: ("good", "✓"),
+    Choice.DO_NOT_SHIP: ("bad", "✕"),
+    Choice.NOT_ENOUGH: ("unclear", "?"),
+    Choice.DISCUSS: ("unclear", "?"),
+}
 _LONGEST_WORD = 15
 
 

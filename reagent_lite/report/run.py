@@ -29,7 +29,7 @@ from reagent_lite.evaluation.played import MODEL, EstimatedReturn
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
 from reagent_lite.item_table import ItemTable
-from reagent_lite.report.content import Cell, Column, PageSection, Report, Table, left_out
+from reagent_lite.report.content import Cell, Column, PageSection, Report, Table, left_out, made_now
 from reagent_lite.report.curves import Series, curves_section, last, read_series
 from reagent_lite.report.page import render
 from reagent_lite.report.sections import (
@@ -129,6 +129,7 @@ class RunFigures:
         normalization: the normalization of state features and of candidates' features, in the 2019 encoding.
         facts: facts about the data.
         identity: sha256 of the data or of the environment.
+        seconds: wall-clock time of the run since its start.
     """
 
     config: WorkflowConfig
@@ -140,6 +141,7 @@ class RunFigures:
     normalization: Mapping[str, Mapping[str, str]]
     facts: DataFacts
     identity: str
+    seconds: float
 
 
 def write_page(folder: Path, figures: RunFigures) -> str | None:
@@ -165,6 +167,7 @@ def report_of_run(folder: Path, figures: RunFigures) -> Report:
         decision=evaluation.decision,
         notes=evaluation.notes,
         facts=(*_facts(figures), *evaluation.facts),
+        made=made_now(figures.seconds),
         sections=(
             *evaluation.sections,
             curves_section(series),
@@ -205,7 +208,9 @@ def evaluation_of_run(
         by_time=config.rl.use_seq_num_diff_as_time_diff,
         horizon=config.evaluation.max_horizon,
     )
-    evidence = evidence_of(result, played, estimated, seen=evaluation.seen, gate=gate)
+    evidence = evidence_of(
+        result, played, estimated, seen=evaluation.seen, gate=gate, guardrails=config.evaluation.guardrails
+    )
     decision = decide(evidence)
     others = evaluation.document.get("agents", {}).get("others", "")
     ending = f"; in all of them {others}." if others else "."
@@ -264,7 +269,7 @@ def _joint_report(reports: Mapping[str, Report], document: Mapping[str, Any]) ->
     """Returns the joint evaluation of several types of agents; its decision is the most cautious of theirs."""
     agents = document["agents"]
     decisions = {kind: report.decision for kind, report in reports.items()}
-    by_caution = (Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH, Choice.SHIP)
+    by_caution = (Choice.DO_NOT_SHIP, Choice.NOT_ENOUGH, Choice.DISCUSS, Choice.SHIP)
     most_cautious = min(decisions.values(), key=lambda decision: by_caution.index(decision.choice))
     decision = ShipDecision(
         choice=most_cautious.choice,

@@ -1,5 +1,6 @@
 """Sections on the results of an evaluation, for the pages of runs and evaluations and for the model card."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from reagent_lite.evaluation.decision import Choice, Comparison, Evidence, ShipD
 from reagent_lite.evaluation.interval import Interval, number, percent
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
+from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.export.exploration import EXPLORE, lack_of_exploration
 from reagent_lite.report.charts import Curves, Line, curve_chart, interval_chart, thinned
 from reagent_lite.report.content import Cell, Chart, Column, PageSection, Table, left_out, written
@@ -21,6 +23,13 @@ _MOST_COMPARISONS = 12  # six outcomes
 _MOST_ACTIONS = 200
 _MOST_FEATURES = 100  # of candidates, those that differ most
 _MOST_POINTS = 500  # of a curve by step
+_VERDICTS = {
+    Choice.SHIP: Verdict.TRUSTWORTHY,
+    Choice.NOT_ENOUGH: Verdict.SUPPORT,
+    Choice.DISCUSS: Verdict.SUPPORT,
+    Choice.DO_NOT_SHIP: Verdict.DO_NOT_USE,
+}
+"""Marks of decisions in the chart that ranks policies."""
 _SIGN = {"trustworthy": "●", "support only": "◇", "do not use": "✕"}
 
 Shares = Mapping[str, tuple[float | None, float | None, float | None]]
@@ -34,13 +43,52 @@ def evaluation_notes(result: CPEResult | None) -> tuple[str, ...]:
     if result.overlap is None:
         return ("No episodes could be scored: nothing was estimated from the log.",)
     notes = []
-    if result.num_episodes_left_out or result.num_rows_beyond_horizon:
-        episodes = counted(result.num_episodes_left_out, "episode")
+    if result.num_rows_beyond_horizon:
         rows = counted(result.num_rows_beyond_horizon, "row")
-        notes.append(f"Not scored: {episodes}, and {rows} beyond the horizon.")
+        notes.append(f"Not scored: {rows} beyond evaluation.max_horizon.")
     if lack := lack_of_exploration(result.overlap.certain_share):
         notes.append(f"The policy {lack}. One that explores has {EXPLORE}.")
     return tuple(notes)
+
+
+def ranking_section(ranking: Sequence[tuple[str, ShipDecision, Estimate | None]], level: float) -> PageSection:
+    """Returns a section with the policies of which the best is decided about, the best first.
+
+    Args:
+        ranking: path, recommendation and deciding estimate of each policy.
+        level: confidence level of all intervals together.
+    """
+    if not ranking:
+        return PageSection(title="Policies")
+    unknown = Interval(value=math.nan, low=math.nan, high=math.nan)
+    rows = [
+        (path, *(("", unknown) if estimate is None else (_words(estimate.name), estimate.difference)), decision.choice)
+        for path, decision, estimate in ranking
+    ]
+    drawn = [
+        (path, unknown if estimate is None else estimate.difference, _VERDICTS[decision.choice])
+        for path, decision, estimate in ranking[:_MOST_ACTIONS]
+    ]
+    choices = {verdict: choice.value for choice, verdict in _VERDICTS.items()} | {Verdict.SUPPORT: "undecided"}
+    chart = interval_chart(
+        "Difference from the logged policy, best first",
+        drawn,
+        {"logged policy": Interval(value=0.0, low=0.0, high=0.0)},
+        words_of=choices,
+    )
+    return PageSection(
+        title="Policies",
+        notes=(f"All intervals hold together with {level:.0%}, so the best policy may be chosen by them.",),
+        charts=(chart,),
+        tables=(
+            Table(
+                title="Policies, best first",
+                columns=(("Policy", "name"), ("Estimator", "name"), ("Difference", "number"), ("Decision", "mark")),
+                rows=rows,
+            ),
+        ),
+        in_brief=1,
+    )
 
 
 def evaluation_sections(
@@ -62,9 +110,11 @@ def evaluation_sections(
         note: sentence about the played episodes.
         where: name of the file with the complete figures.
     """
-    level = settings.confidence_level
+    level = settings.level
     return (
-        estimates_section(evidence, level, where, plain=evidence.seen or decision.choice is Choice.NOT_ENOUGH),
+        estimates_section(
+            evidence, level, where, plain=evidence.seen or decision.choice in (Choice.NOT_ENOUGH, Choice.DISCUSS)
+        ),
         simulated_section(evidence.played, names, level, note),
         weights_section(evidence.overlap, settings.min_effective_episodes),
     )
@@ -84,7 +134,7 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
     has_simulated = any(comparison.simulated for comparison in comparisons)
     dotted = ", the dotted line the value in simulation" if has_simulated else ""
     note = (
-        f"A dot is an estimate, the line through it the {level:.0%} interval, a dashed line and band its "
+        f"A dot is an estimate, the line through it the {percent(level)} interval, a dashed line and band its "
         f"reference{dotted}. ● trustworthy, ◇ support only, ✕ do not use: reliability of the interval, whatever its "
         "width. An interval without an end mark continues."
     )
@@ -162,7 +212,7 @@ def _estimates_table(comparison: Comparison, level: float) -> Table:
         title=f"{comparison.title}, beside the {comparison.reference_name}",
         columns=(
             ("Estimator", "name"),
-            (f"Estimate ({level:.0%} interval)", "number"),
+            (f"Estimate ({percent(level)} interval)", "number"),
             ("Difference", "number"),
             (f"Times the {comparison.reference_name}", "number"),
             ("Verdict", "mark"),
@@ -187,7 +237,7 @@ def simulated_section(played: Played | None, names: Mapping[str, str], level: fl
     )
     differences = {key: earned.total for key, earned in played.differences.items()}
     table = Table(
-        title=f"Means per episode with {level:.0%} intervals",
+        title=f"Means per episode with {percent(level)} intervals",
         columns=columns,
         rows=[
             (names[key], policy.total, policy.discounted, differences.get(key), policy.length, policy.cut_share)

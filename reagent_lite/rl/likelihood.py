@@ -20,7 +20,7 @@ that of the exact interval of a Poisson count; Garwood (1936).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import Final
@@ -127,6 +127,36 @@ class Contributions:
     alternatives: Alternatives | None = None
     of_row: tuple[float, float] | None = None
 
+    def joined(self, unit: Tensor) -> "Contributions":
+        """Returns the contributions of units, given the number of each episode's unit, [n]: those of their episodes."""
+        count = int(unit.max()) + 1
+
+        def added(values: Tensor) -> Tensor:
+            return values.new_zeros(count).index_add_(0, unit, values)
+
+        size = added(self.size)
+        return replace(
+            self,
+            total=added(self.total),
+            size=size,
+            weight=added(self.size * self.weight) / size,
+            outcome=added(self.size * self.outcome) / size,
+            earned=None if self.earned is None else added(self.size * self.earned) / size,
+        )
+
+    def equals(self, other: "Contributions") -> bool:
+        """Returns whether another estimate has the same contributions and possible outcomes."""
+        tensors = ("total", "size", "weight", "outcome")
+        return (
+            self.offset == other.offset
+            and self.outcomes == other.outcomes
+            and (self.alternatives is None) == (other.alternatives is None)
+            and (self.alternatives is None or self.untried_outcomes == other.untried_outcomes)
+            and (self.earned is None) == (other.earned is None)
+            and all(torch.equal(getattr(self, name), getattr(other, name)) for name in tensors)
+            and (self.earned is None or other.earned is None or torch.equal(self.earned, other.earned))
+        )
+
     @property
     def value(self) -> float:
         """The estimate."""
@@ -180,15 +210,25 @@ def intervals(questions: Sequence[Question], level: float) -> list[tuple[float, 
         questions: estimates and differences, all from the same number of episodes.
         level: confidence level.
     """
-    problems = [_IntervalProblem.of(first, minus, level) for first, minus in questions]
-    solvable = [problem for problem in problems if problem is not None]
-    size = max(1, _POINTS_AT_ONCE // max(len(problem.counts) for problem in solvable)) if solvable else 1
-    ends = iter([pair for start in range(0, len(solvable), size) for pair in _ends(solvable[start : start + size])])
-    undefined = (torch.nan, torch.nan)
-    found = [undefined if problem is None else next(ends) for problem in problems]
+    ends = [(torch.nan, torch.nan)] * len(questions)
+    small: dict[int, _IntervalProblem] = {}
+    for index, (first, minus) in enumerate(questions):
+        problem = _IntervalProblem.of(first, minus, level)
+        if problem is None:
+            continue
+        if len(problem.counts) > _POINTS_AT_ONCE // 2:  # solved at once, so that memory holds one of them
+            (ends[index],) = _ends([problem])
+        else:
+            small[index] = problem
+    size = max(1, _POINTS_AT_ONCE // max((len(problem.counts) for problem in small.values()), default=1))
+    indices = [*small]
+    for start in range(0, len(indices), size):
+        part = indices[start : start + size]
+        for index, pair in zip(part, _ends([small[index] for index in part]), strict=True):
+            ends[index] = pair
     return [
         (_without_rounding(low, first), _without_rounding(high, first))
-        for (low, high), (first, _) in zip(found, questions, strict=True)
+        for (low, high), (first, _) in zip(ends, questions, strict=True)
     ]
 
 
@@ -203,7 +243,7 @@ class _IntervalProblem:
     """Episodes and corners as P points; equal ones are merged.
 
     Attributes:
-        points: [4, P] numerator, denominator, and two controls with expectation 0.
+        points: [k, P] numerator, denominator, and one or two controls with expectation 0.
         counts: [P] how often each point counts.
         critical: root of twice the likelihood ratio at both ends of the interval.
     """
@@ -225,10 +265,10 @@ class _IntervalProblem:
         informative = [_informative(total - estimate * first.size, controls)]
         informative += [part.informative for part in parts if minus is None or bool(part.control.any())]
         corners = _corners(parts)
-        points = torch.cat((torch.stack((total, first.size, *controls)), corners), 1)
+        points = torch.stack([torch.cat(rows) for rows in zip((total, first.size, *controls), corners, strict=True)])
         counts = torch.ones_like(points[0])
         counts[-corners.shape[1] :] = _CORNER
-        points, counts = _merged(pad(points, (0, 0, 0, 2 - len(parts))), counts)
+        points, counts = _merged(points, counts)
         critical = NormalDist().inv_cdf((1 + level) / 2) * (1 + 0.6 / (min(informative) + 0.42) ** 0.5) ** 0.5
         return cls(points=points, counts=counts, critical=critical)
 
@@ -302,7 +342,8 @@ def _merged(points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """
     generator = torch.Generator().manual_seed(0)
     direction = torch.rand(len(points), generator=generator, dtype=points.dtype)
-    _, number = torch.unique(direction @ _scaled(points), return_inverse=True)
+    direction /= points.abs().amax(1).clamp(min=torch.finfo(points.dtype).tiny)
+    _, number = torch.unique(direction @ points, return_inverse=True)
     size = int(number.max()) + 1
     representative = number.new_zeros(size).scatter_(0, number, torch.arange(len(number)))
     return points[:, representative], counts.new_zeros(size).index_add_(0, number, counts)
@@ -328,13 +369,18 @@ def _scaled(values: Tensor) -> Tensor:
 
 def _ends(problems: Sequence[_IntervalProblem]) -> list[tuple[float, float]]:
     """Returns both ends of the interval of each problem."""
-    most = max(len(problem.counts) for problem in problems)
-    points = torch.stack([pad(problem.points, (0, most - len(problem.counts))) for problem in problems])
-    counts = torch.stack([pad(problem.counts, (0, most - len(problem.counts))) for problem in problems])
+    if len(problems) == 1:  # without a copy: it may be large
+        points = problems[0].points.unsqueeze(0)
+        counts = problems[0].counts.unsqueeze(0)
+    else:
+        most = max(len(problem.counts) for problem in problems)
+        missing = [(0, most - len(problem.counts), 0, 4 - len(problem.points)) for problem in problems]
+        points = torch.stack([pad(problem.points, sides) for problem, sides in zip(problems, missing, strict=True)])
+        counts = torch.stack([pad(problem.counts, sides[:2]) for problem, sides in zip(problems, missing, strict=True)])
     values = points[:, 0]
     sizes = points[:, 1]
     controls = _scaled(points[:, 2:])
-    start, least = _maximize(controls, counts, controls.new_zeros(len(problems), 2))
+    start, least = _maximize(controls, counts, controls.new_zeros(len(problems), controls.shape[1]))
     shares = counts / _inside(controls, start)
     total = (shares * sizes).sum(1)
     centre = (shares * values).sum(1) / total
@@ -361,9 +407,9 @@ def _distance(points: Tensor, counts: Tensor, start: Tensor, least: Tensor, crit
     be too small and too large.
 
     Args:
-        points: [B, 4, P] numerator, denominator and two controls.
+        points: [B, k, P] numerator, denominator and controls.
         counts: [B, P].
-        start: [B, 2] multipliers of the maximum without a condition on the value.
+        start: [B, k - 2] multipliers of the maximum without a condition on the value.
         least: [B] that maximum.
         critical: [B] root of twice the likelihood ratio.
         guess: [B] initial distance; 0 if all points are equal.
@@ -383,10 +429,11 @@ def _distance(points: Tensor, counts: Tensor, start: Tensor, least: Tensor, crit
         unconditional = least[remaining]
         shifted = (points[remaining, 0] - current.unsqueeze(1) * sizes).unsqueeze(1)
         conditions = torch.cat((points[remaining, 2:], shifted), 1)
+        del shifted
         maximum, likelihood = _maximize(conditions, weight, multipliers[remaining], unconditional + 2 * target.square())
         multipliers[remaining] = maximum
         root = (2 * (likelihood - unconditional)).clamp(min=0).sqrt()
-        slope = -maximum[:, 2] * (weight / _inside(conditions, maximum) * sizes).sum(1) / root
+        slope = -maximum[:, -1] * (weight / _inside(conditions, maximum) * sizes).sum(1) / root
         low = torch.where(root < target, current, below[remaining])
         high = torch.where(root < target, above[remaining], current)
         newton = current + (target - root) / slope
@@ -420,17 +467,17 @@ def _maximize(points: Tensor, counts: Tensor, start: Tensor, enough: Tensor | No
     """
 
     def value(inside: Tensor) -> Tensor:
-        likelihood = (counts * inside.clamp(min=torch.finfo(inside.dtype).tiny).log()).sum(1)
-        return likelihood.where(inside.amin(1) > 0, -torch.inf)
+        tiny = torch.finfo(inside.dtype).tiny
+        parts = zip(torch.split(counts, _POINTS_AT_ONCE, 1), torch.split(inside, _POINTS_AT_ONCE, 1), strict=True)
+        likelihood = sum((count * part.clamp(min=tiny).log()).sum(1) for count, part in parts)
+        return torch.where(inside.amin(1) > 0, likelihood, -torch.inf)
 
     feasible = _inside(points, start).amin(1, keepdim=True) > 0
     multipliers = torch.where(feasible, start, 0.0)
     inside = _inside(points, multipliers)
     best = value(inside)
     for _ in range(_INNER_STEPS):
-        weighted = points * (counts / inside.square()).unsqueeze(1)
-        gradient = torch.bmm(points, (counts / inside).unsqueeze(2)).squeeze(2)
-        curvature = torch.bmm(weighted, points.transpose(1, 2))
+        gradient, curvature = _derivatives(points, counts, inside)
         ridge = torch.diag_embed(1e-12 * curvature.diagonal(dim1=1, dim2=2) + torch.finfo(inside.dtype).tiny)
         step = torch.linalg.solve(curvature + ridge, gradient)
         gain = (gradient * step).sum(1)
@@ -452,3 +499,16 @@ def _maximize(points: Tensor, counts: Tensor, start: Tensor, enough: Tensor | No
         inside = torch.where(short.unsqueeze(1), inside, tried_inside)
         best = torch.where(short, best, tried_value)
     return multipliers, best
+
+
+def _derivatives(points: Tensor, counts: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns sum_p count_p g_p / inside_p, [B, k], and sum_p count_p g_p g_p' / inside_p^2, [B, k, k]."""
+    gradient = points.new_zeros(points.shape[:2])
+    curvature = points.new_zeros(*points.shape[:2], points.shape[1])
+    for start in range(0, points.shape[2], _POINTS_AT_ONCE):
+        part = slice(start, start + _POINTS_AT_ONCE)
+        shares = counts[:, part] / inside[:, part]
+        some = points[:, :, part]
+        gradient += torch.bmm(some, shares.unsqueeze(2)).squeeze(2)
+        curvature += torch.bmm(some * (shares / inside[:, part]).unsqueeze(1), some.transpose(1, 2))
+    return gradient, curvature

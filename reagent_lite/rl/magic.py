@@ -75,7 +75,13 @@ def covariance(contributions: Iterable[Tensor], mean: Tensor) -> Tensor:
 
 def blended(returns: Tensor, sums: EpisodeSums, outcome: int) -> Tensor:
     """Returns the blend in each sample, [R], of its j-step returns [R, m]; row 0 is the log itself."""
-    return blend(returns, covariance(step_contributions(sums, outcome), returns[0] / sums.num_episodes))
+    contributions = step_contributions(sums, outcome)
+    if sums.unit is not None:
+        of_episodes = torch.cat([*contributions])
+        contributions = iter(
+            [of_episodes.new_zeros(sums.num_units, returns.shape[1]).index_add_(0, sums.unit, of_episodes)]
+        )
+    return blend(returns, covariance(contributions, returns[0] / sums.num_units))
 
 
 def blend(returns: Tensor, omega: Tensor) -> Tensor:

@@ -115,6 +115,8 @@ SUMS: Final[dict[str, Values]] = {
     "unweighted_corrections": corrections,
 }
 """Terms of sums over all rows of a sample."""
+OF_LOG: Final = ("reward", "rows", "discounted_reward", "episodes", "tail", "weight", "weighted_reward", "decisions")
+"""The sums that need no fitted model."""
 MEANS: Final[dict[str, Values]] = {"discounted_rewards": SUMS["discounted_reward"], "corrections": corrections}
 """Terms of means by step, weighted by omega."""
 Finish = Callable[[Tensor, "EpisodeSums", int], Tensor]
@@ -173,16 +175,16 @@ class EpisodeGroup:
     discount: Tensor
 
     @classmethod
-    def of(cls, tables: Sequence[EpisodeTable]) -> "EpisodeGroup":
-        """Returns the terms of episodes, given one table of them per outcome."""
+    def of(cls, tables: Sequence[EpisodeTable], names: Sequence[str]) -> "EpisodeGroup":
+        """Returns the terms of episodes for the named sums, given one table of the episodes per outcome."""
         log_rho = tables[0].log_rho
         log_largest = log_rho.amax(0)
         weights = (log_rho - _finite_or_zero(log_largest)).exp()
-        sums = log_rho.new_empty(len(log_rho), len(tables), len(SUMS))
+        sums = log_rho.new_empty(len(log_rho), len(tables), len(names))
         steps = log_rho.new_empty(len(log_rho), len(tables), len(MEANS), log_rho.shape[1])
         for outcome, table in enumerate(tables):
-            for column, values in enumerate(SUMS.values()):
-                sums[:, outcome, column] = values(table).sum(1)
+            for column, name in enumerate(names):
+                sums[:, outcome, column] = SUMS[name](table).sum(1)
             for column, values in enumerate(MEANS.values()):
                 torch.mul(weights, values(table), out=steps[:, outcome, column])
         return cls(sums=sums, weights=weights, steps=steps, log_largest=log_largest, discount=tables[0].discount.sum(0))
@@ -200,23 +202,27 @@ class EpisodeSums:
         groups: groups of episodes, in the order of the columns of counts.
         log_largest: [H] log of the largest rho_t of any episode; H is the number of steps of the longest episode.
         weights: [H] sum of rho_t over all episodes, divided by the largest.
+        names: names of the S sums.
+        unit: [n] number of each episode's unit, in the order of the groups; None if episodes are drawn.
     """
 
     groups: tuple[EpisodeGroup, ...]
     log_largest: Tensor
     weights: Tensor
+    names: tuple[str, ...] = tuple(SUMS)
+    unit: Tensor | None = None
 
     @classmethod
-    def of(cls, groups: Iterable[Sequence[EpisodeTable]]) -> "EpisodeSums":
+    def of(cls, groups: Iterable[Sequence[EpisodeTable]], names: Sequence[str] = tuple(SUMS)) -> "EpisodeSums":
         """Computes the terms group by group; a group is given as one table of its episodes per outcome.
 
         A group's tables differ only in rewards and models. Groups of episodes of about the same length cost least.
         """
-        parts = tuple(map(EpisodeGroup.of, groups))
+        parts = tuple(EpisodeGroup.of(tables, names) for tables in groups)
         steps = max(len(part.log_largest) for part in parts)
         log_largest = torch.stack([_held(part.log_largest, steps) for part in parts]).amax(0)
         weights = torch.stack([_held(part.weights.sum(0), steps) * part.scale(log_largest) for part in parts]).sum(0)
-        return cls(groups=parts, log_largest=log_largest, weights=weights)
+        return cls(groups=parts, log_largest=log_largest, weights=weights, names=tuple(names))
 
     @property
     def num_episodes(self) -> int:
@@ -224,23 +230,61 @@ class EpisodeSums:
         return sum(len(group.sums) for group in self.groups)
 
     @property
+    def num_units(self) -> int:
+        """Number of units, or of episodes if these are drawn."""
+        return self.num_episodes if self.unit is None else int(self.unit.max()) + 1
+
+    def by_unit(self, values: Tensor) -> Tensor:
+        """Returns the sums of values [n] over the episodes of each unit; the values themselves without units."""
+        return values if self.unit is None else values.new_zeros(self.num_units).index_add_(0, self.unit, values)
+
+    @property
     def num_outcomes(self) -> int:
         """Number of outcomes, T."""
         return self.groups[0].sums.shape[1]
 
-    def estimates(self, blocks: Iterable[Tensor], estimators: Sequence[Estimator]) -> tuple[dict[str, Tensor], ...]:
+    def joined(self, unit: Tensor, count: int) -> EpisodeGroup:
+        """Returns the sums of the terms of each unit's episodes, with units for episodes.
+
+        Args:
+            unit: [n] number of each episode's unit, in the order of the groups.
+            count: number of units.
+        """
+        steps = len(self.weights)
+        outcomes = self.num_outcomes
+        sums = self.weights.new_zeros(count, outcomes, len(self.names))
+        weights = self.weights.new_zeros(count, steps)
+        by_step = self.weights.new_zeros(count, outcomes, len(MEANS), steps)
+        for group, units in zip(
+            self.groups, torch.split(unit, [len(group.sums) for group in self.groups]), strict=True
+        ):
+            length = len(group.log_largest)
+            scale = group.scale(self.log_largest)
+            sums.index_add_(0, units, group.sums)
+            weights[:, :length].index_add_(0, units, group.weights * scale[:length])
+            by_step[..., :length].index_add_(0, units, group.steps * scale[:length])
+            if length < steps:
+                weights[:, length:].index_add_(0, units, group.weights[:, -1:] * scale[length:])
+        discount = torch.zeros_like(self.weights)
+        return EpisodeGroup(sums=sums, weights=weights, steps=by_step, log_largest=self.log_largest, discount=discount)
+
+    def estimates(
+        self, blocks: Iterable[Tensor], estimators: Sequence[Estimator], units: EpisodeGroup | None = None
+    ) -> tuple[dict[str, Tensor], ...]:
         """Returns, for each outcome, the estimates in every sample, [R], by the estimator's name.
 
         Undefined estimates are NaN. Estimators with means are also undefined if no episode has weight at the first
         step. Blocks are split so that memory does not grow with steps or outcomes.
 
         Args:
-            blocks: blocks of counts [r, n] of any type: how often each episode is in each sample.
+            blocks: blocks of counts [r, n] of any type: how often each episode, or unit, is in each sample.
             estimators: estimators to compute in every sample.
+            units: result of `joined` if units of several episodes are drawn; None if episodes are.
         """
+        groups = self.groups if units is None else (units,)
         samples_at_once = max(1, _NUMBERS_AT_ONCE // ((1 + len(MEANS) * self.num_outcomes) * len(self.weights)))
         samples = itertools.chain.from_iterable(torch.split(block, samples_at_once) for block in blocks)
-        combined, widths = zip(*(self._combined(counts, estimators) for counts in samples), strict=True)
+        combined, widths = zip(*(self._combined(counts, estimators, groups) for counts in samples), strict=True)
         by_outcome = []
         for outcome, columns in enumerate(torch.cat(combined).unbind(1)):
             *values, first_weight = torch.split(columns, widths[0], 1)
@@ -253,15 +297,17 @@ class EpisodeSums:
             by_outcome.append(estimates)
         return tuple(by_outcome)
 
-    def _combined(self, counts: Tensor, estimators: Sequence[Estimator]) -> tuple[Tensor, list[int]]:
+    def _combined(
+        self, counts: Tensor, estimators: Sequence[Estimator], groups: Sequence[EpisodeGroup]
+    ) -> tuple[Tensor, list[int]]:
         """Returns [R, T, F], the estimators' combined values and, last, the weight of the first step; and their widths.
 
         A block has a single tensor: many small ones between large ones that are freed would fragment the memory.
         """
-        sums, weights, steps = self._totals(counts)
+        sums, weights, steps = self._totals(counts, groups)
         by_outcome: list[list[Tensor]] = []
         for outcome in range(self.num_outcomes):
-            arguments = dict(zip(SUMS, sums[:, outcome].unbind(1), strict=True))
+            arguments = dict(zip(self.names, sums[:, outcome].unbind(1), strict=True))
             arguments |= {name: safe_divide(steps[:, outcome, m], weights) for m, name in enumerate(MEANS)}
             combined = [
                 estimator.combine(**{name: arguments[name] for name in estimator.takes}) for estimator in estimators
@@ -270,15 +316,15 @@ class EpisodeSums:
         widths = [values.shape[1] for values in by_outcome[0]]
         return torch.stack([torch.cat(columns, 1) for columns in by_outcome], 1), widths
 
-    def _totals(self, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _totals(self, counts: Tensor, groups: Sequence[EpisodeGroup]) -> tuple[Tensor, Tensor, Tensor]:
         """Returns sums [R, T, S], weights [R, H] and steps [R, T, M, H], the last two over the largest rho_t."""
         outcomes = self.num_outcomes
         steps = len(self.weights)
-        total = self.weights.new_zeros(len(counts), outcomes, len(SUMS))
+        total = self.weights.new_zeros(len(counts), outcomes, len(self.names))
         weights = self.weights.new_zeros(len(counts), steps)
         by_step = self.weights.new_zeros(len(counts), outcomes, len(MEANS), steps)
-        episodes = torch.split(counts, [len(group.sums) for group in self.groups], 1)
-        for group, group_counts in zip(self.groups, episodes, strict=True):
+        episodes = torch.split(counts, [len(group.sums) for group in groups], 1)
+        for group, group_counts in zip(groups, episodes, strict=True):
             drawn = group_counts.to(total.dtype)
             length = len(group.log_largest)
             scale = group.scale(self.log_largest)
@@ -291,7 +337,7 @@ class EpisodeSums:
 
     def per_episode(self, name: str, outcome: int) -> Tensor:
         """Returns a sum's term of each episode, [n], in the order of the groups."""
-        return torch.cat([group.sums[:, outcome, [*SUMS].index(name)] for group in self.groups])
+        return torch.cat([group.sums[:, outcome, self.names.index(name)] for group in self.groups])
 
     def by_step(self, name: str, outcome: int) -> list[Tensor]:
         """Returns the values of a mean for each group, [n, L], times the group's weights."""

@@ -5,7 +5,7 @@ logged      training rows ─► reward and value models of the current policy �
 simulation  episodes played by the network, divided among ranks ─► returns
 
 The rows of all machines are used. Each process builds its part of the page; rank 0 joins the parts and computes the
-estimates. It holds the rows of at most evaluation.max_episodes episodes.
+estimates. It holds the rows of all scored episodes; see evaluation.max_episodes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,8 +22,10 @@ from reagent_lite.algorithms.cpe_heads import build_cpe_heads
 from reagent_lite.algorithms.learners import Learner
 from reagent_lite.algorithms.policy_learner import PolicyLearner, evaluating, network_settings
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.columns import UNIT
 from reagent_lite.config.paths import shown
 from reagent_lite.console import logger, with_progress
+from reagent_lite.data.copy.policy_column import read_unit_column
 from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.data.sampling.plan import apportion
 from reagent_lite.data.sampling.source import LoggedRows, rows_in_order
@@ -389,6 +391,7 @@ class LogEvaluator(Evaluator):
             learning=learning,
             behavior=behavior,
             items=data.items,
+            units=_units(config, data),
         )
         for note in data.scored.notes:
             logger.info(f"evaluation: {note}")
@@ -530,3 +533,12 @@ class SimulationEvaluator(Evaluator):
             tables[:, :, first:stop] = torch.stack(played)
         tables = self._group.all_reduce(tables)
         return {agent_type.name: table for agent_type, table in zip(self._simulation.types, tables, strict=True)}
+
+
+def _units(config: WorkflowConfig, data: Data) -> NDArray[np.int64] | None:
+    """Returns the code of the unit of each episode of the scored data; None unless data.columns names units."""
+    if UNIT not in config.data.columns:
+        return None
+    path = config.training_data_path if data.held_out is None else config.eval_data_path
+    assert path is not None, "eval data have a path"
+    return read_unit_column(path, data.evaluated.copy, config.data.columns)

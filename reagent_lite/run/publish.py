@@ -254,7 +254,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
             write_whole(config.folder / _NOT_PUBLISHED, canonical(gate.document))
             logger.info(f"not published: {reason}; see {config.folder / _NOT_PUBLISHED}")
         source.draw(config.folder, learned.learner)
-        _write_report(config, source, facts, learned, reports[ONLY])
+        _write_report(config, source, facts, learned, reports[ONLY], seconds)
         report_model_saved()
     group.barrier()
     result = learned.evaluation.result
@@ -286,7 +286,9 @@ def _export(
     (config.folder / _NOT_PUBLISHED).unlink(missing_ok=True)  # of an earlier run
 
 
-def _write_report(config: WorkflowConfig, source: Source, facts: DataFacts, learned: Learned, report: Report) -> None:
+def _write_report(
+    config: WorkflowConfig, source: Source, facts: DataFacts, learned: Learned, report: Report, seconds: float
+) -> None:
     figures = RunFigures(
         config=config,
         policy=str(target_policy(config)),
@@ -297,6 +299,7 @@ def _write_report(config: WorkflowConfig, source: Source, facts: DataFacts, lear
         normalization=source.normalization.json(),
         facts=facts,
         identity=source.hash,
+        seconds=seconds,
     )
     if failure := write_page(config.folder, figures):
         logger.warning(f"no {PAGE}: {failure}")  # the model is valid without the report

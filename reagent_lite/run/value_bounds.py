@@ -79,8 +79,8 @@ class ReturnBounds:
         if constant is None or loss < constant:
             return None
         return (
-            f"the policy has learned nothing that helps: its values have a TD loss of {loss:.4g} on evaluated rows, "
-            f"and the same value for every row has {constant:.4g}. {learner.advice} that the rewards depend on the "
+            f"the learned values are no better than one value for all rows: they have a TD loss of {loss:.4g} on "
+            f"evaluated rows, and that value has {constant:.4g}. {learner.advice} that the rewards depend on the "
             "state features and the actions"
         )
 

@@ -22,15 +22,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from reagent_lite.config import fingerprint
+from reagent_lite.config.columns import UNIT
 from reagent_lite.config.evaluate import EvaluateConfig, is_model
 from reagent_lite.config.items import ITEM_ID
 from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.agreement import content_of
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy, give_back_memory, prepare_training_copy
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.errors import BundleError, ConfigError, Problem, needing
 from reagent_lite.evaluation.document import Findings
@@ -94,7 +96,7 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
     require_writable(folder, "output_path")
     findings = _findings(config, policies)
     target = given or folder / _name(findings)
-    report = report_of_evaluation(findings, target.name)
+    report = report_of_evaluation(findings, target.name, time.monotonic() - start)
     for warning in report.notes:
         logger.warning(warning)
     for line in (*text_of(report), str(report.decision)):
@@ -145,9 +147,11 @@ def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> 
     if config.data_path:
         config = _with_columns(config, models)
         items = _items(config, models)
-        copy, columns = _read(config, policies, items)
+        copy, columns, units = _read(config, policies, items)
         gamma = _gamma_of_single_rows(copy) if gamma is None else gamma
-        log = EvaluationLog.of(config, policies, copy, columns, gamma, items)
+        seen = _seen(config, policies, copy)
+        log = EvaluationLog.of(config, policies, copy, columns, gamma, items, units, seen)
+        give_back_memory()  # what reading took
     assert gamma is not None, "without a log there are only models, which have a gamma"
     played = None if arena is None else arena.play(gamma)
     _choose_threads(config.evaluation.minibatch_size, models[0].reading if log is None else log.reading)
@@ -183,36 +187,36 @@ def _policies(config: EvaluateConfig) -> tuple[EvaluatedPolicy, ...]:
     Raises:
         BundleError: two models decide among different choices.
     """
-    names = {"model": config.model} | ({} if config.against is None else {"against": config.against})
     policies = tuple(
         ExportedModel.load(key, name) if is_model(name) else GivenPolicy(key=key, path=name)
-        for key, name in names.items()
+        for key, name in config.policies.items()
     )
     models = [policy for policy in policies if isinstance(policy, ExportedModel)]
     actions = [model.bundle.action_names for model in models]
     if len({frozenset(names) for names in actions}) > 1:
         first, second = (", ".join(names) or "candidates" for names in actions)
         expected = f"a model with the choices of {models[0].path}: {first}"
-        raise BundleError(Problem(f"against {models[1].path}", expected, second))
+        raise BundleError(Problem(f"{models[1].key} {models[1].path}", expected, second))
     return policies
 
 
 def _read(
     config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], items: ItemTable | None
-) -> tuple[TrainingCopy, dict[str, PolicyColumn]]:
-    """Returns the rows, after the stages that the log needs, and the policies' columns by key.
+) -> tuple[TrainingCopy, dict[str, PolicyColumn], NDArray[np.int64] | None]:
+    """Returns the rows, after the stages that the log needs, the policies' columns by key, and units of episodes.
 
     Raises:
         DataError: the rows or columns have faults.
     """
     with needing("data", "data_path"):
-        from reagent_lite.data.copy.policy_column import read_policy_column
+        from reagent_lite.data.copy.policy_column import read_policy_column, read_unit_column
     models = (policy for policy in policies if isinstance(policy, ExportedModel))
     actions = next((model.bundle.action_names for model in models), config.actions)
     logger.info(f"choices are {CHOICES[not actions]}{': ' if actions else ''}{', '.join(actions)}")
     given = (policy for policy in policies if isinstance(policy, GivenPolicy))
     names = {policy.key: policy.column for policy in given if policy.column}
-    path, timeline = _rows_of(config, actions, tuple(names.values()), items)
+    further = (*names.values(), *([UNIT] if UNIT in config.columns else []))
+    path, timeline = _rows_of(config, actions, further, items)
     with progress("reading the log", "bytes") as show:
         copy = prepare_training_copy(
             path,
@@ -223,7 +227,26 @@ def _read(
             items=items,
             progress=show,
         )
-    return copy, {key: read_policy_column(path, name, copy, config.columns) for key, name in names.items()}
+    policy_columns = {key: read_policy_column(path, name, copy, config.columns) for key, name in names.items()}
+    return copy, policy_columns, read_unit_column(path, copy, config.columns) if UNIT in config.columns else None
+
+
+def _seen(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], copy: TrainingCopy) -> tuple[bool, ...]:
+    """Returns whether each policy has learned from the log, or was made from it as `fitted_on` says."""
+    content = content_of(copy)
+    fitted: set[str] = set()
+    for column, path in config.fitted_on.items():
+        other = copy
+        if path != config.data_path:
+            other = prepare_training_copy(
+                path, actions=copy.action_names or None, directory=config.training_copy_dir, columns=config.columns
+            )
+        if content_of(other) == content:
+            fitted.add(column)
+    return tuple(
+        policy.learned_from(content) if isinstance(policy, ExportedModel) else policy.column in fitted
+        for policy in policies
+    )
 
 
 def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | None:

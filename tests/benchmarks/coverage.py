@@ -12,6 +12,8 @@ ship, not decisions in all logs: where what is done makes no difference (gain 1)
 
 `--only segment`: logs that hardly try what the policy does in a small segment (tests/oracles/segments.py).
 `--only users`: logs with several rows of each user (tests/oracles/users.py).
+`--only shared`: logs whose rows share draws of the action; units are named or not (tests/oracles/shared_draws.py).
+`--only independent`: logs whose rows do not, though neighbours are alike: nothing may be found.
 `--only hidden`: logs whose known propensities are hidden, so that they are estimated (tests/oracles/hidden_loggers.py).
 `--only power` finds how often the interval of the difference excludes 0 where a policy is better, beside Fisher's
 exact test of the events on matched and on other rows, the best test of two counts.
@@ -31,6 +33,7 @@ from tests.benchmarks.turns import options_of
 from tests.oracles.hidden_loggers import HiddenLogger
 from tests.oracles.regimes import Regime, measure
 from tests.oracles.segments import Segment
+from tests.oracles.shared_draws import SharedDraws
 from tests.oracles.users import Users
 
 SIZES = (
@@ -104,6 +107,36 @@ REGIMES: dict[str, list[Any]] = {
         Users(users=users, rows=rows, together=together)
         for together in (False, True)
         for users, rows in ((1_000, 3), (200, 20), (50, 100))
+    ],
+    "shared": [
+        *(
+            SharedDraws(kind=kind, units=units, rows=rows, named=named, spread=spread)
+            for named in (True, False)
+            for kind, units, rows, spread in (
+                ("user", 400, 6, 1.0),
+                ("user", 120, 40, 0.6),
+                ("interleaved", 500, 5, 1.0),
+                ("interleaved", 90, 30, 1.5),
+                ("hour", 150, 24, 0.8),
+                ("hour", 60, 100, 0.4),
+                ("retry", 2_500, 1.15, 1.0),
+            )
+        ),
+        *(
+            SharedDraws(kind="user", units=units, rows=rows, named=True, spread=0.8, actions=actions, outcome=outcome)
+            for units, rows, actions, outcome in ((300, 8, 4, "event"), (600, 5, 10, "normal"), (250, 12, 3, "heavy"))
+        ),
+    ],
+    "independent": [
+        *(
+            SharedDraws(kind="independent", units=units, rows=rows, named=named, spread=1.0)
+            for units, rows, named in ((400, 6, True), (400, 6, False), (60, 100, True), (60, 100, False))
+        ),
+        *(
+            SharedDraws(kind=kind, units=300, rows=10, spread=1.0, actions=actions)
+            for kind in ("adaptive", "drift", "context")
+            for actions in (2, 10)
+        ),
     ],
     "hidden": [
         HiddenLogger(logger="softmax", known=True),

@@ -48,9 +48,13 @@ def write_config(folder: Path, tree: Mapping[str, Any]) -> Path:
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished process: seconds, the peak resident bytes of its largest process, and standard output."""
+    """A finished process: wall-clock and processor seconds, the peak resident bytes of its largest process, and output.
+
+    The processor's time depends less on what else the machine does.
+    """
 
     seconds: float
+    busy: float
     peak: int
     out: str
 
@@ -60,12 +64,12 @@ class Finished:
         return float(json.loads(self.out.splitlines()[-1])["rows_per_second"])
 
 
-def run(*arguments: object, **environment: str) -> Finished:
-    """Runs Python in the root of the project to its end; its standard error is shown if it fails."""
+def run(*arguments: object, root: Path = ROOT, **environment: str) -> Finished:
+    """Runs Python in the root of a tree of the project to its end; its standard error is shown if it fails."""
     start = time.perf_counter()
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            [sys.executable, *map(str, arguments)], cwd=ROOT, env={**os.environ, **environment}, text=True,
+            [sys.executable, *map(str, arguments)], cwd=root, env={**os.environ, **environment}, text=True,
             stdout=subprocess.PIPE, stderr=errors,
         )  # fmt: skip
         out = process.stdout.read()
@@ -74,7 +78,7 @@ def run(*arguments: object, **environment: str) -> Finished:
         errors.seek(0)
         if process.returncode:
             sys.exit(errors.read()[-2000:])
-    return Finished(time.perf_counter() - start, used.ru_maxrss * 1024, out)
+    return Finished(time.perf_counter() - start, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, out)
 
 
 def in_turns(ways: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:

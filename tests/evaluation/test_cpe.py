@@ -107,13 +107,23 @@ def test_metrics_have_figures_of_their_own_however_many_are_worked_on_together(m
     assert scalars(evaluated(replace(page, **models))) == pytest.approx(scalars(together), nan_ok=True)
 
 
-def test_limits_leave_out_whole_episodes_and_late_rows() -> None:
+def test_late_rows_are_left_out() -> None:
     page = bandit_page([1.0] * 12, episode=[0] * 3 + [1] * 4 + [2] * 5)
-    generator = torch.Generator().manual_seed(0)
-    rows, left_out, beyond = limit(page, EvaluationConfig(max_episodes=2, max_horizon=3), generator)
+    rows, beyond = limit(page, EvaluationConfig(max_horizon=3))
     # rows 4 of episode 1, and 4 and 5 of episode 2 are beyond the horizon
-    assert (len(rows), left_out, beyond, int(page.rows(rows).rank[-1])) == (6, 1, 3, 1)
-    assert len(limit(page, EvaluationConfig(), generator)[0]) == 12
+    assert (rows.tolist(), beyond) == ([0, 1, 2, 3, 4, 5, 7, 8, 9], 3)
+    assert len(limit(page, EvaluationConfig())[0]) == 12
+
+
+def test_many_episodes_are_drawn_in_bags() -> None:
+    draw = np.random.default_rng(0)
+    weights = draw.exponential(1.0, 12_000)
+    page = weighing(bandit_page([1.0] * 12_000), weights.tolist())
+    mean = evaluated(page, bootstrap_resamples=2000).overlap.mean_weight
+    half = 1.96 * weights.std() / 12_000**0.5
+    assert mean.value == pytest.approx(weights.mean())
+    # the quantiles of 2 000 resamples deviate by 3 % of the half width
+    assert (mean.low, mean.high) == pytest.approx((weights.mean() - half, weights.mean() + half), abs=0.1 * half)
 
 
 def test_diagnostics_by_hand() -> None:
@@ -149,7 +159,7 @@ def compared(first: EvaluationPage, other: EvaluationPage, **limits: int) -> dic
 
 def test_a_policy_does_not_differ_from_itself() -> None:
     page = bandit_page(REWARDS, episode=sorted([i % 50 for i in range(200)]))
-    assert {astuple(each.figure) for each in compared(page, page, max_episodes=30).values()} == {(0, 0, 0)}
+    assert {astuple(each.figure) for each in compared(page, page).values()} == {(0, 0, 0)}
 
 
 def test_two_policies_are_compared_on_the_same_episodes() -> None:

@@ -37,14 +37,14 @@ PASSED, HELD = (Gate(passed=passed, reason="why", document={}) for passed in (Tr
     ("rows", "choice", "reason"),
     [
         ([estimated(PDIS, 12.5, 1), estimated(DR, 13, 2.5)], SHIP,
-         "Per Decision Importance Sampling estimates a discounted return per episode of 12.5 (11.5 to 13.5) against 10 "
-         "(9 to 11) of the logged policy, a difference of 2.5 (1.5 to 3.5)"),
+         "the new policy would earn 12.5 (11.5 to 13.5) an episode (discounted), today's earns 10 (9 to 11) (+25%); "
+         "Per Decision Importance Sampling estimates a difference of 2.5 (1.5 to 3.5)"),
         ([estimated(PDIS, 8, 1), estimated(DR, 20, 1, Verdict.DO_NOT_USE)], NOT,
-         "Per Decision Importance Sampling estimates a discounted return per episode of 8 (7 to 9) against 10 (9 to "
-         "11) of the logged policy, a difference of -2 (-3 to -1)"),
+         "the new policy would earn 8 (7 to 9) an episode (discounted), today's earns 10 (9 to 11) (-20%); "
+         "Per Decision Importance Sampling estimates a difference of -2 (-3 to -1)"),
         ([estimated(PDIS, 12, 1.5), estimated(DR, 10, 1)], UNCLEAR,
-         "Sequential Doubly Robust estimates a discounted return per episode of 10 (9 to 11) against 10 (9 to 11) of "
-         "the logged policy, a difference of 0 (-1 to 1), which may be 0"),
+         "the new policy would earn 10 (9 to 11) an episode (discounted), today's earns 10 (9 to 11) (+0%); "
+         "Sequential Doubly Robust estimates a difference of 0 (-1 to 1), which may be 0"),
         ([estimated(PDIS, 12, 1), estimated(DR, 8, 1)], UNCLEAR,
          "trustworthy estimates contradict each other about the logged policy"),
         ([estimated(PDIS, 12, 1, Verdict.SUPPORT), undefined(DR), undefined("MAGIC")], UNCLEAR,
@@ -57,6 +57,17 @@ def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice
     assert (decision.choice, decision.reason) == (choice, reason)
     assert decision.json() == {"choice": choice.value, "reason": reason, "next": decision.next_step}
     assert str(decision) == f"{choice.value.capitalize()}: {reason}. Next: {decision.next_step}"
+
+
+@pytest.mark.parametrize("rows", [[estimated(PDIS, 10, 1)], [estimated(PDIS, 10, 1, Verdict.SUPPORT)]])
+def test_episodes_that_the_log_has_are_not_asked_for(rows: list[Estimate]) -> None:
+    result = replace(RESULT, overlap=OVERLAP, num_episodes_left_out=3000)
+    step = decide(Evidence(result=result, comparisons=(comparison(*rows),))).next_step
+    count = OVERLAP.num_episodes
+    assert step.startswith(
+        f"set evaluation.max_episodes to {count + 3000}: {count:,} episodes were scored, and the log has 3,000 more"
+    )
+    assert "log more" not in step
 
 
 @pytest.mark.parametrize(
@@ -83,9 +94,9 @@ def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice
         (Evidence(comparisons=(replace(BETTER, decides=False),)), UNCLEAR, "no episodes could be scored"),
         # an estimate that continues cut records is beside the logged value continued alike
         (Evidence(comparisons=(CONTINUED,)), SHIP,
-         "of 12 (11 to 13) against 10 (9 to 11) of the logged policy continued by the value model, a difference of 2"),
+         "12 (11 to 13) an episode (discounted), the logged policy continued by the value model earns 10 (9 to 11)"),
         (Evidence(comparisons=(replace(CONTINUED, rows=(estimated(PDIS, 12, 1),)),)), SHIP,
-         "against 4 (3 to 5) of the logged policy, a"),
+         "today's earns 4 (3 to 5) (+50%); Per"),
         (Evidence(comparisons=(replace(EQUAL, events=Events(unsized=0, expected=1.2, seen=0.0)),)),
          UNCLEAR, ", which may be 0 (0 events met of 1.2 expected)"),
         # what flatters a policy speaks against it, not for it

@@ -182,7 +182,8 @@ def hardly_tried(rewards: list[float], rows: int) -> EvaluationPage:
     [
         (hardly_tried(REWARDS, 10), {}, TRUSTWORTHY, "190 effective rows"),  # two sizes of rewards
         (hardly_tried([*REWARDS[:-1], 3.0], 10), {}, SUPPORT,
-         "5% of the policy's decisions are hardly tried by the log (0.02 tries expected in 200 rows)"),
+         "5% of the policy's decisions are hardly tried by the log "
+         "(0.02 tries expected in 200 rows, 5 would take 50,000 rows)"),
         (hardly_tried([*REWARDS[:-1], 3.0], 10), {"reward_range": (0.0, 9.0)}, TRUSTWORTHY, "190 effective rows"),
         (hardly_tried([*REWARDS[:-1], 3.0], 0), {}, TRUSTWORTHY, "200 effective rows"),
     ],

@@ -20,6 +20,7 @@ from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.cpe import evaluate_page
 from reagent_lite.evaluation.decision import Choice, Evidence, compared, decide
 from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.verdict import Verdict
 
 from .gridworld import Array
@@ -127,6 +128,7 @@ class LogOfRegime:
     logged: float
     calibration: Calibration | None = None
     gamma: float = 1.0
+    features: StateFeatures | None = None
 
 
 def drawn(probabilities: Array, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -191,6 +193,7 @@ def outcome_of(regime: Any, seed: int) -> tuple[dict[str, tuple[bool, ...]], str
         config=CONFIG,
         generator=torch.Generator().manual_seed(seed),
         calibration=log.calibration,
+        features=log.features,
     )
     families = [(result.outcomes[0].one_step, regime.horizon), (result.outcomes[0].sequential, 1)]
     misses = {

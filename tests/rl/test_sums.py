@@ -72,3 +72,14 @@ def test_weights_beyond_float64_keep_their_ratios_across_groups():
     # step t: (4^{t+1} 4 + 2 4^{t+1} 8) / (4 + 4^{t+1} + 2 4^{t+1}), and at t = 0 the short one's reward of 4 too
     first = (4 * 4.0 + 2 * 4 * 8.0 + 4 * 4.0) / 16
     assert float(cwpdis[0]) == pytest.approx(first + sum(20 / (3 + 4.0**-t) for t in range(1, 2000)))
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.5])
+def test_units_are_drawn_with_all_of_their_episodes(zeros: float) -> None:
+    e = random_table(LENGTHS, seed=3, spread=0.3, zeros=zeros)
+    groups = [some(e, slice(a, b)) for a, b in itertools.pairwise((0, 3, 6, len(LENGTHS)))]
+    unit = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 1, 1])
+    counts = torch.cat(list(Resamples(num_episodes=4, num_resamples=50, seed=1).blocks()))
+    whole = EpisodeSums.of([group] for group in groups)
+    (drawn,) = whole.estimates([counts], EVERY, whole.joined(unit, 4))
+    assert_same(drawn, estimates(groups, [counts[:, unit]]), 1e-9)

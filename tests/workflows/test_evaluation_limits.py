@@ -16,7 +16,7 @@ from reagent_lite.algorithms import cpe_heads
 from reagent_lite.algorithms.cpe_heads import CPEHeads
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.evaluation import fitting
+from reagent_lite.evaluation import episodes, fitting
 from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.run.evaluators import Evaluators, estimates_due
 from reagent_lite.run.learner import build_learner
@@ -147,3 +147,21 @@ def test_work_that_takes_longer_is_shown(
         "scoring rows by the policy: ",
         "estimating the policy: ",
     )
+
+
+def test_all_episodes_are_scored_up_to_a_number_of_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = write_lines(tmp_path / "log.jsonl", random_rows(300, missing=0))
+    tree = {
+        "model": "logged", "data_path": str(log), "actions": ["a", "b"], "gamma": 0.0,
+        "output_path": str(tmp_path / "e.json"), "evaluation": {"bootstrap_resamples": 100},
+    }  # fmt: skip
+    monkeypatch.setattr(episodes, "_ALWAYS_SCORED", 10)
+    whole = evaluate(check(EvaluateConfig, tree))
+    monkeypatch.setattr(episodes, "_MOST_CHOICES", 300)  # of 600 and more, with metrics
+    part = evaluate(check(EvaluateConfig, tree))
+    assert 10 <= part.episodes < whole.episodes
+    (note,) = [warning for warning in part.warnings if "max_episodes" in warning]
+    assert note == (
+        f"{part.episodes} of {whole.episodes} episodes are scored; evaluation.max_episodes {whole.episodes} scores all"
+    )
+    assert not any("max_episodes" in warning for warning in whole.warnings)

@@ -140,7 +140,8 @@ def evaluate(name: str, group: Group) -> dict[str, Any]:
         gate = gate_of(config, evaluation)
         Path(name, "gate.txt").write_text("" if gate is None or gate.passed else gate.reason)
         Path(name, "evaluation.json").write_text(json.dumps(evaluation.document["cpe"]))
-        save_file({column: value.contiguous() for column, value in page.columns.items()}, f"{name}/page.safetensors")
+        columns = {column: value.contiguous() for column, value in page.columns.items() if column != "number"}
+        save_file(columns, f"{name}/page.safetensors")
     present = {key: feature.present for key, feature in logged_facts(config, data).features["state"].items()}
     return {"name": name, "rows": len(evaluator.policy.log.split.scored.numbers), "present": present}
 

@@ -65,6 +65,29 @@ def test_a_policy_its_value_and_scores_from_a_frame(tmp_path: Path) -> None:
     assert evaluated.scores["CPE/Reward/IPS_Reward"] == pytest.approx(by_hand, abs=0.1)
 
 
+def test_the_reason_names_the_segment_that_the_log_hardly_tries(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    country = rng.choice(["AT", "CH", "DE"], 2000, p=[0.02, 0.49, 0.49])
+    segment = country == "AT"
+    log = pd.DataFrame({
+        "country": country, "x": rng.random(2000), "action": "a", "reward": (rng.random(2000) < 0.2).astype(float),
+        "action_probability": np.where(segment, 0.999, 1.0), "wanted": np.where(segment, 0.0, 1.0),
+    })  # fmt: skip
+    config = {
+        "columns": {"state_features": ["country", "x"]},
+        "actions": ["a", "b"],
+        "output_path": tmp_path / "e.json",
+    }
+    decision = reagent_lite.evaluate("column:wanted", log, config=config).decision
+    share = segment.mean()
+    rows = float(f"{5 / 0.001 / share:.2g}")
+    assert decision["choice"] == "not enough to say"
+    assert (
+        f"{100 * share:.3g}% of the policy's decisions, those with country AT, are hardly tried by the log "
+        f"({segment.sum() * 0.001:.3g} tries expected in 2,000 rows, 5 would take {rows:,.0f} rows)"
+    ) in decision["reason"]
+
+
 def test_timeline_makes_transitions_that_train_alike(tmp_path: Path, run: Runner) -> None:
     file = write_lines(tmp_path / "log.jsonl", rows())
     made = run("timeline", {"timeline": {"inputTableName": str(file), "outputTableName": str(tmp_path / "t"),
@@ -131,4 +154,4 @@ def test_users_are_the_units_of_intervals_if_they_are_episodes_without_a_discoun
     settings = {**config, "gamma": 0, "timeline": {"addTerminalStateRow": True}}
     for evaluated, episodes in ((alone, 1000), (reagent_lite.evaluate("column:same", users, config=settings), 100)):
         assert (evaluated.rows, evaluated.episodes) == (1000, episodes)
-        assert "a reward per row of" in evaluated.decision["reason"]
+        assert " a decision, " in evaluated.decision["reason"]

@@ -1,8 +1,8 @@
-"""A policy given as a column of a log: its probability of the logged action, or of every possible action.
+"""Columns of a log that its training copy does not contain: a policy's probabilities, and units.
 
 blocks of this column ─► numbers, objects or lists, checked ─► matched by file and line ─► in a training copy's order
 
-The copy itself does not contain the column.
+A policy is given by its probability of the logged action, or of every possible action.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.config.columns import Columns
+from reagent_lite.config.columns import UNIT, Columns
 from reagent_lite.config.paths import DataPath, shown
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.formats.blocks import Block
@@ -22,6 +23,7 @@ from reagent_lite.data.formats.reading import read_blocks, readers_of
 from reagent_lite.data.rows.columns import Column, column_of, is_list, numbers, of_cells, pieces
 from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.hashes import name_hashes
 from reagent_lite.data.rows.maps import named_numbers
 from reagent_lite.data.rows.matrices import PolicyColumn, in_order
 from reagent_lite.data.stage import data_files
@@ -58,11 +60,7 @@ def read_policy_column(path: DataPath, name: str, copy: TrainingCopy, columns: C
     parts = list(read_blocks(files, lambda block: _part(block, name, copy), readers=readers_of((name,))))
     lengths = np.concatenate([part.lengths for part in parts])
     read = np.concatenate([_keys(part.file, part.lines) for part in parts])
-    wanted = _keys(copy.origin_file, copy.origin_line)
-    order = np.argsort(read)
-    row = order[np.searchsorted(read[order], wanted).clip(max=len(read) - 1)]
-    if (read[row] != wanted).any():
-        raise DataError(Problem(shown(path), "the rows that were read before", "others", "Start again"))
+    row = _rows_of_copy(path, copy, read)
     complete = parts[0].complete
     if any(part.complete != complete for part in parts):
         expected = f"numbers alone in {name}, or objects and lists alone"
@@ -75,6 +73,50 @@ def read_policy_column(path: DataPath, name: str, copy: TrainingCopy, columns: C
     if complete:
         _require_possible(copy, name, table, lengths[row])
     return PolicyColumn(values=table, complete=complete)
+
+
+def read_unit_column(path: DataPath, copy: TrainingCopy, columns: Columns) -> NDArray[np.int64]:
+    """Returns the code of each episode's unit, [episodes], from the column that `columns` names.
+
+    Args:
+        path: path of the files that the copy was made of.
+        copy: the training copy.
+        columns: the log's own names for columns of the contract.
+
+    Raises:
+        DataError: there is no such column, a row lacks a unit, or the rows of an episode have several.
+    """
+    name = columns[UNIT]
+    parts = list(read_blocks(data_files(path, columns), _units_of_block, readers=readers_of((str(name), UNIT))))
+    read = np.concatenate([_keys(file, lines) for file, lines, _ in parts])
+    unit = np.concatenate([codes for _, _, codes in parts])[_rows_of_copy(path, copy, read)]
+    of_episode = np.zeros(len(copy.episode_hash), np.int64)
+    of_episode[copy.episode] = unit
+    todo = "Leave mdp_id out of the columns if no decision changes later ones, or name a unit that holds whole episodes"
+    copy.refuse(of_episode[copy.episode] != unit, f"one {name} for all rows of an episode", lambda row: "several", todo)
+    return of_episode
+
+
+def _units_of_block(block: Block) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the file, lines and codes of the units of a block's rows."""
+    require_columns(block.table.column_names, (UNIT,), block.where(0))
+    faults = Faults(block)
+    column = column_of(block, UNIT)
+    faults.add(~column.present, "a unit in every row", lambda _: "null")
+    faults.require_none()
+    encoded = pc.dictionary_encode(column.array.cast(pa.string()))
+    hashes = name_hashes(encoded.dictionary.to_pylist())
+    return block.file_number, block.lines, hashes[encoded.indices.to_numpy()].view(np.int64)
+
+
+def _rows_of_copy(path: DataPath, copy: TrainingCopy, read: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns for each row of a copy the index of the row that was read, given the keys of those."""
+    wanted = _keys(copy.origin_file, copy.origin_line)
+    order = np.argsort(read)
+    row: NDArray[np.int64] = order[np.searchsorted(read[order], wanted).clip(max=len(read) - 1)]
+    if (read[row] != wanted).any():
+        raise DataError(Problem(shown(path), "the rows that were read before", "others", "Start again"))
+    return row
 
 
 def _keys(file: int | NDArray[np.int32], line: NDArray[np.int64]) -> NDArray[np.int64]:
