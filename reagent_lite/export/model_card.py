@@ -70,7 +70,8 @@ def model_card(predictor: Predictor, content: BundleContent, certain_share: floa
         "Origin": _origin(content),
     }
     body = "\n".join(f"\n## {title}\n\n{text}" for title, text in sections.items())
-    title = f"# {content.workflow} policy, {content.steps} optimizer steps\n"
+    steps = f", {counted(content.steps, 'optimizer step')}" if content.steps else ""
+    title = f"# {content.workflow} policy{steps}\n"
     decision = f"\n{content.decision}\n" if content.decision else ""
     return f"{title}{decision}{body}\n"
 

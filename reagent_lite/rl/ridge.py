@@ -62,13 +62,10 @@ class Regression:
 
 def best_penalty(regressions: Iterable[Regression]) -> float:
     """Returns the penalty with the smallest sum of errors over regressions of equally many columns that share it."""
-    total = torch.zeros(1, dtype=torch.float64)
-    penalties = PENALTIES
+    total = torch.zeros(len(PENALTIES), dtype=torch.float64)
     for regression in regressions:
-        if regression.x.shape[1] > _MANY_COLUMNS:
-            penalties = PENALTIES[::2]  # each costs a factorization
-        total = total + regression.errors(penalties)
-    return penalties[int(total.argmin())]
+        total += regression.errors(PENALTIES)
+    return PENALTIES[int(total.argmin())]
 
 
 def _products(x: Tensor) -> Tensor:
