@@ -153,7 +153,7 @@ def test_runs_in_threads_learn_the_same_as_one_alone(tree: Tree, frame: pd.DataF
         (lambda tree, _: reagent_lite.train(tree, "nowhere.parquet"), DataError, "nowhere.parquet: expected a data"),
         (lambda _, frame: reagent_lite.train("nowhere.json", frame), ConfigError, "nowhere.json: expected a readable"),
         (lambda _, frame: reagent_lite.train(3, frame), ConfigError, "config: expected a config, a dict, or the path"),
-        (lambda tree, _: reagent_lite.train(tree, [{}]), DataError, "data: expected a path, or .*, got list: "),
+        (lambda tree, _: reagent_lite.train(tree, [{}]), DataError, "data: expected a path, a frame .*, got list: "),
         (lambda tree, frame: reagent_lite.train(tree, frame, callback=print), ConfigError, "callback: expected"),
         (lambda tree, frame: reagent_lite.evaluate(frame, frame), ConfigError, "model: .*, got a DataFrame"),
         (lambda tree, _: reagent_lite.train({**tree, "seed": object()}), ConfigError, "config: expected values that"),

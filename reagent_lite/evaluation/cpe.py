@@ -328,6 +328,8 @@ def _shared_draws(page: EvaluationPage, rows: Tensor, weight: Tensor, features: 
         return SharedDraws()
     number = page.number[rows]
     index = (number >= 0).nonzero().squeeze(1)
+    if not len(index):
+        return SharedDraws()
     index = index[torch.from_numpy(np.argsort(features.position(number[index].numpy()), kind="stable"))]
     context = torch.from_numpy(features.context(number[index].numpy())) if features.ids else None
     episode = page.episode[rows[index]]

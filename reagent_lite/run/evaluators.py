@@ -25,7 +25,6 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.columns import UNIT
 from reagent_lite.config.paths import shown
 from reagent_lite.console import logger, with_progress
-from reagent_lite.data.copy.policy_column import read_unit_column
 from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.data.sampling.plan import apportion
 from reagent_lite.data.sampling.source import LoggedRows, rows_in_order
@@ -541,4 +540,6 @@ def _units(config: WorkflowConfig, data: Data) -> NDArray[np.int64] | None:
         return None
     path = config.training_data_path if data.held_out is None else config.eval_data_path
     assert path is not None, "eval data have a path"
+    from reagent_lite.data.copy.policy_column import read_unit_column  # needs the extra `data`
+
     return read_unit_column(path, data.evaluated.copy, config.data.columns)

@@ -294,7 +294,7 @@ def test_many_actions_that_the_log_never_has_are_counted(tmp_path: Path) -> None
     ("keys", "error", "said"),
     [
         ({"data_path": "other.jsonl"}, DataError, 'actions a, b, .* got "c"'),
-        ({"model": "candidates"}, DataError, 'an object .* in action, got "[ab]"'),
+        ({"model": "candidates"}, DataError, "an object .* in possible_actions, got 1"),
         ({"against": "candidates"}, BundleError, "a, b, got candidates"),
         ({"model": "none"}, DataError, "features 8, 9, got 0, 1"),
         ({"model": "column:new", "actions": ["a", "b"]}, DataError, r"bandit.jsonl:1: expected a column 'new'"),
