@@ -19,6 +19,9 @@ Actions = tuple[str, ...]
 Features = dict[str, np.float32]
 
 
+ANSWERS = {"true": True, "false": False}  # as rewards
+
+
 def number_of(value: Any) -> np.float32:
     """True and false count as 1 and 0."""
     assert isinstance(value, bool | int | float | np.number | np.bool_ | decimal.Decimal), value
@@ -121,7 +124,7 @@ def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None, *, 
         measured = features_of(row.get("metrics"))
         expected = {
             "sequence": sequence_of(first_known(row.get("sequence_number"), number)),
-            "reward": number_of(row["reward"]),
+            "reward": number_of(ANSWERS.get(row["reward"], row["reward"])),
             "time_diff": number_of(first_known(row.get("time_diff"), 0)),
             "propensity": number_of(
                 1 if unlisted else first_known(row.get("propensity"), row.get("action_probability"), 1)
