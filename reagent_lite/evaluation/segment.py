@@ -67,8 +67,10 @@ class StateFeatures:
 
         Args:
             rows: [n] numbers of rows.
-            inside: [n] which of them are in the segment.
+            inside: [n] which of them are in the segment; none are on a machine without such rows.
         """
+        if not inside.any():
+            return ""
         if len(rows) > _MOST_ROWS:
             others = np.flatnonzero(~inside)
             stride = -(-len(rows) // _MOST_ROWS)

@@ -28,6 +28,7 @@ FEATURES = StateFeatures(
         ((AGE > 40) & (AGE <= 50), "those with age above 40 and age at most 50"),
         (SPENT <= 2, f"those with spent at most {np.nanmax(SPENT[SPENT <= 2]):.4g}"),
         (RNG.random(5000) < 0.02, ""),
+        (np.zeros(5000, bool), ""),
     ],
 )
 def test_a_segment_is_named_by_the_values_that_only_its_rows_have(inside: np.ndarray, words: str) -> None:
@@ -41,3 +42,7 @@ def test_a_segment_is_named_by_the_values_that_only_its_rows_have(inside: np.nda
 def test_of_a_long_log_the_segment_is_found_in_a_part_of_the_other_rows() -> None:
     rows = np.tile(np.arange(5000), 60)
     assert FEATURES.describe(rows, np.tile((COUNTRY == "IT") & (AGE <= 20), 60)).startswith("those with ")
+
+
+def test_a_machine_without_rows_names_no_segment() -> None:
+    assert FEATURES.describe(np.zeros(0, np.int64), np.zeros(0, bool)) == ""
