@@ -462,11 +462,11 @@ def _guarded(evidence: Evidence, deciding: Sequence[Comparison]) -> Iterator[Fin
         row = min(trusted, key=_width)
         low, high = row.difference.low, row.difference.high
         least, most = (low, high) if guardrail.better == "lower" else (-high, -low)
-        reason = f"metric {name} differs by {row.difference}, and may be worse by {number(limit)}"
+        difference = f"metric {name} differs by {row.difference}"
         if least > limit:
-            yield _finding(source, Standing.WORSE, reason)
+            yield _finding(source, Standing.WORSE, f"{difference}, and is worse by more than {number(limit)}")
         elif most > limit:
-            yield _finding(source, Standing.UNGUARDED, reason)
+            yield _finding(source, Standing.UNGUARDED, f"{difference}, and may be worse by more than {number(limit)}")
 
 
 def _is_like(comparison: Comparison, other: Comparison) -> bool:
