@@ -6,10 +6,11 @@ stored bytes ─► sha256 ─► decompressed ─► cut after the last whole r
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import IO
+from typing import IO, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -63,7 +64,11 @@ def read_text(
     with file.open() as stored:
         hashed = _Hashed(stored, position)
         require_format(file, stored)
-        plain = pa.CompressedInputStream(hashed, COMPRESSIONS[file.compression]) if file.compression else hashed
+        plain: _Readable = hashed
+        if file.compression:
+            plain = pa.CompressedInputStream(hashed, COMPRESSIONS[file.compression])
+        if file.extension == ".csv" and file.csv.encoding != "utf-8":
+            plain = _AsUtf8(file, plain)
         while True:
             # Only blocks that are parsed by now with any number of threads count, so all machines cut the same blocks.
             size = min(sizes[: max(1, len(sizes) - MOST_THREADS - 1)], default=0)
@@ -85,6 +90,32 @@ def read_text(
             rest = text[end:]
         if rest:
             yield parsing(rest, line)
+
+
+class _Readable(Protocol):
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+class _AsUtf8:
+    """Text of another encoding as UTF-8, without a byte order mark."""
+
+    def __init__(self, file: InputFile, stream: _Readable) -> None:
+        self._file = file
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder(file.csv.encoding)()
+
+    def read(self, size: int = -1, /) -> bytes:
+        while True:
+            piece = self._stream.read(size)
+            try:
+                text = self._decoder.decode(piece, final=not piece)
+            except UnicodeError as error:
+                encoding = self._file.csv.encoding
+                raise DataError(
+                    Problem(self._file.path, f"text in {encoding}, as csv.encoding says", str(error))
+                ) from None
+            if text or not piece:
+                return text.encode("utf-8", "surrogatepass").removeprefix(BYTE_ORDER_MARK)
 
 
 class _Hashed:
