@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import IO, Protocol
@@ -30,7 +31,11 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_text(
-    file: InputFile, position: Position, end_of_rows: Callable[[bytes], int], parse: Callable[[bytes, int], Block]
+    file: InputFile,
+    position: Position,
+    end_of_rows: Callable[[bytes], int],
+    parse: Callable[[bytes, int], Block],
+    table_bytes: Callable[[bytes], int] = len,
 ) -> Iterator[Callable[[], Block]]:
     """Yields a function for each block of a text file, which parses it; the first block is small and parsed at once.
 
@@ -39,6 +44,8 @@ def read_text(
         position: kept up to date while the file is read.
         end_of_rows: returns the offset after the last whole row of a text; 0 if there is none.
         parse: given the text of some rows and its first line, returns their block; called in any thread and order.
+        table_bytes: returns about how many bytes the table of the first block would take. It may grow by the square of
+            the block, as sparse rows have a column for each key of any row.
 
     Raises:
         DataError: damaged compression, a row that is too long.
@@ -71,16 +78,21 @@ def read_text(
             plain = _AsUtf8(file, plain)
         while True:
             # Only blocks that are parsed by now with any number of threads count, so all machines cut the same blocks.
-            size = min(sizes[: max(1, len(sizes) - MOST_THREADS - 1)], default=0)
-            with damage_reported(file, file.compression or file.extension):
-                piece = plain.read(max(size, FIRST_BLOCK_BYTES, len(rest)))
-            if not piece:
-                break
-            if line == 1 and not rest:
-                require_text(file, piece)
-                piece = piece.removeprefix(BYTE_ORDER_MARK)
-            text = rest + piece
-            end = end_of_rows(text)
+            size = min(sizes[: max(1, len(sizes) - MOST_THREADS - 1)], default=FIRST_BLOCK_BYTES)
+            end = end_of_rows(rest[:size]) if sizes else 0  # more than one block is left of a first one that is wide
+            text = rest
+            if not end:
+                with damage_reported(file, file.compression or file.extension):
+                    piece = plain.read(max(size, len(rest), FIRST_BLOCK_BYTES >> 6))
+                if not piece:
+                    break
+                if line == 1 and not rest:
+                    require_text(file, piece)
+                    piece = piece.removeprefix(BYTE_ORDER_MARK)
+                text = rest + piece
+                end = end_of_rows(text)
+            if not sizes and end and (estimate := table_bytes(text[:end])) > TABLE_BYTES:
+                end = end_of_rows(text[: int(end * math.sqrt(TABLE_BYTES / estimate))]) or end
             if end:
                 yield parsing(text[:end], line)
             elif len(text) > LONGEST_ROW_BYTES:
