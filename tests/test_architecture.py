@@ -13,7 +13,7 @@ from oracles.runs import ROOT
 LAYERS = {
     "types": 0, "errors": 0, "config": 0, "files": 0, "manifest": 0, "memory": 0, "console": 0, "strict_json": 0,
     "estimators": 0,
-    "feature_ids": 0, "feature_values": 0, "categories": 0,
+    "feature_ids": 0, "feature_values": 0, "raw_values": 0, "categories": 0,
     "item_table": 0,
     "mounts": 0,
     "__version__": 0,

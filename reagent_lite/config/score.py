@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from reagent_lite.config.columns import LogColumns
+from reagent_lite.config.columns import LogColumns, names_of
 from reagent_lite.config.items import NewerItems
 from reagent_lite.config.section import LocalPath, Names, NoEffect, Section, Seed
 from reagent_lite.config.simulate import LOG_SUFFIXES, output_problems
@@ -49,7 +49,7 @@ class ScoreConfig(Section):
             yield from output_problems(self.output_path, LOG_SUFFIXES)
         if self.escape_formulas and not self.output_path.lower().endswith(".csv"):
             yield self.wrong("escape_formulas", "false unless output_path is CSV")
-        features = {name for source in self.columns.values() if isinstance(source, list) for name in source}
+        features = {name for source in self.columns.values() if isinstance(source, list) for name in names_of(source)}
         for name in self.keep:
             if name in (*SCORE_COLUMNS, *features):
                 yield self.wrong("keep", f"columns other than {', '.join(SCORE_COLUMNS)}, and no features")

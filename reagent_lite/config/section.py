@@ -190,7 +190,7 @@ def type_in_words(field: dict[str, Any]) -> str:
         return f"[{', '.join(map(type_in_words, field['prefixItems']))}]"
     if field["type"] == "array":
         items = type_in_words(field["items"])
-        return f"list of {items}" if "`" in items else f"list of {items}s"
+        return f"list of {items}" if "`" in items else f"list of {items.replace(' or ', 's or ')}s"
     if isinstance(field.get("additionalProperties"), dict):
         return f"{{name: {type_in_words(field['additionalProperties'])}}}"
     bounds = (f"{sign} {field[bound]:,}" for bound, sign in _BOUNDS.items() if bound in field)

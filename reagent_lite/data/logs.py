@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reagent_lite.config.columns import PLAIN_CSV, CsvFormat
 from reagent_lite.config.paths import DataPath
 from reagent_lite.console import progress
 from reagent_lite.data.buckets import Buckets
@@ -109,6 +110,16 @@ class _WithPrefix:
 
     prefix: str
     names: ColumnNames | None
+
+    @property
+    def csv(self) -> CsvFormat:
+        """How CSV files are written."""
+        return PLAIN_CSV if self.names is None else self.names.csv
+
+    @property
+    def raw(self) -> tuple[str, ...]:
+        """Names of the columns whose values are read from their texts."""
+        return () if self.names is None else self.names.raw
 
     def meaning(self, name: str) -> str:
         """Returns the field that a column holds; see ColumnNames."""

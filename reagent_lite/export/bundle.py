@@ -23,6 +23,7 @@ from reagent_lite.export.tolerance import Tolerance, compare_choices
 from reagent_lite.feature_ids import read
 from reagent_lite.item_table import ITEMS_FILE, UNKNOWN, ItemTable, are_ids
 from reagent_lite.manifest import BUNDLE, FILE_NAME, verified
+from reagent_lite.raw_values import raw_columns
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -38,8 +39,8 @@ _EXPORT_AGAIN: Final = "Export the model again with this release"
 ItemId = str | int
 ChoiceKind = Literal["named actions", "candidates", "items"]
 """Kind of a model's choices; items are candidates with ids, and a table has their features."""
-ColumnNames = dict[str, str | list[str]]
-"""{field of the contract: name of the log's column, or of one column per feature}."""
+ColumnNames = dict[str, Any]
+"""{field of the contract: name of the log's column, or of one column per feature}, as data.columns of the config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,8 @@ class Bundle:
         policy: the policy behind the propensities: {"kind": "softmax", "temperature": ...} or
             {"kind": "epsilon_greedy", "epsilon": ...}; epsilon 0 is greedy.
         columns: names of contract columns in its training log, data.columns of its config.
+        raw: {"state" or "action": columns of its training log whose values are read from their texts}; `states`,
+            `candidates` and frames take them in place of the features that they have.
         levels: {"state" or "action": {feature id: its levels}} of the features whose values are texts.
         items: the items that candidates may be named by, or None.
         item_id: name of the ids' column in item tables, data.item_id of its config.
@@ -106,6 +109,10 @@ class Bundle:
         self.action_names = tuple(manifest["action_names"])
         self.policy: dict[str, Any] = manifest["policy"]
         self.columns: ColumnNames = data.get("columns") or {}
+        self.raw = {
+            side: raw_columns(source) if isinstance(source := self.columns.get(field), list) else ()
+            for side, field in (("state", "state_features"), ("action", "action"))
+        }
         self.items = items
         self.item_id: str = data.get("item_id", "")
         self.possible_items: str | None = data.get("possible_items")
@@ -113,8 +120,8 @@ class Bundle:
         self._session = session
         self._inputs = [entry.name for entry in session.get_inputs()]
         self._files = files
-        self._state = FeatureSet.of(self.state_feature_ids, normalization.get("state", {}))
-        self._action = FeatureSet.of(self.action_feature_ids, normalization.get("action", {}))
+        self._state = FeatureSet.of(self.state_feature_ids, normalization.get("state", {}), self.raw["state"])
+        self._action = FeatureSet.of(self.action_feature_ids, normalization.get("action", {}), self.raw["action"])
         self.levels = {"state": self._state.levels, "action": self._action.levels}
 
     def __repr__(self) -> str:

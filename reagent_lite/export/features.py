@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from reagent_lite.categories import code_of, is_other
 from reagent_lite.errors import BundleError, Problem, listed, raise_any
 from reagent_lite.feature_values import value_of
+from reagent_lite.raw_values import RawColumn, read_map
 
 FeatureMap = Mapping[str, float | str | None] | Mapping[int, float | str | None]
 
@@ -25,15 +26,17 @@ class FeatureSet:
         columns: {feature id as text: column}.
         levels: {feature id as text: levels} of the features whose values are texts.
         possible: {column: possible values} of the one-hot features.
+        raw: columns of the training log whose values are read from their texts, such as dates.
     """
 
     ids: tuple[int, ...]
     columns: dict[str, int]
     levels: dict[str, tuple[str, ...]]
     possible: dict[int, NDArray[np.float32]]
+    raw: tuple[RawColumn, ...]
 
     @classmethod
-    def of(cls, ids: tuple[int, ...], normalization: Mapping[str, Any]) -> "FeatureSet":
+    def of(cls, ids: tuple[int, ...], normalization: Mapping[str, Any], raw: tuple[RawColumn, ...]) -> "FeatureSet":
         """Returns the features of some ids, with their parameters from normalization.json."""
         columns = {str(feature): column for column, feature in enumerate(ids)}
         levels = {}
@@ -45,7 +48,7 @@ class FeatureSet:
                 possible[column] = np.array(parameters.get("possible_values") or (), np.float32)
                 if parameters.get("levels"):
                     levels[name] = tuple(parameters["levels"])
-        return cls(ids=ids, columns=columns, levels=levels, possible=possible)
+        return cls(ids=ids, columns=columns, levels=levels, possible=possible, raw=raw)
 
     def others(self, values: NDArray[np.float32]) -> dict[int, int]:
         """Returns {feature id: number of rows with a value that has no column}, of features with such rows."""
@@ -57,7 +60,8 @@ class FeatureSet:
     def of_maps(self, where: str, maps: Sequence[FeatureMap], *, ignore_unknown: bool = False) -> NDArray[np.float32]:
         """Returns the features [N, F] in N sparse maps {feature id: value}; NaN where a feature is absent or missing.
 
-        Values are those of `feature_values.value_of`. With `ignore_unknown` other keys than the features' are skipped.
+        Values are those of `feature_values.value_of`; a map may have raw columns. With `ignore_unknown` other keys than
+        the features' are skipped.
 
         Raises:
             BundleError: an unknown feature id, a value of a category that is not a text, or another value that is not a
@@ -71,7 +75,9 @@ class FeatureSet:
             if not isinstance(sparse, Mapping):
                 problems.append(Problem(f"{where}[{row}]", "a map {feature id: number}", repr(sparse)))
                 continue
-            for key, value in sparse.items():
+            features, wrong = read_map(self.raw, sparse, f"{where}[{row}]")
+            problems += wrong
+            for key, value in features.items():
                 if ignore_unknown and str(key) not in self.columns:
                     continue
                 number = self._number(f"{where}[{row}]", key, value)
@@ -109,13 +115,14 @@ class FeatureSet:
         """
         names = getattr(given, "column_names", getattr(given, "columns", None))  # Arrow, or pandas and polars
         if names is not None and self.columns:
-            by_text = {str(name): name for name in names}
+            by_text = {str(name): given[name] for name in names}
+            by_text |= self._of_raw(where, by_text)
             if lacking := [name for name in self.columns if name not in by_text]:
                 expected = f"the columns {listed(self.columns)}"
                 advice = "Add a column of NaN for a feature that no row has"
                 raise BundleError(Problem(where, expected, f"no {listed(lacking)}", advice))
             columns = [
-                (_codes if name in self.levels else _numbers)(f"{where}, column {name}", given[by_text[name]])
+                (_codes if name in self.levels else _numbers)(f"{where}, column {name}", by_text[name])
                 for name in self.columns
             ]
             given = np.stack(columns, axis=1)
@@ -125,6 +132,24 @@ class FeatureSet:
         array = checked_array(where, given, (None, len(self.ids)), "fiu", expected)
         with np.errstate(over="ignore"):
             return array.astype(np.float32)
+
+    def _of_raw(self, where: str, columns: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """Returns {feature: values [N]} of the raw columns among a frame's columns.
+
+        Raises:
+            BundleError: values are not of their column's kind.
+        """
+        features: dict[str, NDArray[Any]] = {}
+        problems: list[Problem] = []
+        for raw in self.raw:
+            if raw.column in columns:
+                values = columns[raw.column]
+                values = values.to_pylist() if hasattr(values, "to_pylist") else list(values)
+                rows = [read_map([raw], {raw.column: value}, f"{where}[{row}]") for row, value in enumerate(values)]
+                problems += [problem for _, wrong in rows for problem in wrong]
+                features |= {name: np.array([row.get(name) for row, _ in rows], object) for name in raw.features}
+        raise_any(problems, BundleError)
+        return features
 
 
 def _array(given: Any) -> NDArray[Any]:

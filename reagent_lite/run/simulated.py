@@ -68,13 +68,12 @@ def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: 
     """
     settings = config.environments
     parametric = config.parametric
-    fixed = spec.action_features if parametric and not spec.candidates else None
     return ReplaySettings(
         num_envs=num_envs * agents,
         observation_size=spec.observation_size,
         num_actions=spec.num_actions,
         action_feature_size=spec.action_feature_size if parametric else 0,
-        action_features=None if fixed is None else torch.tensor(fixed, dtype=torch.float32),
+        action_features=spec.action_features if parametric and not spec.candidates else None,
         slots=settings.replay.capacity // (settings.num_envs * agents),
         n_step=config.rl.multi_steps or 1,
         gamma=config.rl.gamma,

@@ -16,10 +16,14 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from reagent_lite.categories import MOST_CHARACTERS
+from reagent_lite.config.columns import names_of
+from reagent_lite.errors import Problem
 from reagent_lite.export import Bundle
 from reagent_lite.export.bundle import ColumnNames
 from reagent_lite.feature_values import value_of
 from reagent_lite.item_table import id_text
+from reagent_lite.raw_values import read_map
+from reagent_lite.serving.refusals import RefusedError
 
 _LARGEST = 3.4e38  # of float32
 MOST_NAMED = 200
@@ -226,11 +230,46 @@ class Health(BaseModel):
 
 
 def read_body(tree: Any, bundle: Bundle) -> Any:
-    """Returns the JSON of a body with the names of the contract, without unknown keys of rows if it asks for that."""
+    """Returns the JSON of a body with the contract's names and features, without unknown keys if it asks for that.
+
+    Raises:
+        RefusedError: a value of a raw column that is not of its kind.
+    """
     tree = _with_contract_names(tree, bundle.columns)
+    if isinstance(tree, dict) and isinstance(tree.get("rows"), list) and any(bundle.raw.values()):
+        tree = {**tree, "rows": _read_raw(tree["rows"], bundle)}
     if not isinstance(tree, dict) or tree.get("ignore_unknown") is not True or not isinstance(tree.get("rows"), list):
         return tree
     return {**tree, "rows": [_known(row, bundle) for row in tree["rows"]]}
+
+
+def _read_raw(rows: list[Any], bundle: Bundle) -> list[Any]:
+    """Returns rows with the features of raw columns in place of these, as the log has them."""
+    problems: list[Problem] = []
+
+    def read(side: str, features: Any, where: str) -> Any:
+        if not isinstance(features, dict):
+            return features
+        features, wrong = read_map(bundle.raw[side], features, where)
+        problems.extend(wrong)
+        return features
+
+    result = []
+    for number, row in enumerate(rows):
+        where = f"body.rows.{number}"
+        if isinstance(row, dict):
+            row = (
+                {**row, "state_features": read("state", row["state_features"], where)}
+                if "state_features" in row
+                else row
+            )
+            if isinstance(choices := row.get("possible_actions"), list):
+                where = f"{where}.possible_actions"
+                row = {**row, "possible_actions": [read("action", choice, where) for choice in choices]}
+        result.append(row)
+    if problems:
+        raise RefusedError(422, *problems)
+    return result
 
 
 def _known(row: Any, bundle: Bundle) -> Any:
@@ -268,12 +307,13 @@ def _with_contract_names(tree: Any, columns: ColumnNames) -> Any:
     for name, source in columns.items():
         if name in tree:
             continue
-        if isinstance(source, str):
-            if source in renamed:
-                renamed[name] = renamed.pop(source)
-        elif features := {feature: renamed.pop(feature) for feature in source if feature in renamed}:
-            renamed[name] = features
+        values = {column: renamed.pop(column) for column in names_of(source) if column in renamed}
+        if values:
+            renamed[name] = values if isinstance(source, list) else next(iter(values.values()))
     return renamed
+
+
+_RAW_SCHEMA: dict[str, Any] = {"description": "A value as in the model's training log; see data.columns of its config."}
 
 
 def with_model_schema(document: dict[str, Any], bundle: Bundle) -> dict[str, Any]:
@@ -287,6 +327,7 @@ def with_model_schema(document: dict[str, Any], bundle: Bundle) -> dict[str, Any
         if name in schemas:
             number = {"anyOf": [*schemas[name]["additionalProperties"]["anyOf"], {"type": "boolean"}]}
             properties = {str(feature): number for feature in ids}
+            properties |= dict.fromkeys((raw.column for raw in bundle.raw[column]), _RAW_SCHEMA)
             properties |= {feature: _text_schema(texts) for feature, texts in bundle.levels[column].items()}
             schemas[name] |= {"properties": properties, "additionalProperties": False}
     # at least one feature has a value, as `_require_feature` checks
@@ -299,6 +340,7 @@ def with_model_schema(document: dict[str, Any], bundle: Bundle) -> dict[str, Any
         }
         for feature in bundle.state_feature_ids
     ]
+    schemas["StateFeatures"]["anyOf"] += [{"required": [raw.column]} for raw in bundle.raw["state"]]
     if "ActionName" in schemas:
         schemas["ActionName"]["enum"] = list(bundle.action_names)
     if "ItemName" in schemas and bundle.items is not None and len(bundle.items) <= MOST_NAMED:

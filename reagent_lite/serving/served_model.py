@@ -6,9 +6,9 @@ import time
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
+from reagent_lite.config.columns import names_of
 from reagent_lite.console import machine_logger
 from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.rows.column_mapping import names_of
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import BundleError, DataError, Problem, listed, raise_any
 from reagent_lite.export import Bundle, load_bundle

@@ -115,12 +115,12 @@ class CpuBackend:
         text = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(self._library, "env_description")))
         spec = EnvSpec.parse(name, text.decode())
         parameters = (ctypes.c_float * max(1, len(spec.parameters)))()
-        features = (ctypes.c_float * (spec.num_actions * spec.action_feature_size))()
+        features = torch.zeros(spec.num_actions, spec.action_feature_size)
         types = (ctypes.c_int * spec.agents)()
         observed = ctypes.c_int()
-        self._library.env_describe(parameters, features, types, ctypes.byref(observed))
+        self._library.env_describe(parameters, ctypes.c_void_p(features.data_ptr()), types, ctypes.byref(observed))
         numbers = list(parameters)[: len(spec.parameters)]
-        return spec.measured(numbers, list(features), list(types), observed.value)
+        return spec.measured(numbers, features, list(types), observed.value)
 
 
 def _build(

@@ -176,12 +176,12 @@ class CudaBackend:
     def _measure(self, spec: EnvSpec) -> EnvSpec:
         """Returns the spec with parameters and action features, which the kernel computes."""
         parameters = torch.zeros(len(spec.parameters), device=self.device)
-        features = torch.zeros(spec.num_actions * spec.action_feature_size, device=self.device)
+        features = torch.zeros(spec.num_actions, spec.action_feature_size, device=self.device)
         types = torch.zeros(spec.agents, dtype=torch.int32, device=self.device)
         observed = torch.zeros(1, dtype=torch.int32, device=self.device)
         outputs = (parameters, features, types, observed)
         self._launch("env_describe", 1, *(tensor.data_ptr() for tensor in outputs))
-        return spec.measured(parameters.tolist(), features.tolist(), types.tolist(), int(observed))
+        return spec.measured(parameters.tolist(), features.cpu(), types.tolist(), int(observed))
 
 
 def spread_block(threads: int, multiprocessors: int) -> int:

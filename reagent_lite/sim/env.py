@@ -339,7 +339,7 @@ class VectorEnv:
             self.features = zeros(num, spec.num_actions, spec.action_feature_size)
             self.next_features = torch.zeros_like(self.features)
         elif self._parametric:
-            fixed = torch.tensor(spec.action_features, device=self.device)
+            fixed = spec.action_features.to(self.device)
             self.features = self.next_features = fixed.expand(rows, -1, -1)
 
     def _bind(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
+from torch import Tensor
 
 from reagent_lite.errors import Problem, SimulationError, raise_any
 
@@ -55,7 +56,8 @@ class EnvSpec:
             arguments of gymnasium.make.
         parameter_lists: sizes of the constants that are lists, by name.
         fields: the state's variables in memory order.
-        action_features: [K][F], features of fixed actions; empty with candidates.
+        feature_bytes: [K, F] float32, features of fixed actions in the kernel; empty if they are one-hot, and with
+            candidates.
     """
 
     name: str
@@ -74,7 +76,7 @@ class EnvSpec:
     parameters: dict[str, Any]
     parameter_lists: dict[str, int]
     fields: tuple[Field, ...]
-    action_features: tuple[tuple[float, ...], ...]
+    feature_bytes: bytes
 
     @classmethod
     def parse(cls, name: str, description: str) -> Self:
@@ -85,16 +87,21 @@ class EnvSpec:
         tree["agent_type_names"] = tuple(tree["agent_type_names"])
         elements = [f"{name}[{k}]" for name, size in tree["parameter_lists"].items() for k in range(size)]
         tree["parameters"] = dict.fromkeys(tree["parameters"] + elements, 0.0)
-        return cls(name=name, fields=fields, agent_types=(), action_features=(), **tree)
+        return cls(name=name, fields=fields, agent_types=(), feature_bytes=b"", **tree)
 
-    def measured(
-        self, parameters: list[float], action_features: list[float], agent_types: list[int], observed: int
-    ) -> Self:
+    @property
+    def action_features(self) -> Tensor:
+        """[K, F] float32, features of fixed actions."""
+        if not self.feature_bytes:
+            return torch.eye(self.num_actions, self.action_feature_size)
+        return torch.frombuffer(bytearray(self.feature_bytes), dtype=torch.float32).view(self.num_actions, -1)
+
+    def measured(self, parameters: list[float], action_features: Tensor, agent_types: list[int], observed: int) -> Self:
         """Returns the spec with the numbers that the kernel computed.
 
         Args:
             parameters: constants of the dynamics in use, in order.
-            action_features: [K * F], features of fixed actions.
+            action_features: [K, F] float32, features of fixed actions.
             agent_types: [A], number of each agent's type.
             observed: number of floats that the environment wrote as an observation.
 
@@ -103,10 +110,11 @@ class EnvSpec:
                 has another size.
         """
         raise_any(list(self._problems(agent_types, observed)), SimulationError)
-        size = self.action_feature_size
-        rows = [] if self.candidates else [action_features[i * size : (i + 1) * size] for i in range(self.num_actions)]
         named = dict(zip(self.parameters, parameters, strict=True))
-        return replace(self, parameters=named, action_features=tuple(map(tuple, rows)), agent_types=tuple(agent_types))
+        spec = replace(self, parameters=named, agent_types=tuple(agent_types))
+        if self.candidates or torch.equal(action_features, spec.action_features):
+            return spec
+        return replace(spec, feature_bytes=action_features.numpy().tobytes())
 
     def _problems(self, agent_types: list[int], observed: int) -> Iterator[Problem]:
         for what, names in (("ACTION_NAMES", self.action_names), ("AGENT_TYPES", self.agent_type_names)):

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from reagent_lite.config.columns import features_of
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.first_look import remembered_columns
@@ -87,8 +88,8 @@ def scored_tables(
     Raises:
         DataError: rows have faults, or no row has a feature that the model reads.
     """
-    if isinstance(config.columns.get("state_features"), list):
-        _require_features("state", bundle.state_feature_ids, map(id_of, config.columns["state_features"]), "columns")
+    if isinstance(given := config.columns.get("state_features"), list):
+        _require_features("state", bundle.state_feature_ids, map(id_of, features_of(given)), "columns")
     rng = np.random.default_rng(config.seed) if config.policy == "acting" else None
     columns = set[str]()
     state_ids = set[int]()

@@ -204,7 +204,7 @@ def _schema(config: SimulateConfig, spec: EnvSpec) -> "LogSchema":
                 )
             )
         return LogSchema(transitions=transitions, action_names=spec.action_names, ds=config.ds)
-    features = None if spec.candidates else np.array(spec.action_features, np.float32)
+    features = None if spec.candidates else spec.action_features.numpy()
     return LogSchema(transitions=transitions, action_features=features, ds=config.ds)
 
 

@@ -78,6 +78,7 @@ def linear_bundle(
     ids: tuple[int, ...],
     restriction: LikelyInTheLog | None = None,
     policy: TargetPolicy = PLAIN,
+    columns: dict[str, Any] | None = None,
 ) -> Path:
     """Writes a model with q = weight [K, S] @ state, whose S columns are the features `ids`."""
     predictor = DiscretePredictor(
@@ -88,7 +89,8 @@ def linear_bundle(
         policy=policy,
         restriction=restriction,
     )
-    return write_bundle(folder, predictor, content=content("dqn", SampleRows(values=sample(len(ids))), state=raw(ids)))
+    about = content("dqn", SampleRows(values=sample(len(ids))), state=raw(ids))
+    return write_bundle(folder, predictor, content=replace(about, config={"data": {"columns": columns or {}}}))
 
 
 def bilinear_bundle(

@@ -22,5 +22,5 @@ def column(*features: npt.ArrayLike, ids: Sequence[int] = (), sampled: slice = s
     return replace(
         ColumnSummary.of(FeatureMatrix(ids, values), hashes, 100),
         hashes=hashes[sampled],
-        sample=FeatureMatrix(ids, values[sampled]),
+        sample=(FeatureMatrix(ids, values[sampled]),),
     )

@@ -44,7 +44,7 @@ def test_shapes_and_random_episodes(name: str) -> None:
         assert {name: getattr(getattr(env, prefix + name), "shape", ()) for name in expected} == expected
     assert len(spec.action_names) == len(set(spec.action_names)) == spec.num_actions
     # choices that look the same could not be told apart
-    assert spec.candidates or len(set(spec.action_features)) == spec.num_actions
+    assert spec.candidates or len(spec.action_features.unique(dim=0)) == spec.num_actions
     changing = [env.features, env.next_features] if env.spec.candidates else []
     for _ in range(300):
         assert all(torch.isfinite(x).all() for x in (env.observation, env.next_observation, env.reward, *changing))

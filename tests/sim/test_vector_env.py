@@ -230,7 +230,8 @@ def test_spec_is_what_the_file_says(counter: MakeEnv) -> None:
         agent_type_names=("agent",), agent_types=(0,), parameters={"goal": 4.0, "worth": 1.0},
         parameter_lists={},
         fields=(Field("count", "int", 1), Field("past", "float", 2), Field("lot", "unsigned", 1)),
-        action_features=((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+        feature_bytes=b"",
     )  # fmt: skip
+    assert env.spec.action_features.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
     with pytest.raises(SimulationError, match="one of count, past, lot, got 'speed'"):
         env.field("speed")

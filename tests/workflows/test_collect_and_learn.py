@@ -142,7 +142,7 @@ def test_what_is_played_is_what_is_learned_from(tmp_path: Path, env: str, parame
     recorder = EpisodeRecorder(simulation.envs(0, 4, stream=9), rounds=200)
     recorder.play([RANDOM])
     episodes = recorder.episodes(recorder.over)
-    fixed = np.array(spec.action_features, np.float32) if parametric and not spec.candidates else None
+    fixed = spec.action_features.numpy() if parametric and not spec.candidates else None
     names = () if parametric else spec.action_names
     schema = LogSchema(transitions=True, action_names=names, action_features=fixed)
     (tmp_path / "data" / "fifo").mkdir(parents=True)

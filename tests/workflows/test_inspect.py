@@ -147,16 +147,16 @@ def test_columns_of_csv_as_analysts_have_them(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "log.csv", index=False)
     inspected = reagent_lite.inspect(tmp_path / "log.csv")
     assert inspected.config["actions"] == ["01", "02", "10"]
-    features = ["age", "income", "segment", "newsletter", "member", "weight"]
+    features = ["age", "income", "segment", "newsletter", "member", "weight", "lab"]
     assert inspected.config["data"]["columns"]["state_features"] == features
+    assert inspected.config["data"]["columns"]["csv"] == {"null": ["NA"]}
     facts = inspected.facts()
-    assert [(facts[name]["kind"], facts[name]["distinct"]) for name in features[-3:]] == [
-        ("flag", 2), ("text", 3), ("number", 2)
+    assert [(facts[name]["kind"], facts[name]["distinct"]) for name in features[-4:]] == [
+        ("flag", 2), ("text", 3), ("number", 2), ("integer", 2)
     ]  # fmt: skip
     assert not absent(
         "\n".join(inspected.decide),
         "price left out, texts that look like numbers",
-        "lab left out, values of several kinds: 1, NA;",
         "waiting_time left out, by their names they may be sequence_number",
     )
 
@@ -290,12 +290,14 @@ def test_rewards_of_a_shop(tmp_path: Path) -> None:
     inspected = reagent_lite.inspect(tmp_path / "shop.csv")
     columns = inspected.config["data"]["columns"]
     assert (columns["reward"], columns["action_probability"]) == ("bought", "propensity_score")
-    assert columns["state_features"] == ["age", "income", "segment", "land"]
+    often, seldom = sorted(("DE", "de "), key=frame["land"].value_counts().get, reverse=True)
+    assert columns["state_features"] == ["age", "income", "segment", {"column": "land", "map": {seldom: often}}]
     assert inspected.config["timeline"] == {"on_refused": "drop_episode"}
     missing = int(frame["bought"].isna().sum())
+    assert columns["csv"] == {"delimiter": ";", "decimal": ","}
     assert not absent(
-        "\n".join(inspected.decide), f"bought: {missing} rows without a reward", "land: 'DE' and 'de ' are different"
-    ) or "'de ' and 'DE'" in "\n".join(inspected.decide)
+        "\n".join(inspected.decide), f"bought: {missing} rows without a reward", f"land: {seldom!r} as {often!r} by map"
+    )
     copy = prepare_training_copy(
         str(tmp_path / "shop.csv"), actions=tuple(inspected.config["actions"]), columns=columns,
         timeline=TimelineConfig(timeline={"inputTableName": "", **inspected.config["timeline"]}),

@@ -16,7 +16,7 @@ from reagent_lite.data.formats.arrow import opened_parquet
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import first_block
 from reagent_lite.data.logs import require_one_kind
-from reagent_lite.data.rows.column_mapping import OriginalNames, remembered
+from reagent_lite.data.rows.column_mapping import OriginalNames, csv_of, remembered
 from reagent_lite.data.rows.contract import Contract, are_events
 from reagent_lite.data.rows.reading import Rows, read_rows
 from reagent_lite.data.stage import StageManifest, data_files, untouched
@@ -34,7 +34,7 @@ def remembered_columns(path: DataPath, columns: Columns) -> Columns:
     for log in logs_of(path) if columns else ():
         if StageManifest.read(log) is None:
             with suppress(NoRowsError):
-                plain = tuple(replace(file, columns=OriginalNames()) for file in data_files(log))
+                plain = tuple(replace(file, columns=OriginalNames(csv_of(columns))) for file in data_files(log))
                 if (first := first_block(plain)) is not None:
                     known_columns |= remembered(columns, first.table.column_names)
     return known_columns

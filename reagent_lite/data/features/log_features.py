@@ -93,7 +93,7 @@ def summarize_log(
             raise DataError(Problem(block.where(0), f"{before}, as before", got))
         parametric = part.parametric if parametric is None else parametric
         for name, (summary, row_of) in part.columns.items():
-            vocabulary.require_one_kind(SIDE_OF[name], summary.sample, summary.levels, block, row_of)
+            vocabulary.require_one_kind(SIDE_OF[name], summary.sample[0], summary.levels, block, row_of)
             merges[name].add(summary)
     faults.require_none()
     return LogSummary(

@@ -138,14 +138,15 @@ class ColumnSummary:
         features: {id: summary}, ids ascending.
         levels: {id: {text: number of its values}} of the features whose values are texts.
         hashes: [n] hashes of the rows in the sample.
-        sample: [n, F] sampled rows or candidates; in the summary of a part, all of them.
+        sample: sampled rows or candidates, n in all, in matrices of the features that they have; in the summary of a
+            part, all rows. The memory of sparse rows is therefore far below n times the number of features.
     """
 
     rows: int
     features: dict[int, FeatureSummary]
     levels: Levels
     hashes: Hashes
-    sample: FeatureMatrix
+    sample: tuple[FeatureMatrix, ...]
 
     @classmethod
     def of(
@@ -168,40 +169,45 @@ class ColumnSummary:
         levels = {
             feature: _counted(columns[feature], of_code) for feature, of_code in texts.items() if feature in columns
         }
-        return cls(rows=len(hashes), features=features, levels=levels, hashes=hashes, sample=matrix)
+        return cls(rows=len(hashes), features=features, levels=levels, hashes=hashes, sample=(matrix.nonempty(),))
 
     def sampled(self, feature_id: int) -> Floats:
         """Returns the present values of a feature in the sample, ascending."""
-        if feature_id not in self.sample.ids:
-            return np.empty(0)
-        return np.sort(_present(self.sample.values[:, self.sample.ids.index(feature_id)])).astype(np.float64)
+        parts = [
+            _present(matrix.values[:, matrix.ids.index(feature_id)])
+            for matrix in self.sample
+            if feature_id in matrix.ids
+        ]
+        return np.sort(np.concatenate(parts)).astype(np.float64) if parts else np.empty(0)
 
     def to_bytes(self) -> bytes:
         """Returns the summary for another machine."""
         levels = {feature: dict(most_frequent(counts, MOST_LEVELS)) for feature, counts in self.levels.items()}
+        ids = [matrix.ids for matrix in self.sample]
         tree = _TREE.dump_json(
-            (self.rows, self.sample.ids, list(self.features.values()), tuple(levels), list(levels.values()))
+            (self.rows, tuple(self.features), list(self.features.values()), tuple(levels), list(levels.values()), ids)
         )
+        values: dict[str, Any] = {f"values_{number}": matrix.values for number, matrix in enumerate(self.sample)}
         stream = io.BytesIO()
-        np.savez(stream, tree=np.frombuffer(tree, np.uint8), hashes=self.hashes, values=self.sample.values)
+        np.savez(stream, tree=np.frombuffer(tree, np.uint8), hashes=self.hashes, **values)
         return stream.getvalue()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Returns the summary that `to_bytes` wrote."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            rows, ids, features, with_levels, levels = _TREE.validate_json(arrays["tree"].tobytes())
+            rows, names, features, with_levels, levels, ids = _TREE.validate_json(arrays["tree"].tobytes())
             return cls(
                 rows=rows,
-                features=dict(zip(ids, features, strict=True)),
+                features=dict(zip(names, features, strict=True)),
                 levels=dict(zip(with_levels, levels, strict=True)),
                 hashes=arrays["hashes"],
-                sample=FeatureMatrix(ids, arrays["values"]),
+                sample=tuple(FeatureMatrix(of, arrays[f"values_{number}"]) for number, of in enumerate(ids)),
             )
 
 
 _TREE: TypeAdapter[Any] = TypeAdapter(
-    tuple[int, FeatureIds, list[FeatureSummary], FeatureIds, list[dict[str, int]]],
+    tuple[int, FeatureIds, list[FeatureSummary], FeatureIds, list[dict[str, int]], list[FeatureIds]],
     config=ConfigDict(ser_json_inf_nan="constants"),
 )
 
@@ -227,6 +233,7 @@ class Merge:
         self._features: dict[int, FeatureSummary] = {}
         self._levels: Levels = {}
         self._parts: list[tuple[Hashes, FeatureMatrix]] = []
+        self._newer = 0  # rows since the last choice
         self._cut = np.uint64(2**64 - 1)  # rows above it are not in the sample
 
     def add(self, part: ColumnSummary) -> None:
@@ -236,35 +243,41 @@ class Merge:
             before = self._features.get(feature)
             self._features[feature] = summary if before is None else before.merge(summary, self._most_distinct)
         add_levels(self._levels, part.levels, MOST_LEVELS)
-        kept = part.hashes <= self._cut
-        self._parts.append((part.hashes[kept], FeatureMatrix(part.sample.ids, part.sample.values[kept])))
-        if sum(len(hashes) for hashes, _ in self._parts[1:]) > self._num_samples // 4:
+        first = 0
+        for matrix in part.sample:
+            hashes = part.hashes[first : first + len(matrix.values)]
+            first += len(matrix.values)
+            self._keep(hashes, matrix, hashes <= self._cut)
+        if self._newer > self._num_samples // 4:
             self._choose()
+
+    def _keep(self, hashes: Hashes, matrix: FeatureMatrix, rows: NDArray[Any]) -> None:
+        self._parts.append((hashes[rows], FeatureMatrix(matrix.ids, matrix.values[rows])))
+        self._newer += len(self._parts[-1][0])
 
     def summary(self) -> ColumnSummary:
         """Returns the summary of all parts."""
-        hashes, sample = self._choose()
+        self._choose()
         return ColumnSummary(
             rows=self._rows,
             features=dict(sorted(self._features.items())),
             levels=dict(sorted(self._levels.items())),
-            hashes=hashes,
-            sample=sample,
+            hashes=np.concatenate([np.empty(0, np.uint64), *(hashes for hashes, _ in self._parts)]),
+            sample=tuple(matrix for _, matrix in self._parts),
         )
 
-    def _choose(self) -> tuple[Hashes, FeatureMatrix]:
-        """Returns the rows with the smallest hashes, in the order of the parts, and drops all others."""
+    def _choose(self) -> None:
+        """Drops all rows but those with the smallest hashes; parts stay in their order."""
         hashes = np.concatenate([np.empty(0, np.uint64), *(part for part, _ in self._parts)])
         kept = np.sort(np.argsort(hashes, kind="stable")[: self._num_samples])
         if len(kept) == self._num_samples:
             self._cut = hashes[kept].max()
-        ids = tuple(sorted({feature for _, matrix in self._parts for feature in matrix.ids}))
-        values = np.empty((len(kept), len(ids)), np.float32)
         first = 0
-        for part, matrix in self._parts:
-            start, stop = np.searchsorted(kept, (first, first + len(part)))
-            values[start:stop] = FeatureMatrix(matrix.ids, matrix.values[kept[start:stop] - first]).aligned(ids)
-            first += len(part)
-        chosen = hashes[kept], FeatureMatrix(ids, values)
-        self._parts = [chosen]
-        return chosen
+        parts = self._parts
+        self._parts = []
+        for of_part, matrix in parts:
+            start, stop = np.searchsorted(kept, (first, first + len(of_part)))
+            if stop > start:
+                self._keep(of_part, matrix, kept[start:stop] - first)
+            first += len(of_part)
+        self._newer = 0

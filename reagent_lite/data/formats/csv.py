@@ -28,10 +28,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
 
-from reagent_lite.config.columns import MAPS, TRAINING_COLUMNS, ColumnKind, kind_of
+from reagent_lite.config.columns import MAPS, TRAINING_COLUMNS, ColumnKind, CsvFormat, kind_of
 from reagent_lite.data.faults_by_kind import raise_unread
 from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.files import ColumnNames, InputFile
+from reagent_lite.data.formats.files import OTHER_ENCODING, ColumnNames, InputFile
 from reagent_lite.data.formats.jsonl import (
     NamedArray,
     column_of,
@@ -76,8 +76,9 @@ def read_csv(
 ) -> Iterator[Callable[[], Block]]:
     """Reads plain or compressed CSV in UTF-8, with a header; see `blocks.Reader`.
 
-    Cells are separated by the sign of DELIMITERS that gives the header the most cells. If that is not a comma, numbers
-    may have decimal commas. Columns that are not in the contract are strings.
+    Cells are separated by the sign of DELIMITERS that gives the header the most cells, unless `columns.csv` names it.
+    If that is not a comma, numbers may have decimal commas; see CsvFormat for more. Columns that are not in the
+    contract are strings.
 
     Raises:
         DataError: damaged compression, no header, a name twice, or malformed records, with file and line.
@@ -94,6 +95,7 @@ class _HeaderCell:
         field: name of the column in the contract.
         feature: the feature of the map `field` that the column holds; "" if the column is not a part of a map.
         kind: the kind of its cells.
+        is_raw: whether its values are read from their texts later, see raw_values.py.
         read: whether it is read; if not, the block has it without values.
     """
 
@@ -101,6 +103,7 @@ class _HeaderCell:
     field: str
     feature: str
     kind: ColumnKind
+    is_raw: bool
     read: bool
 
 
@@ -119,7 +122,7 @@ class _CsvParser:
         path = self.file.path
         lines, starts, stops = _records(text, line)
         if not self.delimiter:
-            self.delimiter = delimiter_of(text[starts[0] : stops[0]] if len(lines) else b"")
+            self.delimiter = self.file.csv.delimiter or delimiter_of(text[starts[0] : stops[0]] if len(lines) else b"")
         _require_records(text, line, path, self.delimiter)
         rows = text
         if not self.header and len(lines):
@@ -130,10 +133,10 @@ class _CsvParser:
         elif not self.header and line > 1:
             raise DataError(Problem(f"{path}:{line}", "a header as the first record", "blank lines"))
         try:
-            cells = _cells(rows, self.header, self.delimiter)
+            cells = _cells(rows, self.header, self.delimiter, self.file.csv)
         except pa.ArrowInvalid:
             _require_utf_8(text, line, path)
-            _require_as_many_cells(rows, lines, self.header, self.delimiter, path)
+            _require_as_many_cells(rows, lines, self.header, self.delimiter, self.file)
             raise
         whole = [cell for cell in self.header if not cell.feature]
         maps = dict.fromkeys(cell.field for cell in self.header if cell.feature and cell.read)
@@ -198,7 +201,8 @@ def _header(
     try:
         cells = next(csv.reader([record.decode()], delimiter=delimiter))
     except UnicodeDecodeError as error:
-        raise DataError(Problem(where, "a header in UTF-8", str(error), "Write the file as UTF-8")) from error
+        todo = f"Write the file as UTF-8{OTHER_ENCODING.format('cp1252')}"
+        raise DataError(Problem(where, "a header in UTF-8", str(error), todo)) from error
     # pandas writes its row labels as a column without a name
     names = [name or f"Unnamed: {index}" for index, name in enumerate(cells)]
     header = []
@@ -216,12 +220,14 @@ def _header(
         kind = kind_of(field)
         if of_map:
             kind = "number" if of_map == "metrics" else "value"
+        is_raw = own_names is not None and name in own_names.raw
         header.append(
             _HeaderCell(
                 name=name,
                 field=field,
                 feature=feature if is_part else "",
-                kind=kind,
+                kind="any" if is_raw else kind,
+                is_raw=is_raw,
                 read=columns is None or (field if is_part else name) in columns,
             )
         )
@@ -251,6 +257,7 @@ def _cells(
     text: bytes,
     header: tuple[_HeaderCell, ...],
     delimiter: str,
+    written: CsvFormat,
     invalid: Callable[[pa.csv.InvalidRow], str] | None = None,
 ) -> dict[str, pa.Array]:
     """Returns the cells of the columns to read, as strings; null if empty.
@@ -258,7 +265,9 @@ def _cells(
     Args:
         text: whole records, without the header.
         header: the columns.
-        delimiter: the sign between cells; if it is not a comma, decimal commas become points.
+        delimiter: the sign between cells; if it is not a comma and no decimal mark is given, decimal commas become
+            points.
+        written: how the file is written.
         invalid: called with each record that has another number of cells than the header.
 
     Raises:
@@ -272,29 +281,43 @@ def _cells(
     convert = pa.csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()),
         include_columns=[cell.name for cell in header if cell.read],
-        null_values=list(NULLS),
+        null_values=[*NULLS, *written.null],
         strings_can_be_null=True,
         quoted_strings_can_be_null=True,
     )
     # Arrow drops a byte order mark at the start of its input; after a newline it is part of the first cell
     cells = pa.csv.read_csv(pa.BufferReader(b"\n" + text), read, parse, convert)
     columns = {name: in_one_piece(cells.column(name)) for name in cells.column_names}
+    if written.decimal is not None:
+        plain = {cell.name for cell in header if cell.kind in _NUMBERS or not (cell.field or cell.is_raw)}
+        return {
+            name: _with_points(column, written.decimal) if name in plain else column for name, column in columns.items()
+        }
     if delimiter == ",":
         return columns
     return {name: pc.replace_substring_regex(column, _DECIMAL_COMMA, r"\1.\2") for name, column in columns.items()}
 
 
+def _with_points(cells: pa.Array, decimal: str) -> pa.Array:
+    """Returns cells in which numbers have a decimal point and no marks between groups of digits."""
+    group = rf"[{',' if decimal == '.' else '.'} \x{{a0}}\x{{202f}}]"
+    number = rf"^\s*[-+]?([0-9]+|[0-9]{{1,3}}({group}[0-9]{{3}})+)([{decimal}][0-9]+)?\s*$"
+    without = pc.replace_substring_regex(cells, group, "")
+    with_points = without if decimal == "." else pc.replace_substring(without, ",", ".")
+    return pc.if_else(pc.match_substring_regex(cells, number), with_points, cells)
+
+
 def _require_as_many_cells(
-    text: bytes, lines: Offsets, header: tuple[_HeaderCell, ...], delimiter: str, path: str
+    text: bytes, lines: Offsets, header: tuple[_HeaderCell, ...], delimiter: str, file: InputFile
 ) -> None:
     problems: list[Problem] = []
 
     def note(row: pa.csv.InvalidRow) -> str:
         expected = f"{row.expected_columns} cells, as the header has"
-        problems.append(Problem(f"{path}:{lines[row.number - 1]}", expected, str(row.actual_columns)))
+        problems.append(Problem(f"{file.path}:{lines[row.number - 1]}", expected, str(row.actual_columns)))
         return "skip"
 
-    _cells(text, header, delimiter, note)
+    _cells(text, header, delimiter, file.csv, note)
     raise_unread(problems)
 
 
@@ -303,7 +326,8 @@ def _require_utf_8(text: bytes, line: int, path: str) -> None:
         text.decode()
     except UnicodeDecodeError as error:
         where = f"{path}:{_line_of(text, error.start, line)}"
-        raise DataError(Problem(where, "text in UTF-8", str(error), "Write the file as UTF-8")) from None
+        todo = f"Write the file as UTF-8{OTHER_ENCODING.format('cp1252')}"
+        raise DataError(Problem(where, "text in UTF-8", str(error), todo)) from None
 
 
 def _line_of(text: bytes, offset: int, line: int) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
+from reagent_lite.config.columns import PLAIN_CSV, CsvFormat
 from reagent_lite.data.formats.frames import location
 from reagent_lite.errors import DataError, NoRowsError, Problem, counted, first_line, listed
 from reagent_lite.item_table import ItemTable
@@ -51,6 +52,7 @@ _FIRST_BYTES = {
 }
 """First bytes of files, the name of their format, its extension if it is read, and advice."""
 _OF_PYTHON = (".npz", ".npy", ".pkl", ".pickle", ".h5", ".hdf5", ".hdf", ".xlsx", ".xls", ".orc", ".avro", ".pt")
+OTHER_ENCODING = ', or name its encoding in columns: {{"csv": {{"encoding": "{}"}}}}'
 _TEXT = frozenset((*range(32, 127), *b"\t\r\n"))
 _NO_UTF_8 = (b"\xff\xfe", b"\xfe\xff")
 _BINARY = {".parquet": "Parquet", ".arrow": "Arrow IPC", ".feather": "Arrow IPC", ".ipc": "Arrow IPC"}
@@ -59,6 +61,16 @@ _NO_FILES = {stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "
 
 class ColumnNames(Protocol):
     """A user's own names of the contract's columns; see rows/column_mapping.py."""
+
+    @property
+    def csv(self) -> CsvFormat:
+        """How CSV files are written."""
+        ...
+
+    @property
+    def raw(self) -> tuple[str, ...]:
+        """Names of the columns whose values are read from their texts."""
+        ...
 
     def meaning(self, name: str) -> str:
         """Returns the field that a column holds; `field.name` if it holds one of the field's features."""
@@ -112,6 +124,11 @@ class InputFile:
     def remote(self) -> bool:
         """Whether it is opened through fsspec."""
         return "://" in self.path
+
+    @property
+    def csv(self) -> CsvFormat:
+        """How the file is written if it is CSV."""
+        return PLAIN_CSV if self.columns is None else self.columns.csv
 
     def open(self) -> IO[bytes]:
         """Opens the stored bytes for reading; errors of the storage become DataError."""
@@ -183,7 +200,8 @@ def require_format(file: InputFile, stream: IO[bytes]) -> None:
 def require_text(file: InputFile, start: bytes) -> None:
     """Raises DataError if unpacked bytes begin as UTF-16 or as another format does."""
     if start.startswith(_NO_UTF_8):
-        raise DataError(Problem(file.path, "text in UTF-8", "UTF-16", "Write the file as UTF-8"))
+        todo = f"Write the file as UTF-8{OTHER_ENCODING.format('utf-16') if file.extension == '.csv' else ''}"
+        raise DataError(Problem(file.path, "text in UTF-8", "UTF-16", todo))
     for first, (kind, _, todo) in _FIRST_BYTES.items():
         if start.startswith(first):
             raise DataError(Problem(file.path, "text in UTF-8", kind, todo.format(file.extension)))

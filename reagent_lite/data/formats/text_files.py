@@ -6,10 +6,12 @@ stored bytes ─► sha256 ─► decompressed ─► cut after the last whole r
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import IO
+from typing import IO, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +31,11 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_text(
-    file: InputFile, position: Position, end_of_rows: Callable[[bytes], int], parse: Callable[[bytes, int], Block]
+    file: InputFile,
+    position: Position,
+    end_of_rows: Callable[[bytes], int],
+    parse: Callable[[bytes, int], Block],
+    table_bytes: Callable[[bytes], int] = len,
 ) -> Iterator[Callable[[], Block]]:
     """Yields a function for each block of a text file, which parses it; the first block is small and parsed at once.
 
@@ -38,6 +44,8 @@ def read_text(
         position: kept up to date while the file is read.
         end_of_rows: returns the offset after the last whole row of a text; 0 if there is none.
         parse: given the text of some rows and its first line, returns their block; called in any thread and order.
+        table_bytes: returns about how many bytes the table of the first block would take. It may grow by the square of
+            the block, as sparse rows have a column for each key of any row.
 
     Raises:
         DataError: damaged compression, a row that is too long.
@@ -63,19 +71,28 @@ def read_text(
     with file.open() as stored:
         hashed = _Hashed(stored, position)
         require_format(file, stored)
-        plain = pa.CompressedInputStream(hashed, COMPRESSIONS[file.compression]) if file.compression else hashed
+        plain: _Readable = hashed
+        if file.compression:
+            plain = pa.CompressedInputStream(hashed, COMPRESSIONS[file.compression])
+        if file.extension == ".csv" and file.csv.encoding != "utf-8":
+            plain = _AsUtf8(file, plain)
         while True:
             # Only blocks that are parsed by now with any number of threads count, so all machines cut the same blocks.
-            size = min(sizes[: max(1, len(sizes) - MOST_THREADS - 1)], default=0)
-            with damage_reported(file, file.compression or file.extension):
-                piece = plain.read(max(size, FIRST_BLOCK_BYTES, len(rest)))
-            if not piece:
-                break
-            if line == 1 and not rest:
-                require_text(file, piece)
-                piece = piece.removeprefix(BYTE_ORDER_MARK)
-            text = rest + piece
-            end = end_of_rows(text)
+            size = min(sizes[: max(1, len(sizes) - MOST_THREADS - 1)], default=FIRST_BLOCK_BYTES)
+            end = end_of_rows(rest[:size]) if sizes else 0  # more than one block is left of a first one that is wide
+            text = rest
+            if not end:
+                with damage_reported(file, file.compression or file.extension):
+                    piece = plain.read(max(size, len(rest), FIRST_BLOCK_BYTES >> 6))
+                if not piece:
+                    break
+                if line == 1 and not rest:
+                    require_text(file, piece)
+                    piece = piece.removeprefix(BYTE_ORDER_MARK)
+                text = rest + piece
+                end = end_of_rows(text)
+            if not sizes and end and (estimate := table_bytes(text[:end])) > TABLE_BYTES:
+                end = end_of_rows(text[: int(end * math.sqrt(TABLE_BYTES / estimate))]) or end
             if end:
                 yield parsing(text[:end], line)
             elif len(text) > LONGEST_ROW_BYTES:
@@ -85,6 +102,32 @@ def read_text(
             rest = text[end:]
         if rest:
             yield parsing(rest, line)
+
+
+class _Readable(Protocol):
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+class _AsUtf8:
+    """Text of another encoding as UTF-8, without a byte order mark."""
+
+    def __init__(self, file: InputFile, stream: _Readable) -> None:
+        self._file = file
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder(file.csv.encoding)()
+
+    def read(self, size: int = -1, /) -> bytes:
+        while True:
+            piece = self._stream.read(size)
+            try:
+                text = self._decoder.decode(piece, final=not piece)
+            except UnicodeError as error:
+                encoding = self._file.csv.encoding
+                raise DataError(
+                    Problem(self._file.path, f"text in {encoding}, as csv.encoding says", str(error))
+                ) from None
+            if text or not piece:
+                return text.encode("utf-8", "surrogatepass").removeprefix(BYTE_ORDER_MARK)
 
 
 class _Hashed:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from reagent_lite.categories import MOST_CHARACTERS
+from reagent_lite.config.columns import ONE_VALUE, Columns
 from reagent_lite.config.defaults import MOST_LEVELS
 from reagent_lite.data.features.feature_types import few_levels
 from reagent_lite.data.features.fitting import NUMERAL
@@ -22,8 +23,10 @@ from reagent_lite.data.formats.csv import json_cell, words_as_texts
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import is_text, microseconds_of
-from reagent_lite.data.rows.column_mapping import OriginalNames
+from reagent_lite.data.inspection.raw_columns import Raw, is_read, raw_column_of
+from reagent_lite.data.rows.column_mapping import OriginalNames, csv_of
 from reagent_lite.data.rows.columns import ANSWERS
+from reagent_lite.raw_values import RawColumn
 
 ValueKind = Literal["flag", "integer", "number", "time", "text", "map", "list", "mixed", "empty", "other"]
 Values = list[Any]
@@ -46,12 +49,15 @@ class LogColumn:
         kind: the kind of its values; "mixed" if they are of several kinds.
         values: [n] values of the rows read, None where absent.
         counts: {value as text, in CSV its cell: number of rows}, the most frequent first.
+        raw: how its values are written, as `columns` says it, if they are not read as they are; `values` of amounts and
+            per cent are numbers.
     """
 
     name: str
     kind: ValueKind
     values: Values = field(repr=False)
     counts: dict[str, int] = field(repr=False)
+    raw: Raw | None = None
 
     @property
     def present(self) -> list[Any]:
@@ -79,12 +85,12 @@ class LogColumn:
         return self.kind == "text" and all(text.strip().lower() in ANSWERS for text in self.counts)
 
     @property
-    def near_equal(self) -> tuple[tuple[str, ...], ...]:
-        """Texts that differ in case and spaces only, the most frequent first."""
-        alike: dict[str, list[str]] = {}
+    def near_equal(self) -> dict[str, str]:
+        """{text: the most frequent text that differs from it in case and spaces only}."""
+        first: dict[str, str] = {}
         for text in self.counts if self.kind == "text" else ():
-            alike.setdefault(" ".join(text.casefold().split()), []).append(text)
-        return tuple(tuple(texts) for texts in alike.values() if len(texts) > 1)
+            first.setdefault(_folded(text), text)
+        return {text: first[_folded(text)] for text in self.counts if first.get(_folded(text), text) != text}
 
     @property
     def is_whole(self) -> bool:
@@ -113,6 +119,8 @@ class LogColumn:
     @property
     def note(self) -> str:
         """Advice on a column of categories or whole numbers; "" for others."""
+        if self.raw is not None:
+            return ""
         if self.is_category:
             levels = f", the {MOST_LEVELS} most frequent" if self.distinct > MOST_LEVELS else ""
             return f"probably a category of {self.distinct} values: as a feature one-hot{levels}"
@@ -123,14 +131,19 @@ class LogColumn:
         return "whole numbers: as a feature a number, unless norm_params.feature_overrides says ENUM"
 
 
-def first_columns(files: Sequence[InputFile], rows: int) -> tuple[tuple[LogColumn, ...], bool]:
+def first_columns(files: Sequence[InputFile], rows: int, given: Columns) -> tuple[tuple[LogColumn, ...], bool]:
     """Returns the columns of the first rows of files, and whether these are all rows.
+
+    Args:
+        files: the files.
+        rows: number of rows.
+        given: columns that the user named, and the format of CSV files.
 
     Raises:
         DataError: a file that cannot be read, with file and line.
         NoRowsError: no file has rows.
     """
-    plain = tuple(replace(file, columns=OriginalNames()) for file in files)
+    plain = tuple(replace(file, columns=OriginalNames(csv_of(given))) for file in files)
     values: dict[str, Values] = {}
     counts: dict[str, Counter[str]] = {}
     read = 0
@@ -150,10 +163,25 @@ def first_columns(files: Sequence[InputFile], rows: int) -> tuple[tuple[LogColum
                 column += [None] * (read - len(column))
             if not whole:
                 break
-    return tuple(_column(name, values[name], counts[name]) for name in values), whole
+    raw = {described["column"]: described for source in given.values() for described in _described(source)}
+    return tuple(_column(name, values[name], counts[name], raw.get(name)) for name in values), whole
 
 
-def _column(name: str, values: Values, counts: Counter[str]) -> LogColumn:
+def _described(source: Any) -> list[Raw]:
+    sources = source if isinstance(source, list) else [source]
+    return [part for part in sources if isinstance(part, dict) and "column" in part]
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _column(name: str, values: Values, counts: Counter[str], given: Raw | None) -> LogColumn:
+    raw = given or raw_column_of(name, values, counts)
+    if raw is not None and raw.get("kind", "") in ONE_VALUE and is_read(raw, values):
+        column = RawColumn.of(raw)
+        values = [column.read(value)[0] for value in values]
+        counts = Counter(text_of(value) for value in values if value is not None) if column.map else counts
     kinds = {_kind(type_) for type_ in set(map(type, values)) - {type(None)}}
     kind: ValueKind = "empty"
     if len(kinds) == 1:
@@ -164,7 +192,7 @@ def _column(name: str, values: Values, counts: Counter[str]) -> LogColumn:
         kind = "mixed"
     if kind == "text" and all(microseconds_of(value) is not None for value in values if value is not None):
         kind = "time"
-    return LogColumn(name=name, kind=kind, values=values, counts=dict(counts.most_common()))
+    return LogColumn(name=name, kind=kind, values=values, counts=dict(counts.most_common()), raw=raw)
 
 
 def _kind(of: type) -> ValueKind:

@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reagent_lite.config.columns import COLUMNS, Columns
+from reagent_lite.config.columns import COLUMNS, Columns, names_of
 from reagent_lite.data.inspection.columns import LogColumn
-from reagent_lite.data.rows.column_mapping import names_of
 
 NAMES: dict[str, tuple[str, ...]] = {
     field: tuple(names.split())
@@ -74,7 +73,7 @@ def guesses_of(columns: Sequence[LogColumn], given: Columns) -> list[Guess]:
     guesses = []
     for column in columns:
         for field in NAMES:
-            if given.get(field) == column.name:
+            if field in given and not isinstance(given[field], list) and names_of(given[field]) == (column.name,):
                 guesses.append(Guess(field, column.name, "columns says so", (_GIVEN, 0)))
             elif field in given or any(column.name in names_of(source) for source in given.values()):
                 continue

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from reagent_lite.config.columns import names_of
 from reagent_lite.data.formats.frames import location
 from reagent_lite.data.inspection.columns import LogColumn
 from reagent_lite.data.inspection.fields import Guess
@@ -66,7 +67,7 @@ class Inspected:
         )
         read_as = {column: field for field, column in self.fields.items()}
         if isinstance(features, list):
-            read_as |= dict.fromkeys(features, "state_features")
+            read_as |= dict.fromkeys(names_of(features), "state_features")
         return {
             column.name: {
                 "kind": column.kind,

@@ -5,6 +5,7 @@ columns ─► fields ─► episodes or single decisions ─► actions, featur
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
-from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS, Columns
+from reagent_lite.config.columns import COLUMNS, CSV, EPISODE_COLUMNS, Columns, names_of
 from reagent_lite.config.defaults import MOST_LEVELS
 from reagent_lite.config.inspect import InspectConfig
 from reagent_lite.config.rl import RLConfig
@@ -27,13 +28,15 @@ from reagent_lite.data.features.fitting import fit_columns
 from reagent_lite.data.features.summary import ACTION, STATE
 from reagent_lite.data.formats.frames import location
 from reagent_lite.data.inspection.columns import LARGEST, LogColumn, finite, first_columns, text_of
+from reagent_lite.data.inspection.csv_format import csv_format_of
 from reagent_lite.data.inspection.fields import Guess, chosen, fits, guesses_of
 from reagent_lite.data.inspection.inspected import Inspected
-from reagent_lite.data.rows.column_mapping import names_of
+from reagent_lite.data.inspection.raw_columns import Raw
 from reagent_lite.data.rows.items import ROW_LABELS, given_items
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import ReagentLiteError, counted, listed, nearest
 from reagent_lite.feature_ids import id_of
+from reagent_lite.raw_values import RawColumn
 
 MOST_ACTIONS = 200
 """Largest number of actions that are proposed by name."""
@@ -78,10 +81,14 @@ def inspect_log(settings: InspectConfig) -> Inspected:
         DataError: a file that cannot be read, with file and line.
         NoRowsError: no file has rows.
     """
-    columns, whole = first_columns(data_files(settings.data_path), settings.rows)
+    files = data_files(settings.data_path)
+    if CSV not in settings.columns and files[0].extension == ".csv" and (written := csv_format_of(files[0])):
+        settings = settings.model_copy(update={"columns": {**settings.columns, CSV: written}})
+    columns, whole = first_columns(files, settings.rows, settings.columns)
     guesses = tuple(guesses_of(columns, settings.columns))
     proposal = _Proposal(settings, columns, guesses)
     proposal.check_given()
+    proposal.describe_csv()
     episodes = proposal.describe_episodes()
     actions = proposal.names_of_actions()
     proposal.check_reward()
@@ -124,6 +131,7 @@ class _Proposal:
         self._left_out: list[str] = []
         self._alone = False
         self._without_reward = False
+        self._maps: dict[str, dict[str, str]] = {}
         self._settings = settings
         self._columns = columns
         self._rows = len(columns[0].values) if columns else 0
@@ -150,6 +158,19 @@ class _Proposal:
             for name in names_of(source):
                 if name not in names:
                     self.problems.append(f"columns.{field}: the log has no column {name!r}. {nearest(name, names)}")
+
+    def describe_csv(self) -> None:
+        """Notes how CSV files are written."""
+        written = self._settings.columns.get(CSV)
+        if isinstance(written, dict):
+            keys = listed(
+                f"{key} {value if isinstance(value, str) else listed(value)!s}" for key, value in written.items()
+            )
+            self.decide.append(f"columns.csv: {keys}, as the first rows suggest; null are texts of absent values")
+
+    def _note_near_equal(self, column: LogColumn) -> None:
+        alike = listed(f"{text!r} as {other!r}" for text, other in column.near_equal.items())
+        self.decide.append(f"{column.name}: {alike} by map, as they differ in case and spaces only; else drop the map")
 
     def describe_episodes(self) -> str:
         """Returns a sentence about the lengths of episodes; leaves out columns of episodes if there are none."""
@@ -226,8 +247,12 @@ class _Proposal:
             self._describe_choices()
             return None
         possible = self._column("possible_actions")
+        if column.near_equal and possible is None:
+            self._note_near_equal(column)
+            self._maps[column.name] = column.near_equal
         # pandas writes an integer as 7.0 in a column with gaps
         names = {name.removesuffix(".0") if column.is_number else name for name in column.counts}
+        names -= self._maps.get(column.name, {}).keys()
         for choices in [] if possible is None else possible.present:
             if isinstance(choices, list):
                 names |= {name for name in choices if isinstance(name, str)}
@@ -278,7 +303,11 @@ class _Proposal:
             )
             return
         if not column.is_answers and not (column.is_number and finite(column.present)):
-            self.problems.append(f"{column.name}, read as reward, is not a finite number in every row, or yes or no")
+            example = json.dumps({"reward": {"column": column.name, "map": dict.fromkeys(list(column.counts)[:1], 1)}})
+            self.problems.append(
+                f"{column.name}, read as reward, is not a finite number in every row, or yes or no; columns can say "
+                f"what its texts stand for, as in {example}"
+            )
         elif missing := self._rows - len(column.present):
             self._without_reward = True
             self.decide.append(
@@ -380,8 +409,8 @@ class _Proposal:
         possible = all(action is None or row[action] > 0 for row, action in whole)
         return possible and sum(sums) > _NEARLY_ALL * len(whole)
 
-    def features(self, actions: Sequence[str]) -> list[str]:
-        """Returns the columns of single features; none if state_features is a column of maps."""
+    def features(self, actions: Sequence[str]) -> list[str | Raw]:
+        """Returns the columns of single features, as in `columns`; none if state_features is a column of maps."""
         given = self._settings.columns.get("state_features")
         if isinstance(given, list):
             return given
@@ -397,23 +426,28 @@ class _Proposal:
             for guess in reversed(self._guesses)
             if guess.field in _NOT_FEATURES
         }
-        features = []
+        features: list[str | Raw] = []
         left = dict[str, list[str]]()
         for column in self._columns:
             if column.name in used or column.name in COLUMNS:
                 continue
             if why := may_be.get(column.name) or self._no_feature(column):
                 left.setdefault(why, []).append(column.name)
+            elif column.raw is not None:
+                features.append(column.raw)
+                of_column = listed(RawColumn.of(column.raw).features)
+                self.decide.append(f"{column.name}: read as {column.raw['kind']}, with the features {of_column}")
+            elif column.near_equal:
+                features.append({"column": column.name, "map": column.near_equal})
+                self._note_near_equal(column)
             else:
                 features.append(column.name)
-        for column in self._columns:
-            if (column.name in features or column.name == self.fields.get("action")) and column.near_equal:
-                alike = "; ".join(" and ".join(map(repr, texts)) for texts in column.near_equal)
-                self.decide.append(f"{column.name}: {alike} are different values: write each in one way")
         for why, names in left.items():
             self.decide.append(f"features: {listed(names)} left out, {why}")
         if features:
-            self.decide.append(f"features: {listed(features)}; leave out what is not known when the decision is made")
+            self.decide.append(
+                f"features: {listed(names_of(features))}; leave out what is not known when the decision is made"
+            )
         else:
             self.problems.append("no column of numbers or categories is left to be a feature of the state")
         return features
@@ -423,6 +457,8 @@ class _Proposal:
         words = re.split(r"[^0-9a-z]+", column.name.lower())
         if column.name.startswith(ROW_LABELS):
             return "row labels of a frame"
+        if column.raw is not None:
+            return self._no_raw_feature(column, words)
         if column.kind == "mixed":
             examples = {type(value): text_of(value) for value in reversed(column.present)}
             return f"values of several kinds: {listed(examples.values())}; an absent value is an empty cell or null"
@@ -452,6 +488,13 @@ class _Proposal:
             return f"expected {error}"
         return ""
 
+    def _no_raw_feature(self, column: LogColumn, words: Sequence[str]) -> str:
+        if words[0] == "next":
+            return "by their names what followed the decision"
+        if column.kind != "list" and column.distinct < 2:
+            return "one value in all rows"
+        return f"fewer than {MIN_PRESENT_VALUES} values" if len(column.present) < MIN_PRESENT_VALUES else ""
+
     def _inverts_propensities(self, column: LogColumn) -> bool:
         """Whether the values of a column are 1 / p of the propensities."""
         propensity = self._column("action_probability")
@@ -462,7 +505,7 @@ class _Proposal:
         pairs = [pair for pair in zip(column.values, propensity.values, strict=True) if None not in pair]
         return bool(pairs) and all(abs(float(value) * float(p) - 1) <= _ROUNDING for value, p in pairs)
 
-    def tree(self, actions: Sequence[str] | None, features: Sequence[str]) -> Json:
+    def tree(self, actions: Sequence[str] | None, features: Sequence[str | Raw]) -> Json:
         """Returns the config."""
         words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(self._settings.data_path).name.split(".")[0]).strip("_")
         tree: Json = {
@@ -473,8 +516,11 @@ class _Proposal:
         }
         if actions is not None:
             tree["actions"] = list(actions)
-        columns: Columns = {
-            field: column for field, column in self.fields.items() if column not in (field, "propensity")
+        columns: Columns = {CSV: self._settings.columns[CSV]} if CSV in self._settings.columns else {}
+        columns |= {
+            field: source
+            for field, name in self.fields.items()
+            if not isinstance(source := self._source(field, name), str) or source not in (field, "propensity")
         }
         if features:
             columns["state_features"] = list(features)
@@ -496,7 +542,16 @@ class _Proposal:
             tree["data"] = {**({"columns": columns} if columns else {}), **items}
         return tree
 
-    def _indices(self, features: Sequence[str]) -> dict[str, int]:
+    def _source(self, field: str, name: str) -> str | Raw:
+        """Returns how `columns` gives the column of a field."""
+        if isinstance(given := self._settings.columns.get(field), dict):
+            return given
+        column = next(column for column in self._columns if column.name == name)
+        if column.raw is not None and COLUMNS[field].kind == "number":
+            return column.raw
+        return {"column": name, "map": self._maps[name]} if name in self._maps else name
+
+    def _indices(self, features: Sequence[str | Raw]) -> dict[str, int]:
         """Returns {column: number of its values} of whole numbers that are names and not amounts, by their names."""
         return {
             column.name: column.distinct

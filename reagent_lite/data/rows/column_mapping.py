@@ -1,6 +1,7 @@
 """A user's own columns, read as those of the contract.
 
     session, time, age, income, clicked ─► mdp_id, sequence_number, state_features {age, income}, reward
+    signed_up "2026-01-31 10:30"        ─► state_features {signed_up_weekday: 5, signed_up_hour: 10}
 
 The names are attached to the files when these are listed, so that every reader of rows sees the contract's columns, in
 this process and in executors of Spark. Folders that a stage made have the contract's names already.
@@ -8,39 +9,67 @@ this process and in executors of Spark. Folders that a stage made have the contr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS, LATE_COLUMNS, SERVED_COLUMNS, Columns
+from reagent_lite.config.columns import (
+    COLUMNS,
+    CSV,
+    EVENT_COLUMNS,
+    LATE_COLUMNS,
+    PLAIN_CSV,
+    SERVED_COLUMNS,
+    Columns,
+    CsvFormat,
+    names_of,
+)
+from reagent_lite.data.faults_by_kind import raise_unread
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.jsonl import NamedArray, in_one_column
-from reagent_lite.data.formats.schema import in_one_piece
+from reagent_lite.data.formats.jsonl import NamedArray, column_of, in_one_column
+from reagent_lite.data.formats.schema import filled, in_one_piece, is_text
 from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.errors import DataError, Problem, listed
+from reagent_lite.raw_values import TODO, RawColumn, raw_columns
 
 _JSON_LINES = (".json", ".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnMapping:
-    """Which of a log's columns hold the fields of the contract.
+    """Which of a log's columns hold the fields of the contract, and how they are written.
 
     Attributes:
         fields: (field, its column) each; for features and metrics (field, a column for each of them).
+        raw_columns: the columns whose values are not read as they are.
+        csv: format of CSV files.
         beside_others: whether the log is one of several, some of which may have the contract's names.
     """
 
     fields: tuple[tuple[str, str | tuple[str, ...]], ...]
+    raw_columns: tuple[RawColumn, ...] = ()
+    csv: CsvFormat = PLAIN_CSV
     beside_others: bool = False
 
     @classmethod
-    def of(cls, columns: Mapping[str, str | Sequence[str]], *, beside_others: bool = False) -> ColumnMapping | None:
+    def of(cls, columns: Columns, *, beside_others: bool = False) -> ColumnMapping | None:
         """Returns the names that a config gives; None if it gives none."""
-        fields = [(name, source if isinstance(source, str) else tuple(source)) for name, source in columns.items()]
-        return cls(tuple(fields), beside_others) if fields else None
+        if not columns:
+            return None
+        sources = {field: source for field, source in columns.items() if field != CSV}
+        return cls(
+            fields=tuple(
+                (field, names_of(source) if isinstance(source, list) else names_of(source)[0])
+                for field, source in sources.items()
+            ),
+            raw_columns=tuple(column for source in sources.values() for column in raw_columns(source)),
+            csv=csv_of(columns),
+            beside_others=beside_others,
+        )
 
     def meaning(self, name: str) -> str:
         """Returns the field that a column holds; `field.name` if it holds one of the field's features."""
@@ -51,13 +80,18 @@ class ColumnMapping:
                 return f"{field}.{name}"
         return name
 
+    @property
+    def raw(self) -> tuple[str, ...]:
+        """Names of the columns whose values are not read as they are."""
+        return tuple(column.column for column in self.raw_columns)
+
     def read(self, block: Block) -> Block:
         """Returns a block with the contract's columns.
 
         The log of workflows.serve has the contract's names, even if the model that it served was trained with others.
 
         Raises:
-            DataError: columns are missing; names the nearest ones.
+            DataError: columns are missing; names the nearest ones. Values of raw columns that are not of their kind.
         """
         table = block.table
         has_all_columns = block.file.extension not in _JSON_LINES
@@ -84,12 +118,23 @@ class ColumnMapping:
         ]
         for field, source in self.fields:
             if not isinstance(source, str):
-                parts = {name: _part(name, table) for name in source}
+                parts = {feature: part for name in source for feature, part in self._parts(name, block).items()}
                 columns.append(in_one_column(field, parts, np.ones(table.num_rows, bool)))
             elif source in table.column_names:
-                columns.append((table.schema.field(source).with_name(field), table.column(source)))
+                (part,) = self._parts(source, block).values()
+                columns.append((part[0].with_name(field), part[1]))
         fields, arrays = zip(*columns, strict=True)
         return replace(block, table=pa.table(list(arrays), pa.schema(fields)))
+
+    def _parts(self, name: str, block: Block) -> dict[str, NamedArray]:
+        """Returns {feature: its values} of a column; of a column that the block lacks, nulls."""
+        table = block.table
+        raw = next((column for column in self.raw_columns if column.column == name), None)
+        if name in table.column_names:
+            part = table.schema.field(name), in_one_piece(table.column(name))
+            return {name: part} if raw is None else _read_raw(raw, part, block)
+        absent = pa.field(name, pa.float64()), pa.nulls(table.num_rows, pa.float64())
+        return dict.fromkeys((name,) if raw is None else raw.features, absent)
 
     @property
     def _sources(self) -> dict[str, str]:
@@ -97,14 +142,18 @@ class ColumnMapping:
         return {name: field for field, source in self.fields for name in names_of(source)}
 
 
-def names_of(source: str | Sequence[str]) -> Sequence[str]:
-    """Returns the columns that hold a field, or its features."""
-    return (source,) if isinstance(source, str) else source
+def csv_of(columns: Columns) -> CsvFormat:
+    """Returns the format of CSV files that `columns` gives."""
+    return CsvFormat.model_validate(columns.get(CSV, {}))
 
 
-def contract_names(columns: Mapping[str, str | Sequence[str]], names: Collection[str]) -> bool:
+def contract_names(columns: Mapping[str, Any], names: Collection[str]) -> bool:
     """Whether a log has the contract's names, and none of the names in `columns`, for the renamed fields of events."""
-    renamed = {field: source for field, source in columns.items() if field in EVENT_COLUMNS and source != field}
+    renamed = {
+        field: source
+        for field, source in columns.items()
+        if field in EVENT_COLUMNS and (isinstance(source, list | tuple) or names_of(source) != (field,))
+    }
     has_no_own_name = all(set(names_of(source)).isdisjoint(names) for source in renamed.values())
     return bool(renamed) and has_no_own_name and renamed.keys() <= {name.partition(".")[0] for name in names}
 
@@ -112,16 +161,28 @@ def contract_names(columns: Mapping[str, str | Sequence[str]], names: Collection
 def remembered(columns: Columns, names: Collection[str]) -> Columns:
     """Returns the column names of a model's training log that apply to another log.
 
-    There are none if the other log has the contract's names. Fields that it lacks, such as a reward, are left out.
+    There are none if the other log has the contract's names. Fields that it lacks, such as a reward, are left out. The
+    format of CSV files stays.
     """
     if contract_names(columns, names):
-        return {}
-    return {field: source for field, source in columns.items() if not set(names_of(source)).isdisjoint(names)}
+        return {CSV: columns[CSV]} if CSV in columns else {}
+    return {
+        field: source
+        for field, source in columns.items()
+        if field == CSV or not set(names_of(source)).isdisjoint(names)
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class OriginalNames:
-    """Reads every column of a log under its own name."""
+    """Reads every column of a log under its own name.
+
+    Attributes:
+        csv: format of CSV files.
+    """
+
+    csv: CsvFormat = PLAIN_CSV
+    raw: tuple[str, ...] = ()
 
     def meaning(self, name: str) -> str:
         """Returns "", which is the name of no field."""
@@ -132,8 +193,36 @@ class OriginalNames:
         return block
 
 
-def _part(name: str, table: pa.Table) -> NamedArray:
-    """Returns the column of a feature; if the table lacks it, a column of nulls."""
-    if name in table.column_names:
-        return table.schema.field(name), in_one_piece(table.column(name))
-    return pa.field(name, pa.float64()), pa.nulls(table.num_rows, pa.float64())
+def _read_raw(raw: RawColumn, part: NamedArray, block: Block) -> dict[str, NamedArray]:
+    """Returns {feature: its values} of a raw column; each distinct value is read once.
+
+    Raises:
+        DataError: values are not of the column's kind, with their rows.
+    """
+    field, array = part
+    kind = array.type
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        array = array.cast(pa.timestamp("us", kind.tz), safe=False)  # Python's times have microseconds
+    if pa.types.is_nested(kind):
+        values = array.to_pylist()
+        index = np.arange(len(array))
+    else:
+        encoded = array.dictionary_encode()
+        values = [*encoded.dictionary.to_pylist(), None]
+        index = filled(encoded.indices, len(values) - 1)
+    read: list[tuple[Any, ...]] = []
+    problems = []
+    for number, value in enumerate(values):
+        try:
+            read.append(raw.read(json.loads(value) if is_text(field) and value is not None else value))
+        except ValueError as error:
+            row = int((index == number).argmax())
+            expected = f"{error} in {raw.column}"
+            problems.append(Problem(block.where(row), expected, f"{value!r:.60}", TODO))
+            read.append((None,) * len(raw.features))
+    raise_unread(problems)
+    columns = {}
+    for name, of_feature in zip(raw.features, zip(*read, strict=True), strict=True):
+        named, distinct = column_of(name, list(of_feature))
+        columns[name] = named, distinct.take(pa.array(index))
+    return columns

@@ -117,7 +117,7 @@ def column_of(block: Block, name: str) -> Column:
     """Returns a column of the block; if the block lacks it, a column of nulls.
 
     In a column of maps or lists, strings are parsed as JSON, which is how databases export maps and lists. An empty
-    mdp_id is null, as in CSV.
+    mdp_id is null, as in CSV. Rewards that are yes and no are 1 and 0.
     """
     index = block.table.schema.get_field_index(name)
     if index < 0:
@@ -126,6 +126,8 @@ def column_of(block: Block, name: str) -> Column:
     if name == "mdp_id" and is_string(column.array.type):
         empty = pc.equal(column.array, '""' if column.text else "")
         return replace(column, array=pc.if_else(empty, None, column.array))
+    if name == "reward":
+        return _with_answers(column)
     kind = kind_of(name)
     holds_json = kind in ("features", "metrics", "actions") or (kind == "action" and _first(column).startswith("{"))
     return of_cells(column, kind) if holds_json else column
@@ -176,7 +178,7 @@ ANSWERS = {
 """Texts that are rewards, in any case of letters."""
 
 
-def with_answers(column: Column) -> Column:
+def _with_answers(column: Column) -> Column:
     """Returns a column of rewards with 1 for yes and 0 for no, if all of its values are such texts."""
     if column.text or not is_string(column.array.type):
         return column

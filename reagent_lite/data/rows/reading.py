@@ -39,7 +39,6 @@ from reagent_lite.data.rows.columns import (
     pieces,
     sequence_numbers,
     strings,
-    with_answers,
 )
 from reagent_lite.data.rows.contract import (
     COMPARED,
@@ -167,7 +166,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     todo = "Log what followed, or events: rows with mdp_id and sequence_number, which are paired first"
     faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none", todo)
     faults.add(goes_on & ~choices.has_next, NEXT_ACTION, lambda _: "none")
-    reward = finite(with_answers(column("reward")), faults, required=True)
+    reward = finite(column("reward"), faults, required=True)
     time_diff = finite(column("time_diff"), faults)
     step = _steps(column("step"), faults)
     probability, has_propensity = propensity(block, faults)

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from reagent_lite.config import WorkflowConfig
@@ -130,7 +129,7 @@ class Collector:
         )
         self._recorder = EpisodeRecorder(env, rounds=max(self._env_steps_per_file // env.num_envs, 1))
         fixed = simulation.parametric and not spec.candidates
-        features = np.array(spec.action_features, np.float32) if fixed else None
+        features = spec.action_features.numpy() if fixed else None
         self._schema = LogSchema(transitions=True, action_names=config.actions, action_features=features)
         self._signal = signal
         self._dataset = settings.shared

@@ -18,6 +18,7 @@ from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.features.fitting import Fitted, fit_columns
 from reagent_lite.data.features.log_features import LogSummary, summarize_log
 from reagent_lite.data.features.summary import ACTION, STATE
+from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError
 
@@ -122,12 +123,16 @@ def test_candidates_count_as_often_as_rows_list_them(tmp_path: Path) -> None:
     assert sorted(action.sampled(1).tolist()) == [0.5] * 20 + [3.0] * 20 + [9.5] * 10
 
 
+def values_of(sample: tuple[FeatureMatrix, ...]) -> np.ndarray:
+    return np.concatenate([matrix.aligned((0, 1, 2)) for matrix in sample])
+
+
 def test_candidates_sampled_are_those_of_the_sampled_rows(tmp_path: Path) -> None:
     rows = candidate_rows(3000)
     log = summary(write_lines(tmp_path / "log.jsonl", rows), num_samples=50)
     state, action = log.columns[STATE], log.columns[ACTION]
     row_of = {str(np.float32([row[STATE].get(str(number), nan) for number in range(3)])): row for row in rows}
-    sampled = [row_of[str(values)] for values in state.sample.values[np.argsort(state.hashes)]]
+    sampled = [row_of[str(values)] for values in values_of(state.sample)[np.argsort(state.hashes)]]
     expected = [np.float32(candidate["0"]) for row in sampled for candidate in row["possible_actions"]]
     assert action.sampled(0).tolist() == sorted(expected[:50])
     assert action.rows == sum(len(row["possible_actions"]) for row in rows)

@@ -6,14 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracles.event_files import problems_of, small_blocks
 from oracles.logs import written
 
+from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.jsonl import parse_with_arrow, parse_with_python
+from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import TEXT_METADATA
+from reagent_lite.data.formats.text_files import TABLE_BYTES
 
 KNOWN = '{"m": "x", "r": 1, "s": {"0": 0.5}, "l": [1, 0], "c": [{"1": 2.0}], "e": {}}'
 
@@ -90,3 +94,14 @@ def test_a_broken_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert (problem.where, problem.expected) == (f"{tmp_path}/a.json:121", "one JSON object in the line")
     assert got in problem.got
     assert ("to_json(path, orient='records', lines=True)" in problem.todo) == (line[0] + line[-1] != "{}")
+
+
+def test_sparse_rows_are_read_in_small_blocks(tmp_path: Path) -> None:
+    """Another key in every row: a table of the first 256 KB alone would take 4,500 x 4,500 numbers, 160 MB."""
+    rows = 12_000
+    lines = (json.dumps({"action": "a", "reward": 1, "state_features": {str(row): 1.5}}) for row in range(rows))
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    files = list_input(str(tmp_path / "log.jsonl"), (".jsonl",))
+    blocks = list(read_blocks(files, lambda block: (block.table.nbytes, block.lines)))
+    assert max(nbytes for nbytes, _ in blocks) < 1.5 * TABLE_BYTES
+    np.testing.assert_array_equal(np.concatenate([lines for _, lines in blocks]), np.arange(1, rows + 1))

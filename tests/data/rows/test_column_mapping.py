@@ -138,7 +138,7 @@ def test_names_pass_through_timelines(tmp_path: Path) -> None:
         ({"state_features": ["a", "b", "a"]}, "columns.state_features: expected each column once, got 'a' twice"),
         ({"mdp_id": ""}, "columns.mdp_id: expected names of columns, got ''"),
         ({"mdp_id": 3}, "columns.mdp_id"),
-        ({"mdp_id": None}, "columns.mdp_id: expected string or list of strings, got null"),
+        ({"mdp_id": None}, "columns.mdp_id: expected string or list of strings or objects or object, got null"),
         ({"state_features": []}, r"columns.state_features: expected names of columns, got \[\]"),
         ({"state_features": [["age"]]}, "columns.state_features: expected string or list of strings"),
         (["age"], r'columns: expected an object, got \["age"\]'),

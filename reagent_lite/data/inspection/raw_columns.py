@@ -1,0 +1,118 @@
+"""Which columns of texts are dates, lists, amounts of money or per cent, and how they are written."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime
+from typing import Any
+
+from reagent_lite.data.inspection.csv_format import decimal_of
+from reagent_lite.feature_ids import id_of
+from reagent_lite.raw_values import RawColumn, plain_spaces
+
+Raw = dict[str, Any]
+"""An object of `columns`, see RawColumnConfig."""
+_DAYS = ("%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%d %b %Y", "%b %d, %Y")
+_HOURS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p")
+_NUMBER = re.compile(r"[0-9](?:[0-9.,' \u00a0\u202f\u2019]*[0-9])?")
+_MOST_LISTED = 100
+_CODES = (
+    "USD", "EUR", "GBP", "JPY", "CHF", "CNY", "INR", "AUD", "CAD", "SEK", "NOK", "DKK", "PLN", "CZK", "HUF", "RON",
+    "BGN", "UAH", "TRY", "RUB", "ILS", "AED", "SAR", "ZAR", "BRL", "MXN", "ARS", "CLP", "COP", "KRW", "SGD", "HKD",
+    "TWD", "NZD", "THB", "IDR", "MYR", "PHP", "VND", "kr", "kr.", "zł", "Kč", "Ft", "Fr.", "Rs", "Rs.",
+)  # fmt: skip
+"""Codes of currencies, and signs that are letters."""
+_ROWS_OF_LEVEL = 2
+
+
+def raw_column_of(name: str, values: Sequence[Any], cells: Mapping[str, int]) -> Raw | None:
+    """Returns how a column is written, if it is one of dates, lists or amounts; else None.
+
+    Args:
+        name: name of the column.
+        values: values of its rows, None where absent.
+        cells: {value as text, in CSV its cell: number of rows}.
+    """
+    present = [value for value in values if value is not None]
+    kinds = {type(value) for value in present}
+    if any(issubclass(kind, date) for kind in kinds):
+        raw: Raw | None = {"column": name, "kind": "time" if datetime in {*kinds} else "date"}
+    elif kinds == {list}:
+        raw = _of_lists(name, present, "")
+    elif str in kinds and kinds <= {str, int, float}:
+        texts = [*cells]
+        raw = _of_dates(name, texts) or _of_amounts(name, texts)
+        raw = raw or (
+            _of_lists(name, [text for text in present if isinstance(text, str)], "|") if kinds == {str} else None
+        )
+    else:
+        raw = None
+    return raw if raw is not None and _has_names(raw) else None
+
+
+def _has_names(raw: Raw) -> bool:
+    try:
+        return all(id_of(feature) for feature in RawColumn.of(raw).features)
+    except ValueError:
+        return False
+
+
+def is_read(raw: Raw, values: Iterable[Any]) -> bool:
+    """Whether all values are of a raw column's kind."""
+    column = RawColumn.of(raw)
+    try:
+        for value in values:
+            column.read(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _of_dates(name: str, texts: Sequence[str]) -> Raw | None:
+    """Returns the format of dates; None if texts are none, or if days and months can be taken for each other."""
+    if not all(text[:1].isalnum() and any(sign.isdigit() for sign in text) for text in map(str.strip, texts)):
+        return None
+    for kind in ("date", "time"):
+        raw = {"column": name, "kind": kind}
+        if all(len(text) >= 8 for text in texts) and is_read(raw, texts):
+            has_hours = kind == "time" or any(len(text.strip()) > len("2026-01-31") for text in texts)
+            return {"column": name, "kind": "time" if has_hours else "date"}
+    fitting = [
+        raw
+        for day in _DAYS
+        for hour in _HOURS
+        if is_read(raw := {"column": name, "kind": "time" if hour else "date", "format": day + hour}, texts)
+    ]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _of_amounts(name: str, texts: Sequence[str]) -> Raw | None:
+    """Returns the unit of amounts, the same beside every number; None if there is none, or another one."""
+    numbers = [_NUMBER.search(text) for text in texts]
+    if not all(numbers):
+        return None
+    units = {re.sub(r"[-+\u2212()\s]", "", _NUMBER.sub("", text, count=1)) for text in texts} - {""}
+    if len(units) != 1:
+        return None
+    (unit,) = units
+    decimal = decimal_of(plain_spaces(number[0]) for number in numbers if number is not None) or "."
+    raw = {"column": name, "kind": "percent"} if unit == "%" else {"column": name, "kind": "currency", "unit": unit}
+    raw |= {} if decimal == "." else {"decimal": decimal}
+    is_unit = unit == "%" or unit in _CODES or any(unicodedata.category(sign) == "Sc" for sign in unit)
+    return raw if is_unit and is_read(raw, texts) else None
+
+
+def _of_lists(name: str, values: Sequence[Any], separator: str) -> Raw | None:
+    """Returns the elements of lists of a few texts, which are texts with a separator or lists."""
+    if separator and not any(separator in value for value in values):
+        return None
+    lists = [value.split(separator) if isinstance(value, str) else value for value in values]
+    if not all(isinstance(element, str) for elements in lists for element in elements):
+        return None
+    counts = Counter(element.strip() for elements in lists for element in elements)
+    counts.pop("", None)
+    few = 0 < len(counts) <= _MOST_LISTED and _ROWS_OF_LEVEL * len(counts) <= counts.total()
+    return {"column": name, "kind": "list", "levels": sorted(counts)} if few else None
