@@ -57,7 +57,7 @@ class Episodes:
     stepwise: Floats
 
 
-def play(share: Floats, steps: int, rng: np.random.Generator, new_policy: Floats = NEW) -> Episodes:
+def play(share: Floats, steps: int, rng: np.random.Generator, current_policy: Floats = CURRENT) -> Episodes:
     """Plays one unit for each share."""
     count = len(share)
     is_new = rng.random(count) < share
@@ -65,9 +65,9 @@ def play(share: Floats, steps: int, rng: np.random.Generator, new_policy: Floats
     state = np.zeros(count, np.int64)
     of_current, of_new = np.ones(count), np.ones(count)
     for _ in range(steps):
-        policy = np.where(is_new[:, None], new_policy[state], CURRENT[state])
+        policy = np.where(is_new[:, None], NEW[state], current_policy[state])
         action = (rng.random(count) >= policy[:, 0]).astype(int)
-        current, new = CURRENT[state, action], new_policy[state, action]
+        current, new = current_policy[state, action], NEW[state, action]
         before = share * of_new + (1 - share) * of_current
         of_current, of_new = of_current * current, of_new * new
         row = {
