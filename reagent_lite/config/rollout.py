@@ -1,13 +1,13 @@
 """The comparison of two served policies, and the whole JSON of `workflows.rollout`."""
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from reagent_lite.config.evaluation import GuardrailConfig
 from reagent_lite.config.paths import DataPath
-from reagent_lite.config.section import Fraction, Positive, PositiveShare, Section
+from reagent_lite.config.section import Count, Fraction, Positive, PositiveShare, Section
 from reagent_lite.errors import Problem
 
 Range = tuple[float, float]
@@ -46,6 +46,30 @@ class ComparisonConfig(Section):
         for key, bounds in ranges.items():
             if bounds is not None and bounds[0] >= bounds[1]:
                 yield Problem(key, "the lowest value, then a higher one", f"{list(bounds)}")
+
+
+class ServedRolloutConfig(ComparisonConfig):
+    """A second model behind a server that gets a growing share of the units."""
+
+    model: str = ""
+    """Folder of the new model. It has the actions, features and `data.columns` of the current one."""
+    shares: Annotated[tuple[Fraction, ...], Field(min_length=1)] = (0.02, 0.1, 0.5)
+    """Shares of the units that the new model is given, one after the other."""
+    units_per_share: Count = 2000
+    """Number of units that count, without harm, after which the next share begins."""
+    on_harm: Literal["stop", "report"] = "stop"
+    """What happens once the new model is worse, a guardrail is violated, or the comparison is invalid. stop: its share
+    is 0 from the next decision on, after restarts as well; report: the page says so."""
+    on_better: Literal["promote", "report"] = "report"
+    """What happens once the new model is better, unless a guardrail is violated. promote: it decides alone from then
+    on, after restarts as well; report: the page says so."""
+
+    required: ClassVar = {"model": ("the folder of an exported model",)}
+
+    @property
+    def comparison(self) -> ComparisonConfig:
+        """The part that says how the policies are compared."""
+        return ComparisonConfig(**{name: getattr(self, name) for name in ComparisonConfig.model_fields})
 
 
 class RolloutConfig(Section):

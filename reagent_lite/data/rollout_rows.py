@@ -23,7 +23,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.console import progress
-from reagent_lite.data.formats.blocks import Block
+from reagent_lite.data.formats.blocks import Block, Show
 from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.reading import read_blocks, readers_of
 from reagent_lite.data.formats.schema import valid_rows
@@ -89,20 +89,28 @@ def rollout_rows(files: Sequence[InputFile], metric_names: Sequence[str]) -> Gen
         DataError: a row of a rollout has faults, with file and line; no row is one of a rollout.
     """
     has_rows = False
-    with (
-        progress("reading the rollout", "bytes") as show,
-        closing(
-            read_blocks(tuple(files), lambda block: _rows(block, metric_names), show, readers_of(_COLUMNS))
-        ) as blocks,
-    ):
+    with progress("reading the rollout", "bytes") as show, closing(_blocks(files, metric_names, show)) as blocks:
         for rows in blocks:
-            if rows is not None:
-                has_rows = True
-                yield rows
+            has_rows = True
+            yield rows
     if not has_rows:
         todo = "Serve with a section `rollout`, or give the log of a server that did"
         got = "no row with a policy"
         raise DataError(Problem(files[0].path, f"rows with columns {', '.join(ROLLOUT_COLUMNS[1:5])}", got, todo))
+
+
+def rows_in(file: InputFile, metric_names: Sequence[str], rollout: str) -> list[RolloutRows]:
+    """Returns the rows of one rollout in a file; see `rollout_rows`."""
+    rows = [block.of(rollout) for block in _blocks([file], metric_names)]
+    return [block for block in rows if block.unit]
+
+
+def _blocks(
+    files: Sequence[InputFile], metric_names: Sequence[str], show: Show | None = None
+) -> Generator[RolloutRows]:
+    blocks = read_blocks(tuple(files), lambda block: _rows(block, metric_names), show, readers_of(_COLUMNS))
+    with closing(blocks):
+        yield from (rows for rows in blocks if rows is not None)
 
 
 def _rows(block: Block, metric_names: Sequence[str]) -> RolloutRows | None:

@@ -147,3 +147,8 @@ def rollout_events(path: str) -> list[dict[str, Any]]:
             raise DataError(Problem(f"{file}:{number}", "a JSON object", repr(line[:60])))
         events.append(event)
     return events
+
+
+def decision_files(folder: Path) -> list[str]:
+    """Returns the names of the files of decisions in a log, in the order of their decisions."""
+    return sorted(name for name in names_in(folder) if _NAME.fullmatch(name))

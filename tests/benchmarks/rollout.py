@@ -6,9 +6,9 @@
 by the product's sequences, by arms (the difference of returns, weighted by shares) with the same bets, and by a
 z-test of arms from unit 100 on. With 200 runs the standard error of a share of 0.05 is 0.015.
 
-`--only power`: units until a true lift or harm is known; median and 90th percentile, "-" where fewer runs know it. The
-fixed z-test of arms is that of level 0.05 and power 0.9; O'Brien-Fleming has five looks, the largest and the mean
-number of units.
+`--only power`: units until a true lift or harm is known; median and 90th percentile, "-" where fewer runs know it when
+95 % of the runs of the product's sequences and of the z-test do. The fixed z-test of arms is that of level 0.05 and
+power 0.9; O'Brien-Fleming has five looks, the largest and the mean number of units.
 
 `--only propensities`: 200 logs of 400 episodes of four steps whose units stay with one of two policies. The value of a
 third policy by the product's IPS, PDIS and SDR, in standard errors from the truth, with the server's propensity, with

@@ -36,7 +36,8 @@ def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
     kind = {"simulate": SimulateConfig, "simulate_candidates": SimulateConfig, "dqn": DqnConfig,
             "normalize": NormalizeConfig, "inspect": InspectConfig, "convert": ConvertConfig, "shard": ShardConfig,
             "timeline": TimelineConfig, "evaluate": EvaluateConfig, "score": ScoreConfig, "serve": ServeConfig,
-            "rollout": RolloutConfig, "collect": DqnConfig, "learn": DqnConfig, "gridworld": DqnConfig,
+            "rollout": RolloutConfig, "two_models": ServeConfig,
+            "collect": DqnConfig, "learn": DqnConfig, "gridworld": DqnConfig,
             "online": ParametricDqnConfig if file.parent.name == "recommend" else DqnConfig}  # fmt: skip
     config = load_config(kind.get(file.stem, ParametricDqnConfig), str(file))
     if isinstance(config, ShardConfig):
