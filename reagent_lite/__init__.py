@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from reagent_lite.api import evaluate as evaluate
     from reagent_lite.api import inspect as inspect
+    from reagent_lite.api import rollout as rollout
     from reagent_lite.api import score as score
     from reagent_lite.api import simulate as simulate
     from reagent_lite.api import train as train
@@ -42,6 +43,7 @@ _MODULES = {
     "inspect": "api",
     "load_bundle": "export",
     "read_log": "data.tables",
+    "rollout": "api",
     "score": "api",
     "simulate": "api",
     "train": "api",

@@ -19,6 +19,7 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.inspect import InspectConfig
 from reagent_lite.config.items import ITEM_ID
 from reagent_lite.config.loader import Source, read_tree
+from reagent_lite.config.rollout import RolloutConfig
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.section import Section
 from reagent_lite.config.simulate import SimulateConfig
@@ -30,6 +31,7 @@ from reagent_lite.errors import ConfigError, Problem, needing
 from reagent_lite.run import train as training
 from reagent_lite.run.publish import Outcome
 from reagent_lite.tasks import evaluate as evaluation
+from reagent_lite.tasks import rollout as comparison
 from reagent_lite.tasks import simulate as simulation
 
 if TYPE_CHECKING:
@@ -184,6 +186,19 @@ def score(model: Folder, data: Log, *, items: Log | None = None, config: Source 
         from reagent_lite.tasks.scoring import scored_table
     tree = {"model": _folder("model", model), "data_path": path_of(data), "items": _table(items)}
     return scored_table(_checked(ScoreConfig, config or {}, tree))
+
+
+def rollout(log: Logs, *, config: Source | None = None) -> comparison.ComparedPolicies:
+    """Compares two policies that shared a server by its log, like `workflows.rollout`.
+
+    Args:
+        log: the log: a path, a frame of pandas, polars or Arrow, or a list of several logs.
+        config: further keys of a RolloutConfig; absent: those that the server recorded in the log, or the defaults.
+
+    Raises:
+        ReagentLiteError: the error of the command, with the same message.
+    """
+    return comparison.compare(_checked(RolloutConfig, config or {}, {"log": paths_of(log)}))
 
 
 def _section(config: Source, key: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.inspect import InspectConfig
 from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.config.rollout import RolloutConfig
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.section import Section, type_in_words
 from reagent_lite.config.serve import ServeConfig
@@ -26,6 +27,7 @@ _WORKFLOWS: Final[dict[str, type[Section]]] = {
     "workflows.shard": ShardConfig,
     "workflows.convert": ConvertConfig,
     "workflows.serve": ServeConfig,
+    "workflows.rollout": RolloutConfig,
 }
 _HEAD: Final = """\
 # All keys

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from reagent_lite.config.items import NewerItems
+from reagent_lite.config.rollout import ServedRolloutConfig
 from reagent_lite.config.section import Count, LocalPath, Positive, Section, Seed
 from reagent_lite.errors import Problem
 
@@ -22,6 +23,9 @@ class ServeConfig(Section):
     """Folder of the log: Parquet files that training reads. Only one server at a time may use it."""
     database: LocalPath = ""
     """Folder on a local disk for decisions that are in no Parquet file yet; absent: a hidden folder in `log`."""
+    rollout: ServedRolloutConfig | None = None
+    """A second model that gets a share of the decisions and is compared with `model` at every unit; neither is replaced
+    by a newer one meanwhile."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 accepts requests from other machines, and needs tokens."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -31,7 +35,7 @@ class ServeConfig(Section):
     decide_token_file: LocalPath = ""
     """File with the bearer tokens for /decide and /rank, one a line; absent: no token is needed on this machine."""
     reward_token_file: LocalPath = ""
-    """File with the bearer tokens for /reward, /metrics, /docs and /openapi.json, one a line."""
+    """File with the bearer tokens for /reward, /metrics, /rollout, /docs and /openapi.json, one a line."""
     no_token: bool = False
     """Whether other machines may decide and reward without tokens."""
     tls_certificate: LocalPath = ""

@@ -3,6 +3,7 @@
     LOG/20261128T030507000000-5f3a9c01-1-1500.parquet   decisions 1 to 1500 of log 5f3a9c01
         20261123T000000000000-5f3a9c01.parquet          some decisions; earlier versions wrote those with a reward first
         .waiting.json                                   decisions in no file yet
+        .rollout.jsonl                                  shares, stops and promotions of two policies that share the log
 
 A file whose decisions were chosen by whether they had a reward has another mean reward than all decisions. Files that
 name their first and last decision have all between them.
@@ -18,16 +19,19 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.files import InputFile, damage_reported, local_path, read_bytes
-from reagent_lite.errors import Problem, counted, listed, raise_any
+from reagent_lite.errors import DataError, Problem, counted, listed, raise_any
 from reagent_lite.files import names_in
 
 WAITING = ".waiting.json"
 """File in the folder of a log with its `WaitingDecisions`."""
+ROLLOUT_EVENTS = ".rollout.jsonl"
+"""File in the folder of a log with what happened in its rollouts, an event a line."""
 _NAME = re.compile(r"[0-9]{8}T[0-9]{12}-([0-9a-f]{8})(?:-([0-9]+)-([0-9]+))?\.parquet")
 _NUMBER = re.compile(r"[0-9a-f]{8}-([0-9]{1,18})(?:-.*)?")
 
@@ -120,3 +124,31 @@ def _numbers(file: InputFile) -> NDArray[np.int64]:
         ids = parquet.read(["decision_id"]).column(0).to_pylist()
     matches = (_NUMBER.fullmatch(str(decision)) for decision in ids)
     return np.array([int(match[1]) for match in matches if match], np.int64)
+
+
+def rollout_events(path: str) -> list[dict[str, Any]]:
+    """Returns what happened in the rollouts of a log, from its file ROLLOUT_EVENTS; [] if it has none.
+
+    Raises:
+        DataError: a line of the file is no JSON object.
+    """
+    file = f"{local_path(path).rstrip('/')}/{ROLLOUT_EVENTS}"
+    try:
+        lines = read_bytes(file).splitlines()
+    except (OSError, ImportError):
+        return []
+    events = []
+    for number, line in enumerate(lines, 1):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            raise DataError(Problem(f"{file}:{number}", "a JSON object", repr(line[:60])))
+        events.append(event)
+    return events
+
+
+def decision_files(folder: Path) -> list[str]:
+    """Returns the names of the files of decisions in a log, in the order of their decisions."""
+    return sorted(name for name in names_in(folder) if _NAME.fullmatch(name))

@@ -5,7 +5,6 @@ The width of an interval does not affect its verdict.
 
 import math
 from collections.abc import Iterator
-from enum import StrEnum
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.interval import Interval, effective, number, percent
 from reagent_lite.evaluation.overlap import Events, Overlap
+from reagent_lite.evaluation.trust import Verdict as Verdict
 from reagent_lite.rl.likelihood import ENOUGH_TRIES
 from reagent_lite.rl.sums import SWITCH_TAU
 
@@ -42,19 +42,6 @@ _ARTICLE = {"unit": "a unit", "episode": "an episode"}
 _ONE_EPISODE = "one episode has no interval"
 _UNDEFINED = "the estimate or its interval is undefined on this log"
 _SAY_RANGE = ", or say in evaluation.reward_range which rewards are possible"
-
-
-class Verdict(StrEnum):
-    """Use of an estimate: its interval is trustworthy, it only supports other estimates, or neither."""
-
-    TRUSTWORTHY = "trustworthy"
-    SUPPORT = "support only"
-    DO_NOT_USE = "do not use"
-
-    @property
-    def severity(self) -> int:
-        """0 for trustworthy, larger for worse verdicts."""
-        return [*Verdict].index(self)
 
 
 Reasoned = tuple[Verdict, str]

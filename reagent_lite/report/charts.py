@@ -13,7 +13,7 @@ from typing import Final
 from markupsafe import Markup
 
 from reagent_lite.evaluation.interval import Interval, number
-from reagent_lite.evaluation.verdict import Verdict
+from reagent_lite.evaluation.trust import Verdict
 from reagent_lite.report.content import Chart, Column, Table, left_out
 
 Point = tuple[float, float]

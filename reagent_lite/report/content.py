@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from markupsafe import Markup
 
 from reagent_lite.errors import printable
-from reagent_lite.evaluation.decision import ShipDecision
 from reagent_lite.evaluation.interval import Interval, number, percent
+
+if TYPE_CHECKING:
+    from reagent_lite.evaluation.decision import ShipDecision
 
 Cell = str | int | float | Interval | None
 CellKind = Literal["name", "number", "share", "bar", "words", "mark"]
@@ -98,7 +100,7 @@ class Report:
     """
 
     title: str
-    decision: ShipDecision
+    decision: "ShipDecision"
     notes: tuple[str, ...] = ()
     facts: tuple[tuple[str, Cell], ...] = ()
     made: str = ""

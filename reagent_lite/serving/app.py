@@ -3,6 +3,7 @@
 POST /decide   rows ─► act ─► log ─► answer          GET /healthz   health check
 POST /rank     candidates by value; not logged       GET /metrics   figures of all workers, for Prometheus
 POST /reward   ─► log                                GET /openapi.json, /docs
+POST /rollout  share, stop, promote                  GET /rollout, /rollout.json   two models, compared
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import machine_logger
 from reagent_lite.errors import BundleError, Problem
 from reagent_lite.export.bundle import Bundle, ChoiceKind, parts
+from reagent_lite.report.rollout_page import render_rollout
 from reagent_lite.serving.access import Access
 from reagent_lite.serving.bodies import (
     CandidateList,
@@ -36,6 +38,7 @@ from reagent_lite.serving.bodies import (
     NamedRows,
     Rankings,
     Reward,
+    RolloutChange,
     with_model_schema,
 )
 from reagent_lite.serving.deciding import Decider, count_choices
@@ -45,13 +48,15 @@ from reagent_lite.serving.figures import ServerFigures
 from reagent_lite.serving.large import LARGE_CHOICES, LargeRequests
 from reagent_lite.serving.limits import Limits
 from reagent_lite.serving.parsing import StrictRoute
-from reagent_lite.serving.refusals import ERRORS, OF_DECISION, OF_REWARD, RefusedError, refused
+from reagent_lite.serving.refusals import ERRORS, OF_DECISION, OF_REWARD, OF_ROLLOUT, RefusedError, refused
+from reagent_lite.serving.rollout import WorkerRollout
 from reagent_lite.serving.served_model import ServedModel
 
 of_any_model = APIRouter(route_class=StrictRoute)
 of_named_actions = APIRouter(route_class=StrictRoute)
 of_candidates = APIRouter(route_class=StrictRoute)
 of_items = APIRouter(route_class=StrictRoute)
+of_rollout = APIRouter(route_class=StrictRoute)
 _OF_CHOICES: dict[ChoiceKind, APIRouter] = {
     "named actions": of_named_actions,
     "candidates": of_candidates,
@@ -71,6 +76,7 @@ class Worker:
         figures: counters of this worker.
         decider: makes the decisions.
         large: the thread of large requests.
+        rollout: the rollout of a second model; None without one.
     """
 
     config: ServeConfig
@@ -79,6 +85,7 @@ class Worker:
     figures: ServerFigures
     decider: Decider
     large: LargeRequests
+    rollout: WorkerRollout | None
 
 
 @of_named_actions.post("/decide", response_model=Decisions, responses=ERRORS | OF_DECISION, summary=_DECIDE)
@@ -181,6 +188,45 @@ async def _join(log: DecisionLog, body: Reward) -> Joined:
         await asyncio.sleep(RETRY_SECONDS)
 
 
+@of_rollout.get("/rollout", response_class=Response, summary="Comparison of two models, as a page")
+async def rollout_page(request: Request) -> Response:
+    """Returns a page that refreshes itself and loads nothing from other servers."""
+    rollout = _rollout(request)
+    return Response(render_rollout(rollout.document()), media_type="text/html")
+
+
+@of_rollout.get("/rollout.json", response_class=Response, summary="Comparison of two models")
+async def rollout_figures(request: Request) -> Response:
+    """Returns state, share, figures and events; counted are decisions that are in a file of the log."""
+    rollout = _rollout(request)
+    return Response(to_json(rollout.document()), media_type="application/json")
+
+
+@of_rollout.post(
+    "/rollout", responses=ERRORS | OF_ROLLOUT, summary="Change the share, stop or promote", status_code=204
+)
+async def change_rollout(body: RolloutChange, request: Request) -> None:
+    """Changes a running rollout from the next decision on; the log has it as an event."""
+    rollout = _rollout(request)
+    cause = "asked for by POST /rollout"
+    if body.stop:
+        changed = rollout.store.change("stop", cause, state="stopped", share=0.0)
+    elif body.promote:
+        changed = rollout.store.change("promote", cause, state="promoted", share=1.0)
+    else:
+        changed = rollout.store.change("share", cause, share=body.share)
+    if not changed:
+        todo = "Start the server with another new model for a new rollout"
+        raise RefusedError(409, Problem("rollout", "a rollout that runs", rollout.store.state.state, todo))
+    machine_logger.info(f"rollout: {body.model_dump_json(exclude_defaults=True)} by POST /rollout")
+
+
+def _rollout(request: Request) -> WorkerRollout:
+    rollout = _worker(request).rollout
+    assert rollout is not None
+    return rollout
+
+
 @of_any_model.get("/healthz", responses={503: ERRORS[503]}, response_model_exclude_none=True)
 async def healthz(request: Request) -> Health:
     """Health check."""
@@ -219,6 +265,9 @@ async def _poll(worker: Worker) -> None:
     while True:
         await asyncio.sleep(worker.config.poll_seconds)
         try:
+            if worker.rollout is not None:
+                worker.rollout.present()
+                worker.figures.compared(worker.rollout.document())
             await worker.model.poll()
             worker.figures.gauge(worker.model, worker.log)
         except Exception as error:  # the next poll may succeed
@@ -226,7 +275,12 @@ async def _poll(worker: Worker) -> None:
 
 
 def create_app(
-    config: ServeConfig, number: int, model: ServedModel, log: DecisionLog, access: Access | None = None
+    config: ServeConfig,
+    number: int,
+    model: ServedModel,
+    log: DecisionLog,
+    access: Access | None = None,
+    rollout: WorkerRollout | None = None,
 ) -> FastAPI:
     """Returns the application of a worker.
 
@@ -236,15 +290,18 @@ def create_app(
         model: the model that decides.
         log: the server's log.
         access: the tokens and names of the server; None: those of the config.
+        rollout: the rollout of a second model; None without one.
     """
     figures = ServerFigures()
     rng = np.random.default_rng(None if config.seed is None else [config.seed, number])
-    routers = (_OF_CHOICES[model.bundle.choices], of_any_model)
+    routers = (_OF_CHOICES[model.bundle.choices], of_any_model, *([] if rollout is None else [of_rollout]))
     routes = [route for router in routers for route in router.routes]
     app = FastAPI(title="reagent-lite: decisions", routes=routes, lifespan=_polling, docs_url=None, redoc_url=None)
     large = LargeRequests()
-    decider = Decider(model, log, figures, large, rng, int(config.max_logged_kb * 1000))
-    app.state.worker = Worker(config=config, model=model, log=log, figures=figures, decider=decider, large=large)
+    decider = Decider(model, log, figures, large, rng, int(config.max_logged_kb * 1000), rollout)
+    app.state.worker = Worker(
+        config=config, model=model, log=log, figures=figures, decider=decider, large=large, rollout=rollout
+    )
     app.add_middleware(Limits, config=config, access=access or Access.of(config), figures=figures)
     for kind in (BundleError, RequestValidationError, HTTPException, OSError, Exception):
         app.add_exception_handler(kind, refused)

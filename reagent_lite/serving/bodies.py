@@ -11,6 +11,7 @@ from pydantic import (
     Field,
     PlainValidator,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
@@ -215,6 +216,23 @@ class Reward(Body):
     """Whether the episode ends with this decision."""
     metrics: Annotated[dict[Name, Number], Field(max_length=100)] | None = None
     """Further figures of the decision by name."""
+
+
+class RolloutChange(Body):
+    """What to do with a rollout: one of three."""
+
+    share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the units that begin from now on to give to the new model."""
+    stop: bool = False
+    """Whether the current model decides alone from now on, after restarts as well."""
+    promote: bool = False
+    """Whether the new model decides alone from now on, after restarts as well."""
+
+    @model_validator(mode="after")
+    def _require_one(self) -> "RolloutChange":
+        if (self.share is not None) + self.stop + self.promote != 1:
+            raise PydanticCustomError("rollout", "one of share, stop true and promote true")
+        return self
 
 
 class Health(BaseModel):

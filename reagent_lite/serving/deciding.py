@@ -6,6 +6,7 @@ large request ─► thread: rows, predict, draw, a part at a time ─► log �
 """
 
 import asyncio
+import errno
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic_core import to_json
 
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
-from reagent_lite.errors import Problem
+from reagent_lite.errors import BundleError, Problem
 from reagent_lite.export.bundle import Bundle, parts
 from reagent_lite.serving.bodies import CandidateRow, ItemRow, NamedRow
 from reagent_lite.serving.decision_log import (
@@ -30,6 +31,8 @@ from reagent_lite.serving.decision_log import (
 from reagent_lite.serving.figures import ServerFigures
 from reagent_lite.serving.large import LARGE_CHOICES, MOST_CHOICES_OF_REQUEST, LargeRequests
 from reagent_lite.serving.refusals import RefusedError
+from reagent_lite.serving.rollout import WorkerRollout, add_action, columns_of, drawn_from, have_same_inputs
+from reagent_lite.serving.rollout_store import RolloutState, Unit, UnitChangedError
 from reagent_lite.serving.served_model import ServedModel
 
 MOST_CHOICES = 1 << 16
@@ -50,6 +53,9 @@ class _DecisionRow:
         choice: the drawn choice; -1 if no choice is allowed.
         propensity: probability of the draw.
         logged: the decision as the log has it, once it is drawn.
+        unit: the unit of a rollout.
+        probabilities: those of the current and the new policy for the draw.
+        rollout: columns of a rollout.
     """
 
     body: NamedRow | CandidateRow | ItemRow
@@ -61,6 +67,9 @@ class _DecisionRow:
     choice: int = -1
     propensity: float = 0.0
     logged: LogRow | None = None
+    unit: Unit | None = None
+    probabilities: tuple[float, float] = (0.0, 0.0)
+    rollout: dict[str, Any] = field(default_factory=dict)
 
     def event(self) -> dict[str, Any]:
         """Returns the columns of the log that depend on the row."""
@@ -71,6 +80,7 @@ class _DecisionRow:
             "action": self.options[self.choice],
             "possible_actions": self.possible,
             "action_probability": self.propensity,
+            **self.rollout,
         }
 
 
@@ -82,11 +92,14 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Requests for one version of the model."""
+    """Requests for one version of the model, or for two versions while a rollout runs."""
 
     bundle: Bundle
     versions: dict[str, str]
     requests: list[_Request] = field(default_factory=list)
+    rollout: RolloutState | None = None
+    new: Bundle | None = None
+    new_version: str = ""
 
 
 class Decider:
@@ -99,6 +112,7 @@ class Decider:
         large: the thread of large requests.
         rng: draws the actions.
         most_logged: largest number of bytes in the log of a request's decisions.
+        rollout: the rollout of a second model; None without one.
     """
 
     def __init__(
@@ -109,6 +123,7 @@ class Decider:
         large: LargeRequests,
         rng: np.random.Generator,
         most_logged: int,
+        rollout: WorkerRollout | None = None,
     ) -> None:
         self._model = model
         self._log = log
@@ -116,6 +131,7 @@ class Decider:
         self._large = large
         self._rng, self._rng_of_large = rng, rng.spawn(1)[0]
         self._most_logged = most_logged
+        self._rollout = rollout
         self._batch: _Batch | None = None
 
     async def decide(self, bodies: Sequence[NamedRow] | Sequence[CandidateRow] | Sequence[ItemRow]) -> bytes:
@@ -129,28 +145,53 @@ class Decider:
                 that its episode has already, or more choices or logged bytes than a request may have.
             OSError: the log cannot be written.
         """
+        state = self._rollout.present() if self._rollout is not None else None
         bundle = self._model.bundle
         loop = asyncio.get_running_loop()
         if count_choices(bundle, bodies) > LARGE_CHOICES:
-            batch = _Batch(bundle, self._model.versions)
-            rows = await self._large.run(self._draw_large, batch, bodies)
+            batch = self._new_batch(state)
+            units = self._units(batch, bodies, self._rng)
+            rows = await self._large.run(self._draw_large, batch, bodies, units)
             request = _Request(rows, loop.create_future())
             self._commit(batch, [request], loop.time() + BUSY_SECONDS)
             return await request.answer
         states = bundle.states([body.state_features for body in bodies])
         request = _Request(_rows(bundle, bodies, states), loop.create_future())
-        if self._batch is None or self._batch.bundle is not bundle:
-            self._batch = _Batch(bundle, self._model.versions)
+        if self._batch is None or self._batch.bundle is not bundle or self._batch.rollout != state:
+            self._batch = self._new_batch(state)
             loop.call_soon(self._finish, self._batch)
         self._batch.requests.append(request)
         return await request.answer
 
+    def _new_batch(self, state: RolloutState | None) -> _Batch:
+        bundle = self._model.bundle
+        if state is None or self._rollout is None:
+            return _Batch(bundle, self._model.versions)
+        try:
+            new = self._rollout.new_bundle(bundle)
+        except BundleError as error:  # a newer item table
+            self._rollout.give_up(f"the new model cannot take the item table: {error}")
+            return _Batch(bundle, self._model.versions)
+        return _Batch(bundle, self._model.versions, rollout=state, new=new, new_version=self._rollout.new.version)
+
+    def _units(self, batch: _Batch, bodies: Sequence[Any], rng: np.random.Generator) -> list[Unit]:
+        """Returns the unit of each row; [] without a rollout."""
+        if batch.rollout is None or self._rollout is None:
+            return []
+        return self._rollout.units_of([body.mdp_id for body in bodies], batch.rollout.share, rng)
+
     def _finish(self, batch: _Batch) -> None:
         if batch is self._batch:
             self._batch = None
-        requests = [request for request in batch.requests if not request.answer.done()]  # or cancelled
+        self._decide(batch, batch.requests, asyncio.get_running_loop().time() + BUSY_SECONDS)
+
+    def _decide(self, batch: _Batch, requests: list[_Request], end: float) -> None:
+        """Draws, logs and answers requests."""
+        requests = [request for request in requests if not request.answer.done()]  # or cancelled
         try:
-            self._draw(batch.bundle, [row for request in requests for row in request.rows], self._rng)
+            rows = [row for request in requests for row in request.rows]
+            units = self._units(batch, [row.body for row in rows], self._rng)
+            self._draw(batch, rows, units, self._rng)
         except Exception as error:
             _fail(requests, error)
             return
@@ -159,16 +200,16 @@ class Decider:
                 self._encode(batch, request.rows)
             except RefusedError as error:
                 request.answer.set_exception(error)
-        self._commit(batch, requests, asyncio.get_running_loop().time() + BUSY_SECONDS)
+        self._commit(batch, requests, end)
 
-    def _draw_large(self, batch: _Batch, bodies: Sequence[Any]) -> list[_DecisionRow]:
+    def _draw_large(self, batch: _Batch, bodies: Sequence[Any], units: Sequence[Unit]) -> list[_DecisionRow]:
         """Returns the drawn rows of a large request; the features of its candidates are in memory a part at a time."""
         states = batch.bundle.states([body.state_features for body in bodies])
         rows: list[_DecisionRow] = []
         logged = 0
         for part in parts(_widths(batch.bundle, bodies), LARGE_CHOICES):
             drawn = _rows(batch.bundle, bodies[part], states[part], first=part.start)
-            self._draw(batch.bundle, drawn, self._rng_of_large)
+            self._draw(batch, drawn, units[part], self._rng_of_large)
             logged = self._encode(batch, drawn, first=part.start, logged=logged)
             self._count_values(batch.bundle, drawn)
             for row in drawn:
@@ -186,9 +227,17 @@ class Decider:
             if row.choice == -1:
                 where = f"rows.{number}.possible_actions"
                 raise RefusedError(422, Problem(where, "an action that the model may take", "none"))
-            row.logged = LogRow.of(batch.versions | row.event())
+        before = [(row.unit, row.unit.log_ratio, row.unit.steps) for row in rows if row.unit is not None]
+        for row in rows:
+            if batch.rollout is not None and row.unit is not None:
+                row.propensity = add_action(row.unit, *row.probabilities)
+                row.rollout = columns_of(batch.rollout, row.unit, *row.probabilities)
+            row.logged = LogRow.of(_versions(batch, row) | row.event())
             logged += len(row.logged.json)
         if logged > self._most_logged:
+            for unit, log_ratio, steps in reversed(before):  # other requests may have rows of the same episode
+                unit.log_ratio = log_ratio
+                unit.steps = steps
             expected = f"decisions of at most {self._most_logged} bytes in the log"
             raise RefusedError(413, Problem("body.rows", expected, "more", "Send fewer rows at a time"))
         return logged
@@ -198,13 +247,9 @@ class Decider:
         requests = [request for request in requests if not request.answer.done()]
         rows = [row for request in requests for row in request.rows]
         try:
-            ids = iter(self._log.append(row.logged for row in rows if row.logged is not None))
-        except RepeatedError:
-            if len(requests) > 1:
-                for request in requests:
-                    self._commit(batch, [request], end)
-            else:
-                self._repeat(batch, requests[0])
+            ids = iter(self._append(rows))
+        except (RepeatedError, UnitChangedError) as error:
+            self._commit_each(batch, requests, end, error)
             return
         except BusyError as error:
             loop = asyncio.get_running_loop()
@@ -217,9 +262,35 @@ class Decider:
             _fail(requests, error)
             return
         for request in requests:
-            request.answer.set_result(_decisions(request.rows, ids, batch.versions))
+            request.answer.set_result(_decisions(request.rows, ids, _versions(batch, request.rows[-1])))
         self._figures.decided([row.options[row.choice] for row in rows], batch.bundle)
         self._count_values(batch.bundle, [row for row in rows if len(row.choices)])  # those of large requests are
+
+    def _append(self, rows: Sequence[_DecisionRow]) -> list[str]:
+        """Logs drawn rows, and what is known of their units, in one transaction; returns the ids."""
+        logged = [row.logged for row in rows if row.logged is not None]
+        units = {id(row.unit): row.unit for row in rows if row.unit is not None}
+        if self._rollout is None or not units:
+            return self._log.append(logged)
+        store = self._rollout.store
+        return self._log.append(logged, lambda database: store.keep_units(database, units.values()))
+
+    def _commit_each(self, batch: _Batch, requests: list[_Request], end: float, error: Exception) -> None:
+        """Logs requests one by one, after a transaction with all of them failed."""
+        is_repeated = isinstance(error, RepeatedError)
+        if len(requests) == 1 and is_repeated:
+            self._repeat(batch, requests[0])
+            return
+        if not is_repeated and asyncio.get_running_loop().time() >= end:
+            _fail(requests, BusyError(errno.EBUSY, "another process decides about the same episodes"))
+            return
+        for request in requests:
+            if batch.rollout is None:
+                self._commit(batch, [request], end)
+            elif len(request.rows[0].choices):
+                self._decide(batch, [request], end)  # its units are others now
+            else:  # the features of a large request are not in memory any more
+                _fail([request], BusyError(errno.EBUSY, "another process decides about the same episodes"))
 
     def _repeat(self, batch: _Batch, request: _Request) -> None:
         try:
@@ -250,14 +321,32 @@ class Decider:
             versions = {name: first[name] for name in versions}
         return _decisions(request.rows, iter(ids), versions)
 
-    def _draw(self, bundle: Bundle, rows: list[_DecisionRow], rng: np.random.Generator) -> None:
-        name = "candidates" if bundle.parametric else "mask"
+    def _draw(
+        self, batch: _Batch, rows: Sequence[_DecisionRow], units: Sequence[Unit], rng: np.random.Generator
+    ) -> None:
+        """Draws an action of each row; of `units`, one per row, while a rollout runs."""
+        name = "candidates" if batch.bundle.parametric else "mask"
         for part in parts((len(row.choices) for row in rows), MOST_CHOICES):
+            states = np.stack([row.state for row in rows[part]])
             choices: Any = {name: [row.choices for row in rows[part]]}
-            drawn = bundle.act(np.stack([row.state for row in rows[part]]), **choices, rng=rng)
-            for row, choice, propensity in zip(rows[part], drawn[0].tolist(), drawn[1].tolist(), strict=True):
+            if batch.new is None:
+                drawn = batch.bundle.act(states, **choices, rng=rng)
+                for row, choice, propensity in zip(rows[part], drawn[0].tolist(), drawn[1].tolist(), strict=True):
+                    row.choice = choice
+                    row.propensity = propensity
+                continue
+            current = batch.bundle.predict(states, **choices)
+            if not have_same_inputs(batch.bundle, batch.new):
+                states = batch.new.states([row.body.state_features for row in rows[part]])
+                if batch.new.parametric:
+                    choices = {name: batch.new.candidates([row.options for row in rows[part]])}
+            new = batch.new.predict(states, **choices)
+            is_new = np.array([unit.is_new for unit in units[part]])
+            mixed = zip(rows[part], units[part], *map(_list, drawn_from(current, new, is_new, rng)), strict=True)
+            for row, unit, choice, of_current, of_new in mixed:
                 row.choice = choice
-                row.propensity = propensity
+                row.unit = unit
+                row.probabilities = of_current, of_new
 
     def _count_values(self, bundle: Bundle, rows: list[_DecisionRow]) -> None:
         if not rows:
@@ -268,6 +357,16 @@ class Decider:
         if bundle.parametric:
             candidates = np.concatenate([row.choices for row in rows])
             self._figures.other(bundle.others(candidates, candidates=True))
+
+
+def _list(array: NDArray[Any]) -> list[Any]:
+    return list(array.tolist())
+
+
+def _versions(batch: _Batch, row: _DecisionRow) -> dict[str, str]:
+    """Returns the hashes of the model that decided a row, and of its item table."""
+    is_new = row.unit is not None and row.unit.is_new
+    return batch.versions | {"model": batch.new_version} if is_new else batch.versions
 
 
 def _decisions(rows: Sequence[_DecisionRow], ids: Iterator[str], versions: dict[str, str]) -> bytes:

@@ -26,12 +26,12 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from pydantic_core import to_json
 
@@ -45,6 +45,7 @@ from reagent_lite.export.bundle import ChoiceKind
 from reagent_lite.files import alone_in, disk_errors, require_writable, room_in, sync, write_whole
 from reagent_lite.mounts import find_mount
 
+T = TypeVar("T")
 _TABLES = (
     "CREATE TABLE log (name TEXT, candidates INTEGER, decided INTEGER, latest INTEGER, written INTEGER)",
     "CREATE TABLE decisions (id INTEGER PRIMARY KEY, at INTEGER NOT NULL, episode TEXT, event BLOB NOT NULL)",
@@ -196,12 +197,15 @@ class DecisionLog:
         ((written,),) = self._all("SELECT written FROM log")
         return int(written)
 
-    def append(self, events: Iterable[LogRow | dict[str, Any]]) -> list[str]:
+    def append(
+        self, events: Iterable[LogRow | dict[str, Any]], beside: Callable[[sqlite3.Connection], None] | None = None
+    ) -> list[str]:
         """Commits decisions and returns their ids; an event without an episode gets one of its own.
 
         Args:
             events: columns of the contract except the reward, with the model's version, or the rows of such events;
                 `mdp_id` and `sequence_number` may be None.
+            beside: further changes of the same transaction; if it raises, the log has none of the decisions.
 
         Raises:
             BusyError: another process has the database; a later call may succeed.
@@ -219,6 +223,8 @@ class DecisionLog:
                     "INSERT INTO decisions VALUES (?, ?, ?, ?, ?)",
                     [(last + 1 + offset, start + offset, *row) for offset, row in enumerate(rows)],
                 )
+                if beside is not None:
+                    beside(self._db)
                 if any(row.mdp_id is not None for row in rows):
                     self._db.execute("UPDATE log SET episodes = 1 WHERE episodes = 0")
         except sqlite3.IntegrityError as error:
@@ -249,6 +255,25 @@ class DecisionLog:
             ((last, _),) = self._all(_LAST)
             return "again" if 0 < int(digits) <= last else "unknown"
         return "joined"
+
+    def read(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Returns the rows of a query of the database.
+
+        Raises:
+            OSError: the database cannot be read.
+        """
+        with self._errors():
+            return self._all(sql, *values)
+
+    def write(self, change: Callable[[sqlite3.Connection], T]) -> T:
+        """Commits a change of the database; returns its result.
+
+        Raises:
+            BusyError: another process has the database for long; a later call may succeed.
+            OSError: the change could not be written.
+        """
+        with self._transaction(_WAIT_SECONDS):
+            return change(self._db)
 
     def start_ids(self) -> None:
         """Draws the key of the ids of this server's decisions, and waits until it is on the disk."""
@@ -439,6 +464,8 @@ class DecisionLog:
         given = json.loads(reward)
         decision_id = self._id(number)
         date = _date(at).date().isoformat()
+        if "policy" in row:
+            row["decided"] = _date(at)
         if not episodes:
             every = {**row, **given, "decision_id": decision_id, "ds": date}
             return {name: value for name, value in every.items() if name not in EPISODE_COLUMNS}

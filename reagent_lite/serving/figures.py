@@ -47,6 +47,12 @@ class ServerFigures:
         self._waiting = Gauge("reagent_decisions_waiting", "Decisions in no Parquet file yet", **latest)
         self._written = Gauge("reagent_decisions_written", "Decisions in Parquet files", **latest)
         most: Any = common | {"multiprocess_mode": "livemax"}  # each worker loads each model
+        self._rollout = Gauge(
+            "reagent_rollout", "Share of the new model, units that count, and those that wait", ("figure",), **latest
+        )
+        self._difference = Gauge(
+            "reagent_rollout_difference", "New model minus current one, per unit", ("outcome", "figure"), **latest
+        )
         self._models = Gauge("reagent_models", "New models: served, refused", ("result",), **most)
 
     def decided(self, actions: Sequence[Any], bundle: Bundle) -> None:
@@ -73,6 +79,18 @@ class ServerFigures:
         self._written.set(log.written)
         self._models.labels("served").set(model.swapped)
         self._models.labels("refused").set(model.refused)
+
+    def compared(self, document: Mapping[str, Any]) -> None:
+        """Copies the figures of a rollout, `WorkerRollout.document`."""
+        self._rollout.labels("share").set(document["share"])
+        if (comparison := document.get("comparison")) is None:
+            return
+        self._rollout.labels("units").set(comparison["units"])
+        self._rollout.labels("waiting").set(document["waiting_units"])
+        for difference in comparison["differences"]:
+            for figure in ("value", "low", "high"):
+                if difference[figure] is not None:
+                    self._difference.labels(difference["name"], figure).set(difference[figure])
 
     def page(self) -> bytes:
         """Returns the page for Prometheus."""

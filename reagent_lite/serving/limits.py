@@ -16,7 +16,7 @@ from reagent_lite.serving.refusals import TRY_LATER, RefusedError, refusal
 
 _MOST_AT_ONCE = 1000  # requests that a worker decides at a time; any more are answered with 503 at once
 _MOST_BODY_BYTES = 256_000_000  # of all bodies that a worker reads; beyond it the oldest incomplete one is refused
-_ROUTES = ("/decide", "/rank", "/reward", "/healthz", "/metrics", "/openapi.json", "/docs")
+_ROUTES = ("/decide", "/rank", "/reward", "/healthz", "/metrics", "/openapi.json", "/docs", "/rollout", "/rollout.json")
 _DISCONNECTED = 499  # only in the figures
 
 

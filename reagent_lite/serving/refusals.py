@@ -54,6 +54,7 @@ ERRORS = _answers(
 )
 OF_DECISION = _answers({409: "Another decision of the episode has the sequence number"})
 OF_REWARD = _answers({404: "No such decision", 409: "The decision has a reward, or its time is up"})
+OF_ROLLOUT = _answers({409: "The rollout has ended"})
 
 
 async def refused(request: Request, error: Any) -> Response:

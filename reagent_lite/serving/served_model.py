@@ -80,6 +80,14 @@ class ServedModel:
         machine_logger.info(f"{self} in the place of {before}")
         self.warn_if_certain()
 
+    def take_over(self, other: "ServedModel") -> None:
+        """Serves the model of another object from now on."""
+        self._serve(other.bundle)
+
+    def follow(self, folder: str) -> None:
+        """Serves newer models of another folder from now on; the next polls load what is there."""
+        self._folder = Path(folder).expanduser()
+
     def warn_if_certain(self) -> None:
         """Warns of a model whose log cannot evaluate another policy."""
         if lack := lack_of_exploration(self.bundle.certain_share):

@@ -9,6 +9,7 @@ import errno
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import socket
 import sys
@@ -25,6 +26,7 @@ import uvicorn
 from prometheus_client import multiprocess
 
 from reagent_lite.cli import exit_code, message_of
+from reagent_lite.config.rollout import ServedRolloutConfig
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.console import log_json, logger, machine_logger
 from reagent_lite.errors import ConfigError, Problem, counted
@@ -34,8 +36,14 @@ from reagent_lite.serving.access import Access, require_certificate
 from reagent_lite.serving.app import create_app
 from reagent_lite.serving.connections import Connections
 from reagent_lite.serving.decision_log import DecisionLog, open_log, require_usable
+from reagent_lite.serving.rollout import WorkerRollout
+from reagent_lite.serving.rollout_store import RolloutStore
+from reagent_lite.serving.rollout_watch import RolloutWatch
 from reagent_lite.serving.served_model import Interface, ServedModel
 
+_CURRENT = "current"
+_NEW = "new"
+"""Folders of the models of a rollout, beside the workers' figures."""
 _POLL_SECONDS = 0.5
 _RESTART_SECONDS = 1.0
 _GRACE_SECONDS = 5  # for requests in progress
@@ -57,6 +65,7 @@ class _Server:
         interface: interface of the server's model, which every worker's model must have.
         choices, epoch, failure: arguments of each worker's `DecisionLog`.
         access: tokens and names of the server.
+        rollout: number of the rollout of a second model; None without one.
     """
 
     config: ServeConfig
@@ -67,6 +76,7 @@ class _Server:
     epoch: int
     failure: Any
     access: Access
+    rollout: int | None
 
 
 def serve(config: ServeConfig) -> tuple[int, int]:
@@ -97,6 +107,7 @@ def serve(config: ServeConfig) -> tuple[int, int]:
         name = f"[{host}]" if ":" in host else host
         logger.info(f"serving {model} at {scheme}://{name}:{port}, log {folder}")
         model.warn_if_certain()
+        watch = None if config.rollout is None else _begun_rollout(config, config.rollout, model, log, shared)
         server = _Server(
             config=config,
             listening=listening,
@@ -106,9 +117,11 @@ def serve(config: ServeConfig) -> tuple[int, int]:
             epoch=log.epoch,
             failure=log.shared_failure,
             access=access,
+            rollout=None if watch is None else watch.number,
         )
-        restarts = _supervise(server, log)
+        restarts = _supervise(server, log, watch)
         log.rotate()
+        _poll(log, watch)
         if log.waiting:
             waiting = counted(log.waiting, "decision waits", "decisions wait")
             logger.info(f"{folder}: {waiting} for rewards and in no file yet: the next server continues")
@@ -139,7 +152,30 @@ def _listening(config: ServeConfig) -> socket.socket:
         return listening
 
 
-def _supervise(server: _Server, log: DecisionLog) -> int:
+def _begun_rollout(
+    config: ServeConfig, section: ServedRolloutConfig, model: ServedModel, log: DecisionLog, folder: Path
+) -> RolloutWatch:
+    """Begins a rollout, or continues it; copies both models, so that a worker that is started again has the same.
+
+    Raises:
+        BundleError: the new model fails its check, or has another interface than the current one.
+        ConfigError: both models are the same.
+    """
+    new = ServedModel(section.model, config.items, model.interface)
+    if new.version == model.version:
+        raise ConfigError(Problem("rollout.model", "another model than model", section.model, "Name the new model"))
+    for served, source, name in ((model, config.model, _CURRENT), (new, section.model, _NEW)):
+        shutil.copytree(Path(source).expanduser(), folder / name)
+        if ServedModel(str(folder / name), config.items).version != served.version:
+            raise ConfigError(Problem(source, "a model that stays while the server starts", "another model meanwhile"))
+    store = RolloutStore.begun(log, section, model.version, new.version)
+    state = store.state
+    logger.info(f"rollout {state.id}: {new} beside {model}, {state.state} with share {state.share:g}")
+    new.warn_if_certain()
+    return RolloutWatch(store, section, Path(config.log).expanduser())
+
+
+def _supervise(server: _Server, log: DecisionLog, watch: RolloutWatch | None = None) -> int:
     """Runs the workers and polls the log until a signal; returns the number of restarts."""
     context = multiprocessing.get_context("spawn")
     stopping = threading.Event()
@@ -160,7 +196,7 @@ def _supervise(server: _Server, log: DecisionLog) -> int:
         while not stopping.is_set():
             wait([worker.sentinel for worker in workers], timeout=min(_POLL_SECONDS, server.config.poll_seconds))
             if time.monotonic() - polled > server.config.poll_seconds:
-                _poll(log)
+                _poll(log, watch)
                 polled = time.monotonic()
             for number, worker in enumerate(workers):
                 if worker.is_alive() or stopping.is_set():
@@ -188,9 +224,11 @@ def _supervise(server: _Server, log: DecisionLog) -> int:
     return restarts
 
 
-def _poll(log: DecisionLog) -> None:
+def _poll(log: DecisionLog, watch: RolloutWatch | None) -> None:
     try:
         log.poll()
+        if watch is not None:
+            watch.poll()
     except Exception as error:  # the next poll may succeed, and without polls no file is written
         machine_logger.warning(message_of(error))
 
@@ -217,10 +255,17 @@ def _end_with_parent() -> None:
 
 def _answer(server: _Server, number: int, ready: Any) -> int:
     config = server.config
-    model = ServedModel(config.model, config.items, server.interface)
+    has_rollout = server.rollout is not None
+    model = ServedModel(str(server.folder / _CURRENT) if has_rollout else config.model, config.items, server.interface)
     log = DecisionLog(config, choices=server.choices, epoch=server.epoch, failure=server.failure)
     with closing(log):
-        app = create_app(config, number, model, log, server.access)
+        rollout = None
+        if server.rollout is not None and config.rollout is not None:
+            new = ServedModel(str(server.folder / _NEW), config.items, server.interface)
+            folders = config.model, config.rollout.model
+            rollout = WorkerRollout(RolloutStore(log, server.rollout), model, new, folders)
+            rollout.present()
+        app = create_app(config, number, model, log, server.access, rollout)
         open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         connections = Connections(config, app.state.worker.figures, open_files)
         settings = uvicorn.Config(

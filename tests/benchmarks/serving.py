@@ -1,11 +1,13 @@
 """Requests per second and their slowest percent: /decide against an empty route of the same framework.
 
-    python -m tests.benchmarks.serving [--seconds 0.5] [--clients 8] [--repeats 5] [--model BUNDLE] [--before CHECKOUT]
+    python -m tests.benchmarks.serving [--seconds 0.5] [--clients 8] [--repeats 5] [--model BUNDLE]
+        [--before CHECKOUT] [--rollout]
 
 One worker each, the same body, and the same clients in one process, which keep their connections. The empty route
 checks the same body and answers as many bytes. The two run side by side and are loaded in turns; ratios are of turns
 that follow each other, with their median and range. Without a model: CartPole, 64-64 hidden units. With the folder of
-an earlier checkout, its /decide takes the place of the empty route.
+an earlier checkout, its /decide takes the place of the empty route. With --rollout, /decide with a rollout of a second
+model is measured beside /decide without.
 """
 
 import asyncio
@@ -99,10 +101,10 @@ def measured(
     ]
 
 
-def a_model(folder: Path) -> Path:
+def a_model(folder: Path, seed: int = 0) -> Path:
     """Trains a model for a moment in simulation."""
     config = write_config(folder, {
-        "model_output_path": str(folder), "use_gpu": False,
+        "model_output_path": str(folder), "use_gpu": False, "seed": seed,
         "training": {"layers": [-1, 64, 64, -1], "activations": ["relu", "relu", "linear"]},
         "simulation": {"env": "cartpole_v1", "num_envs": 8, "total_steps": 2000, "warmup_steps": 500,
                        "evaluation_episodes": 2},
@@ -112,7 +114,7 @@ def a_model(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    options = options_of(__doc__, seconds=0.5, clients=8, repeats=5, model="", before="")
+    options = options_of(__doc__, seconds=0.5, clients=8, repeats=5, model="", before="", rollout=False)
     features = {str(number): 0.1 * number for number in range(4)}
     body = json.dumps({"rows": [{"state_features": features, "mdp_id": "7"}]}).encode()
     with tempfile.TemporaryDirectory() as name:
@@ -123,9 +125,13 @@ if __name__ == "__main__":
         if options.before:
             beside = [*serve, "--log", f"{name}/before", "--port", "8730"]
             root = Path(options.before).resolve()
+        rollout = []
+        if options.rollout:
+            beside = [*serve, "--log", f"{name}/before", "--port", "8730"]
+            rollout = [f'--set=rollout={{"model": "{a_model(Path(name) / "new", seed=1)}", "shares": [0.5]}}']
         with (
             started(8730, *beside, root=root) as route,
-            started(8731, *serve, "--log", f"{name}/log", "--port", "8731") as decide,
+            started(8731, *serve, "--log", f"{name}/log", "--port", "8731", *rollout) as decide,
         ):
             for port, _ in (route, decide):
                 asyncio.run(load(port, body, options.clients, 1.0))
@@ -137,6 +143,6 @@ if __name__ == "__main__":
         ("requests/s", "ms, median", "ms, 99th percentile", "us of processor time a request")
     ):
         route_of, decide_of = ([repeat[side][number] for repeat in repeats] for side in (0, 1))
-        other = "before" if options.before else "empty route"
+        other = "without rollout" if options.rollout else "before" if options.before else "empty route"
         print(f"{other} {statistics.median(route_of):,.1f}, /decide {statistics.median(decide_of):,.1f} {unit}: "
               f"{spread(decide_of, route_of)}")  # fmt: skip

@@ -35,9 +35,10 @@ from reagent_lite.report import sections
 from reagent_lite.report.content import PageSection, Report, Table, written
 from reagent_lite.report.curves import curves_of, curves_section, read_series
 from reagent_lite.report.markdown import decision_of, findings, text_of
-from reagent_lite.report.page import breakable, render
+from reagent_lite.report.page import render
 from reagent_lite.report.run import PAGE, config_section, drift_section, features_section, write_page
 from reagent_lite.report.sections import actions_section, candidates_section, simulated_section, weights_section
+from reagent_lite.report.templates import breakable
 from reagent_lite.rl.estimators import ESTIMATORS
 
 # ---- the document

@@ -12,6 +12,7 @@ from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.inspect import InspectConfig
 from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.config.rollout import RolloutConfig
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.config.shard import ShardConfig
@@ -35,6 +36,7 @@ def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
     kind = {"simulate": SimulateConfig, "simulate_candidates": SimulateConfig, "dqn": DqnConfig,
             "normalize": NormalizeConfig, "inspect": InspectConfig, "convert": ConvertConfig, "shard": ShardConfig,
             "timeline": TimelineConfig, "evaluate": EvaluateConfig, "score": ScoreConfig, "serve": ServeConfig,
+            "rollout": RolloutConfig, "two_models": ServeConfig,
             "collect": DqnConfig, "learn": DqnConfig, "gridworld": DqnConfig,
             "online": ParametricDqnConfig if file.parent.name == "recommend" else DqnConfig}  # fmt: skip
     config = load_config(kind.get(file.stem, ParametricDqnConfig), str(file))

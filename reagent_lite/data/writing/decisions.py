@@ -14,6 +14,15 @@ from reagent_lite.data.rows.maps import VALUES
 from reagent_lite.data.writing.files import table_writer
 
 _FEATURES = pa.map_(pa.string(), pa.float32())
+ROLLOUT_TYPES = {
+    "rollout": pa.string(),
+    "policy": pa.string(),
+    "share": pa.float64(),
+    "probability_current": pa.float64(),
+    "probability_new": pa.float64(),
+    "decided": pa.timestamp("us", "UTC"),
+}
+"""Types of the columns that a rollout adds; `rollout_rows` reads them."""
 _AT_ONCE = 1000  # rows that are converted to Arrow at once, during which no other thread of the process runs
 
 
@@ -21,7 +30,8 @@ def write_decisions(target: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes events, {column: value} each, as a file that appears once it is complete.
 
     Actions are all names, all ids of items, or all features. Events with ids have a column `items`, the hash of the
-    item table. Rows without `mdp_id` are single decisions, whose file has none of the columns of episodes.
+    item table, and rows of a rollout its columns. Rows without `mdp_id` are single decisions, whose file has none of
+    the columns of episodes.
 
     Raises:
         DataError: the file cannot be written.
@@ -36,6 +46,9 @@ def write_decisions(target: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         "action": action, "reward": pa.float64(), "possible_actions": pa.list_(action),
         "action_probability": pa.float64(), "metrics": pa.map_(pa.string(), pa.float64()), "terminal": pa.bool_(),
     })  # fmt: skip
+    if any("policy" in row for row in rows):
+        for name, kind in ROLLOUT_TYPES.items():
+            schema = schema.append(pa.field(name, kind))
     if "mdp_id" not in rows[0]:
         schema = pa.schema([field for field in schema if field.name not in EPISODE_COLUMNS])
     with table_writer(target) as writer:

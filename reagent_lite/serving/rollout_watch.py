@@ -1,0 +1,135 @@
+"""The parent's part of a rollout: compares the models by the files of the log, and changes shares.
+
+    new file of the log ─► units ─► comparison ─► figures for the page; stop, promotion or the next share
+
+All that it knows is in the files, which have each decision once, so that a server that was killed starts from them, and
+`workflows.rollout` says the same. Decisions are compared when they are in a file, with their rewards: after
+`reward_seconds`.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from reagent_lite.config.rollout import ServedRolloutConfig
+from reagent_lite.console import machine_logger
+from reagent_lite.data.rollout_rows import rows_in
+from reagent_lite.data.served_log import ROLLOUT_EVENTS, decision_files
+from reagent_lite.data.stage import data_files
+from reagent_lite.evaluation.rollout import Comparer, Comparison, UnitCollector
+from reagent_lite.files import write_whole
+from reagent_lite.serving.rollout_store import RolloutState, RolloutStore
+
+_AT_ONCE_SECONDS = 1.0  # in which files are read before workers are looked after again
+
+
+class RolloutWatch:
+    """Compares the models of a rollout, and acts.
+
+    Args:
+        store: the state of the rollout.
+        config: the section of the server's config.
+        folder: folder of the log.
+    """
+
+    def __init__(self, store: RolloutStore, config: ServedRolloutConfig, folder: Path) -> None:
+        self._store = store
+        self._config = config
+        self._folder = folder
+        comparison = store.comparison
+        self._metrics = list(comparison.guardrails)
+        self._collector = UnitCollector(comparison.gamma, comparison.episode_seconds)
+        self._comparer = Comparer(comparison)
+        self._id = store.state.id
+        self._read: set[str] = set()
+        self._written = 0
+
+    @property
+    def number(self) -> int:
+        """Number of the rollout in the database."""
+        return self._store.number
+
+    def poll(self) -> None:
+        """Reads new files, acts on what they show, and writes new events into the log's folder.
+
+        Raises:
+            DataError: a file cannot be read.
+            OSError: the database or the log cannot be written.
+        """
+        begun = time.monotonic()
+        is_complete = True
+        for name in decision_files(self._folder):
+            if name in self._read:
+                continue
+            if time.monotonic() - begun > _AT_ONCE_SECONDS:
+                is_complete = False
+                break
+            for rows in rows_in(data_files(str(self._folder / name))[0], self._metrics, self._id):
+                self._comparer.add(self._collector.add(rows))
+            self._read.add(name)
+        if is_complete:
+            comparison = self._comparer.comparison()
+            figures = {
+                "comparison": comparison.figures() | {"history": _points(comparison)},
+                "waiting_units": self._collector.waiting,
+                "first": self._collector.first,
+                "last": self._collector.last,
+            }
+            if figures != self._store.figures:
+                self._store.keep_figures(figures)
+            self._act(comparison)
+        events = self._store.events
+        if len(events) != self._written:
+            write_whole(self._folder / ROLLOUT_EVENTS, "".join(f"{event}\n" for event in events).encode())
+            self._written = len(events)
+
+    def _act(self, comparison: Comparison) -> None:
+        state = self._store.state
+        if state.state != "running":
+            return
+        changed = False
+        if comparison.decision in ("worse", "invalid"):
+            if self._config.on_harm == "stop":
+                figures = comparison.figures()
+                changed = self._store.change("stop", comparison.sentence, state="stopped", share=0.0, figures=figures)
+            else:
+                changed = self._report(comparison)
+        elif comparison.decision == "better":
+            if self._config.on_better == "promote":
+                figures = comparison.figures()
+                changed = self._store.change(
+                    "promote", comparison.sentence, state="promoted", share=1.0, figures=figures
+                )
+            else:
+                changed = self._report(comparison)
+        elif comparison.units - state.stage_units >= self._config.units_per_share:
+            changed = self._grow(state, comparison)
+        if changed:
+            machine_logger.info(f"rollout {self._id}: {comparison.sentence}")
+
+    def _grow(self, state: RolloutState, comparison: Comparison) -> bool:
+        """Begins the next share; returns false if this is the last one."""
+        shares = self._config.shares
+        if state.stage + 1 >= len(shares):
+            return False
+        share = shares[state.stage + 1]
+        units = f"{comparison.units - state.stage_units:,} units without harm"
+        cause = f"{units}: the new model is given {share:g} of the units"
+        stage = state.stage + 1, comparison.units
+        return self._store.change("share", cause, share=share, stage=stage, figures=comparison.figures())
+
+    def _report(self, comparison: Comparison) -> bool:
+        """Notes a decision, unless it is the one that was noted last; returns whether it was noted."""
+        reported = [json.loads(event) for event in self._store.events]
+        last = [each["figures"]["decision"] for each in reported if each["rollout"] == self._id and "figures" in each]
+        if last and last[-1] == comparison.decision:
+            return False
+        return self._store.change("report", comparison.sentence, figures=comparison.figures())
+
+
+def _points(comparison: Comparison) -> list[dict[str, Any]]:
+    return [
+        {"units": point.units, "name": point.name, "value": point.value, "low": point.low, "high": point.high}
+        for point in comparison.history
+    ]
