@@ -9,7 +9,6 @@ from torch import Tensor
 from reagent_lite.algorithms.policy_learner import Assign, PolicyLearner, TargetSettings, reward_boost
 from reagent_lite.algorithms.reward_fit import Decisions, RewardFit, TreeSettings, fit_rewards
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.models.forest import Forest
 from reagent_lite.models.q_networks import chosen_values
 from reagent_lite.models.reward_models import RewardModel, build_reward_model
 from reagent_lite.models.value_heads import ScalarHead, Scorer
@@ -18,7 +17,7 @@ from reagent_lite.types import SourceSpec, TransitionBatch
 
 
 class Boosting(PolicyLearner):
-    """A linear model of the reward and boosted trees; see `reward_fit`. It takes no optimizer steps.
+    """A linear model of the reward, products of features and trees; see `reward_fit`. It takes no optimizer steps.
 
     Args:
         model: the model, not fitted yet.
@@ -47,15 +46,7 @@ class Boosting(PolicyLearner):
         """Fits the model to decisions; rl.reward_boost, which is known, is added to its values."""
         self.fit = fit_rewards(self.model, rows, settings)
         if self.reward_boost is not None:
-            with torch.no_grad():
-                self.model.bias.add_(self.reward_boost.to(self.model.bias))
-
-    def load_fitted(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes over a model that was fitted elsewhere."""
-        if "trees.value" in tensors:
-            tables = (tensors[f"trees.{name}"] for name in ("feature", "threshold", "value"))
-            self.model.trees = Forest(*tables, outputs=self.model.outputs)
-        self.model.load_state_dict(dict(tensors))
+            self.model.add(self.reward_boost)
 
     def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the squared error, a sum weighted by `batch.weight`."""

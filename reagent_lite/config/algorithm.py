@@ -66,7 +66,7 @@ class IQLConfig(ActorSection):
 
 
 class BoostingConfig(AlgorithmSection):
-    """A model of the reward of a decision: linear, and gradient-boosted trees if they predict unseen rows better."""
+    """A linear or logistic model of the reward of a decision; products and trees if they predict unseen rows better."""
 
     most_trees: Count = 100
     """Largest number of trees for each named action, and in all for candidates; errors on unseen rows choose it. With

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reagent_lite.algorithms.reward_fit import explained
+from reagent_lite.algorithms.reward_fit import described_parts, explained
 from reagent_lite.config import WorkflowConfig, fingerprint, resolved
 from reagent_lite.config.paths import shown
 from reagent_lite.data.copy.location import CopyManifest
@@ -251,7 +251,7 @@ def _reward_facts(document: Mapping[str, Any]) -> tuple[tuple[str, Cell], ...]:
     of_line = explained(errors["linear_error"], constant)
     if "trees" not in errors:
         return (("Rewards explained", f"{of_model} of their variance in scored rows; a linear model: {of_line}"),)
-    model = f"linear with {counted(errors['trees'], 'tree')}" if errors["trees"] else "linear, no trees"
+    model = described_parts(errors)
     how = f"{of_model} of the variance of rewards that it has not seen; linear alone: {of_line}"
     return (("Reward model", f"{model}, chosen on rows that it has not seen; it explains {how}"),)
 

@@ -1,12 +1,12 @@
 """Linear regression with an L2 penalty that is chosen by cross-validation.
 
-    w = argmin sum (y - x w)^2 + penalty |w|^2
+    w = argmin sum v (y - x w)^2 + penalty |w|^2
 
 Rows are divided into F folds. A fit without fold f uses the rows of all others, so that its errors on fold f are errors
 on rows that it has not seen.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 PENALTIES: Final = tuple(float(penalty) for penalty in torch.logspace(-1, 5, 13, dtype=torch.float64))
-_MANY_COLUMNS = 256
-_SPARSE = 0.1
+MANY_COLUMNS: Final = 64
+SPARSE: Final = 0.1
+"""Largest share of values that are not zero at which more than MANY_COLUMNS columns count as sparse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,50 +28,35 @@ class Regression:
         targets: [F + 1, n] float64; row f is the target of the fit without fold f, the last that of all rows.
         fold: [n] int64, from 0 to F - 1.
         free: number of leading columns without a penalty.
+        row_weights: [F + 1, n] float64, the weights v of each fit; None: 1.
     """
 
     x: Tensor
     targets: Tensor
     fold: Tensor
     free: int = 0
+    row_weights: Tensor | None = None
 
-    def weights(self, penalty: float) -> Tensor:
-        """Returns [F + 1, D]: the fits without each fold, and of all rows."""
-        return torch.stack([weights for (weights,) in self._fits([penalty], len(self.targets))])
+    def weights(self, penalties: Sequence[float]) -> Tensor:
+        """Returns [P, F + 1, D] for P penalties: the fits without each fold, and of all rows."""
+        solved = [_solve(matrix, vector, penalties, self.free) for matrix, vector in self._normal_equations()]
+        return torch.stack(solved, 1)
 
-    def errors(self, penalties: Sequence[float]) -> Tensor:
-        """Returns the sum of squared errors on rows that a fit has not seen, [P] for P penalties."""
-        total = torch.zeros(len(penalties), dtype=torch.float64)
-        for f, weights in enumerate(self._fits(penalties, len(self.targets) - 1)):
-            rows = self.fold == f
-            total += (self.x[rows] @ weights.T - self.targets[f, rows].unsqueeze(1)).square().sum(0)
-        return total
-
-    def _fits(self, penalties: Sequence[float], count: int) -> Iterator[Tensor]:
-        """Yields [P, D] of the first `count` fits."""
+    def _normal_equations(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the matrix [D, D] and the vector [D] of each fit."""
+        if self.row_weights is not None:
+            for f, (weight, target) in enumerate(zip(self.row_weights, self.targets, strict=True)):
+                fitted = weight.masked_fill(self.fold == f, 0)
+                yield _products(self.x * fitted.sqrt().unsqueeze(1)), self.x.T @ (fitted * target)
+            return
         whole = _products(self.x)
-        for f, target in enumerate(self.targets[:count]):
-            left_out = self.x[self.fold == f]
-            fitted = self.fold != f
-            matrix = whole - _products(left_out)
-            yield _solve(matrix, self.x[fitted].T @ target[fitted], penalties, self.free)
-
-    def unseen(self, weights: Tensor) -> Tensor:
-        """Returns predictions [n] for weights [F + 1, D], each row's by the fit without its fold."""
-        return (self.x * weights[self.fold]).sum(1)
-
-
-def best_penalty(regressions: Iterable[Regression]) -> float:
-    """Returns the penalty with the smallest sum of errors over regressions of equally many columns that share it."""
-    total = torch.zeros(len(PENALTIES), dtype=torch.float64)
-    for regression in regressions:
-        total += regression.errors(PENALTIES)
-    return PENALTIES[int(total.argmin())]
+        for f, target in enumerate(self.targets):
+            yield whole - _products(self.x[self.fold == f]), self.x.T @ target.masked_fill(self.fold == f, 0)
 
 
 def _products(x: Tensor) -> Tensor:
     """Returns the products of all pairs of columns, [D, D]; zeros cost nothing if most of x is zero, as levels are."""
-    if x.shape[1] > _MANY_COLUMNS and int(x.count_nonzero()) < _SPARSE * x.numel():
+    if x.shape[1] > MANY_COLUMNS and int(x.count_nonzero()) < SPARSE * x.numel():
         products: Tensor = torch.sparse.mm(x.to_sparse().t(), x)
         return products
     return x.T @ x

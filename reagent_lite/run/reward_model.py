@@ -67,7 +67,7 @@ def fit_reward_model(learner: Boosting, config: WorkflowConfig, data: Data, grou
                 )
                 learner.fit_rows(rows, trees)
             model = save(_saved(learner.model))
-        learner.load_fitted(load(group.broadcast_bytes(model)))
+        learner.model.load_fitted(load(group.broadcast_bytes(model)))
     learner.to(group.device)
     data.learned.release()
 
@@ -120,7 +120,7 @@ def reward_errors(
             model = _saved(linear) | {"mean": rows.reward.mean()}
         tensors = load(group.broadcast_bytes(None if model is None else save(model)))
     mean = tensors.pop("mean")
-    linear.load_state_dict(tensors)
+    linear.load_fitted(tensors)
     linear.to(group.device).eval()
     sums = torch.zeros(6, dtype=torch.float64)
     for batch in rows_in_order(data.evaluated.rows, scored, group.device):

@@ -138,3 +138,72 @@ def test_equal_rewards_have_no_trees_of_rounding_errors() -> None:
     state = states(600)
     _, fit = named(torch.full((600, 3), 3.7), state, noise=0.0)
     assert fit.trees == 0
+
+
+def test_events_have_the_weights_of_a_logistic_regression() -> None:
+    """Log-odds are lines; a price is paid or not, and the expected price lies between."""
+    random = torch.Generator().manual_seed(5)
+    state = 3 * states(30_000)
+    odds = torch.stack((state[:, 0] - 2, -state[:, 1], state[:, 2] + 1), 1)
+    action = torch.randint(0, 3, (30_000,), generator=random)
+    paid = torch.rand(30_000, generator=random) < odds.sigmoid().gather(1, action.unsqueeze(1)).squeeze(1)
+    fold = torch.randint(0, FOLDS, (30_000,), generator=random)
+    model = build_reward_model(NAMED)
+    rows = Decisions(state=state, chosen=None, action=action, reward=5 + 20.0 * paid.double(), fold=fold)
+    fit = fit_rewards(model, rows, TREES)
+    assert fit.trees == 0
+    torch.testing.assert_close(values(model, state), 5 + 20 * odds.sigmoid(), rtol=0, atol=1.0)
+
+
+def test_an_event_that_never_occurs_for_an_action() -> None:
+    state = states(900)
+    action = torch.arange(900) % 3
+    reward = ((action == 1) & (torch.arange(900) % 2 == 0)).double()
+    model = build_reward_model(NAMED)
+    fit_rewards(
+        model,
+        Decisions(state=state, chosen=None, action=action, reward=reward, fold=torch.arange(900) // 3 % FOLDS),
+        TREES,
+    )
+    predicted = values(model, state)
+    assert predicted.isfinite().all()
+    assert (predicted.argmax(1) == 1).all()
+
+
+@pytest.mark.parametrize("events", [False, True])
+def test_two_categories_that_count_together(events: bool) -> None:
+    """Six by five levels with an effect of each pair and action, which neither lines nor trees of 4,000 rows learn."""
+    random = torch.Generator().manual_seed(6)
+    level = torch.stack(
+        (torch.randint(0, 6, (4000,), generator=random), torch.randint(0, 5, (4000,), generator=random))
+    )
+    state = torch.cat([torch.nn.functional.one_hot(codes).float() for codes in level], 1)
+    effect = torch.randn(6, 5, 3, generator=random)[level[0], level[1]]
+    means = (2 * effect).sigmoid() if events else effect
+    action = torch.randint(0, 3, (4000,), generator=random)
+    mean = means.gather(1, action.unsqueeze(1)).squeeze(1)
+    noise = torch.rand(4000, generator=random)
+    reward = (noise < mean) if events else mean + 3 * (noise - 0.5)
+    fold = torch.randint(0, FOLDS, (4000,), generator=random)
+    model = build_reward_model(SourceSpec(num_state_features=11, action_names=("a", "b", "c")))
+    fit = fit_rewards(
+        model, Decisions(state=state, chosen=None, action=action, reward=reward.double(), fold=fold), TREES
+    )
+    chosen = means.gather(1, values(model, state).argmax(1, keepdim=True)).mean()
+    assert fit.products == 30
+    assert chosen > means.mean() + 0.95 * (means.amax(1).mean() - means.mean())
+
+
+def test_actions_are_shrunk_towards_their_mean_and_not_that_of_rows() -> None:
+    """One action has nearly all rows and another line; a rare action is like the ninety-nine others."""
+    random = torch.Generator().manual_seed(7)
+    state = states(12_000, 2)
+    action = torch.where(
+        torch.rand(12_000, generator=random) < 0.8, 0, torch.randint(1, 100, (12_000,), generator=random)
+    )
+    common = (action == 0).float()
+    mean = common * (5 + state[:, 0]) + (1 - common) * (1 + state[:, 1])
+    model = build_reward_model(SourceSpec(num_state_features=2, action_names=tuple(map(str, range(100)))))
+    fit_rewards(model, decisions(12_000, mean, state, action, 1.0), TREES)
+    error = values(model, state)[:, 1:] - (1 + state[:, 1:])
+    assert error.abs().mean() < 0.2

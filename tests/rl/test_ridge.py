@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reagent_lite.rl.ridge import PENALTIES, Regression, best_penalty
+from reagent_lite.rl.ridge import Regression
 
 
 def rows(count: int, noise: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,35 +31,30 @@ def regression(free: int, noise: float = 1.0) -> Regression:
 def test_weights_are_those_of_least_squares_without_each_fold_and_of_all_rows() -> None:
     for free in (0, 1):
         given = regression(free)
-        for f, weights in enumerate(given.weights(2.5)):
+        for f, weights in enumerate(given.weights([2.5])[0]):
             fitted = given.fold != f
             expected = least_squares(given.x[fitted], given.targets[f, fitted], 2.5, free)
             torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_errors_are_those_on_rows_that_a_fit_has_not_seen() -> None:
+def test_weights_of_rows_repeat_them() -> None:
+    """Rows with the weights 0, 1 and 2 count as none, one and two."""
     given = regression(1)
-    weights = given.weights(10.0)
-    by_hand = sum(
-        float((given.x[row] @ weights[fold] - given.targets[0, row]) ** 2)
-        for row, fold in enumerate(given.fold.tolist())
+    count = torch.arange(40) % 3
+    weighted = Regression(
+        x=given.x, targets=given.targets, fold=given.fold, free=1, row_weights=count.double().expand(4, -1)
     )
-    errors = given.errors([1.0, 10.0])
-    torch.testing.assert_close(float(errors[1]), by_hand)
-    torch.testing.assert_close(float((given.unseen(weights) - given.targets[0]).square().sum()), by_hand)
-
-
-def test_noise_asks_for_the_largest_penalty_and_a_line_for_the_smallest() -> None:
-    x, _, fold = rows(40, 0)
-    noise = torch.randn(40, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    assert best_penalty([Regression(x=x, targets=noise.expand(4, -1), fold=fold)]) >= 1e2
-    assert best_penalty([regression(1, noise=0.0)]) == PENALTIES[0]
+    for f, weights in enumerate(weighted.weights([2.5])[0]):
+        rows = torch.arange(40).repeat_interleave(count)
+        rows = rows[given.fold[rows] != f]
+        expected = least_squares(given.x[rows], given.targets[f, rows], 2.5, 1)
+        torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_column_without_a_value_has_weight_zero() -> None:
     given = regression(1)
     empty = Regression(x=given.x * torch.tensor([1.0, 1, 0, 1, 1]), targets=given.targets, fold=given.fold, free=1)
-    assert empty.weights(0.1)[:, 2].tolist() == [0, 0, 0, 0]
+    assert empty.weights([0.1])[0, :, 2].tolist() == [0, 0, 0, 0]
 
 
 def test_columns_of_levels_have_the_products_of_dense_ones() -> None:
@@ -68,4 +63,4 @@ def test_columns_of_levels_have_the_products_of_dense_ones() -> None:
     y = torch.randn(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     given = Regression(x=x, targets=y.expand(2, -1), fold=torch.zeros(2000, dtype=torch.int64))
     sums = torch.zeros(300, dtype=torch.float64).index_add(0, level, y)
-    torch.testing.assert_close(given.weights(5.0)[1], sums / (torch.bincount(level, minlength=300) + 5))
+    torch.testing.assert_close(given.weights([5.0])[0, 1], sums / (torch.bincount(level, minlength=300) + 5))

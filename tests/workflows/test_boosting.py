@@ -53,10 +53,11 @@ def test_a_file_of_offers_to_a_policy(tmp_path: Path, run: Runner) -> None:
     document = json.loads((tmp_path / "out/model/evaluation.json").read_text())
     fit = document["reward_model"]
     assert fit["trees"] > 0
+    assert fit["products"] > 0
     assert fit["error"] < 0.8 * fit["linear_error"] < fit["constant_error"]
     graph = onnx.load(tmp_path / "out/model/model.onnx").graph
     assert sum(node.op_type == "TreeEnsembleRegressor" for node in graph.node) == 1
-    shown = f"linear with {fit['trees']} trees, chosen on rows that it has not seen"
+    shown = f"linear with {fit['products']} products of two features and {fit['trees']} trees, chosen on rows"
     assert shown in (tmp_path / "out/report.html").read_text()
 
 
@@ -102,6 +103,18 @@ def test_a_boost_is_added_to_values_that_do_not_depend_on_it(tmp_path: Path) -> 
     values = reagent_lite.load_bundle(trained(boosted).model).predict_rows(people).q
     np.testing.assert_allclose(values[:, 0], plain[:, 0], atol=1e-6)
     np.testing.assert_allclose(values[:, 1], plain[:, 1] - 1e6, rtol=1e-6)
+    assert ((plain > 0) & (plain < 1)).all()  # expected rewards of events are probabilities
+
+
+def test_a_price_that_is_paid_or_not(tmp_path: Path) -> None:
+    """Rewards of 0 and 25 give 25 times the values of 0 and 1."""
+    people = [{"age": 50.0, "region": "north"}, {"age": 20.0, "region": "south"}]
+    offers().to_csv(tmp_path / "offers.csv", index=False)
+    events = reagent_lite.load_bundle(trained(config(tmp_path)).model).predict_rows(people).q
+    offers().assign(bought=25 * offers()["bought"]).to_csv(tmp_path / "offers.csv", index=False)
+    paid = config(tmp_path, model_output_path=str(tmp_path / "paid"))
+    prices = reagent_lite.load_bundle(trained(paid).model).predict_rows(people).q
+    np.testing.assert_allclose(prices, 25 * events, rtol=1e-5)
 
 
 def test_a_few_users_as_episodes_are_checked_on_other_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
