@@ -210,6 +210,15 @@ class NormalizationSpec:
         """Number of columns of the normalized output."""
         return sum(feature.width for feature in self.features)
 
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of the columns of the normalized output; those of a category have its value."""
+        return tuple(
+            f"{feature.feature_id} {value}".strip()
+            for feature in self.features
+            for value in ((feature.levels or feature.possible_values) if feature.width != 1 else ("",))
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSpec:

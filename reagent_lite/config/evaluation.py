@@ -24,9 +24,9 @@ class EvaluationConfig(Section):
     of fewer than 20 optimizer steps: after every few epochs); false: only at the end."""
     propensities: Literal["logged", "estimate"] = "logged"
     """Source of the logging policy's probabilities in weights. logged: the log; without them there are no weighted
-    estimates. estimate: a softmax of state and choice, mixed with uniform choices, fitted to other episodes than it is
-    used for. Weighted estimates are not used unless it is calibrated. It cannot account for information that the
-    logging policy had and the log lacks."""
+    estimates. estimate: a softmax of state and choice, curved where that helps, mixed with uniform choices, fitted to
+    other episodes than it is used for. Weighted estimates are not used unless it is calibrated. It cannot account for
+    information that the logging policy had and the log lacks."""
     figures_share: Positive = 1 / 32
     """Rows evaluated after an epoch, as a share of the rows it trained on, at least 256; the final evaluation uses all
     rows."""

@@ -4,14 +4,16 @@ rows ─► folds by hash of the episode ─► a policy for each fold, fitted t
                                                                                          └► calibration.py
 
 The policy is (1 - e) softmax(utility) + e / number of choices. The utility of action k in state s is w_k s + u_k, that
-of a candidate with features f is f (W s + u); states and features are normalized. The penalty on W and u is the one
-with the least loss on held-out rows. No random numbers are used: the same rows give the same policy.
+of a candidate with features f is f (W s + u); states and features are normalized. Squares, products and steps of
+features (curvature.py) are added to s and to f if that lowers the loss on held-out rows. The penalty on W and u is the
+one with the least loss on held-out rows. No random numbers are used: the same rows give the same policy.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -26,15 +28,18 @@ from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import LoggedRows, rows_in_order
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import counted
-from reagent_lite.evaluation.calibration import Calibration, Tally
+from reagent_lite.evaluation.calibration import QUANTILES, Calibration, Tally
+from reagent_lite.evaluation.curvature import MOST_TERMS, Terms, quantiles
 from reagent_lite.evaluation.episodes import TrainEvalLogs, spread
 from reagent_lite.types import SourceSpec, TransitionBatch
 
 FOLDS = 5
 _PENALTIES = (1_000.0, 100.0, 10.0, 1.0, 0.1, 0.01, 0.001, 0.0001)
+_WEAKER = 0.1
 _ITERATIONS = 40
+_FREE = 1e-9  # penalty of a constant
 _FIRST_EXPLORED = -4.0  # log odds of e
-_MOST_VALUES = 2**23  # in the fitted rows of a process: 64 MiB
+_MOST_VALUES = 2**24  # in the fitted rows of a process: 128 MiB
 _MOST_PRODUCTS = 2**30  # for one evaluation of the loss: some tenths of a second, and a fit needs some hundred
 _BLOCK_VALUES = 2**20
 _RARE = 10.0  # a choice expected less often than this in all rows counts as impossible: its probability is not known
@@ -55,7 +60,9 @@ class Behavior:
     problem: str = ""
 
 
-def estimated_behavior(sides: TrainEvalLogs, rows: LoggedRows, spec: SourceSpec, read: Read = unchanged) -> Behavior:
+def estimated_behavior(
+    sides: TrainEvalLogs, rows: LoggedRows, spec: SourceSpec, read: Read = unchanged, features: tuple[str, ...] = ()
+) -> Behavior:
     """Returns the probability of each logged choice by a policy fitted to other episodes; every rank calls it.
 
     Args:
@@ -63,6 +70,7 @@ def estimated_behavior(sides: TrainEvalLogs, rows: LoggedRows, spec: SourceSpec,
         rows: this shard's rows of `sides.scored`.
         spec: feature and action counts.
         read: normalizes the rows.
+        features: names of the columns of normalized states, of candidates for a log of these; numbers if empty.
     """
     copy = sides.scored
     shards = sides.shards
@@ -74,16 +82,17 @@ def estimated_behavior(sides: TrainEvalLogs, rows: LoggedRows, spec: SourceSpec,
     if problem := _problem(copy, folds[numbers], np.asarray(copy.action)[numbers], group):
         return Behavior(propensity=propensity, calibration=None, problem=problem)
     width = _width(rows, spec)
-    parts = list(_choices(rows, spread(fitted_rows, _most_rows(width, spec)), folds, read, width))
-    policy = fitted_policy(parts, spec, group)
+    parts = list(_choices(rows, spread(fitted_rows, _most_rows(rows, _with_terms(spec))), folds, read, width))
+    model = _LoggingModel.fitted(parts, spec, group)
     certain = 1 - _RARE / sum(shards.counts(len(numbers)))
-    tally = Tally(spec.action_names)
+    tally = Tally(spec.action_names, model.checked(features))
     for reader, part in zip(shards.readers, np.array_split(numbers, len(shards.readers)), strict=True):
         start = 0
         for choices in _choices(rows, part, folds, read, width):
-            probability = policy.probabilities(choices)
+            choices = model.expanded(choices)
+            probability = model.policy.probabilities(choices)
             if reader == group.rank:
-                tally.add(probability, choices.mask, choices.action)
+                tally.add(probability, choices.mask, choices.action, model.between(choices))
             logged = probability.gather(1, choices.action.unsqueeze(1)).squeeze(1)
             stop = start + len(logged)
             propensity[part[start:stop]] = torch.where(logged >= certain, 1.0, logged).float().numpy()
@@ -107,10 +116,10 @@ def fit_logging_policy(
     folds = fold_of(np.asarray(copy.episode_hash))[copy.episode]
     numbers = np.arange(len(copy)) if rows.usable is None else rows.usable.cpu().numpy()
     width = _width(rows, spec)
-    fitted_rows = spread(shards.part(numbers), _most_rows(width, spec))
-    parameters = fitted_policy(
-        list(_choices(rows, fitted_rows, folds, unchanged, width)), spec, shards.group
-    ).parameters.mean(0)
+    fitted_rows = spread(shards.part(numbers), _most_rows(rows, spec))
+    parts = list(_choices(rows, fitted_rows, folds, unchanged, width))
+    policies, *_ = fitted_policy(parts, FoldedSoftmax.uniform(spec), shards.group)
+    parameters = policies.parameters.mean(0)
     weight = parameters[:-1].view(-1, spec.num_state_features + 1)
     policy.weight.copy_(weight[:, :-1])
     policy.bias.copy_(weight[:, -1])
@@ -124,10 +133,20 @@ def _width(rows: LoggedRows, spec: SourceSpec) -> int:
     return spec.num_state_features + choices + 1
 
 
-def _most_rows(width: int, spec: SourceSpec) -> int:
-    """Returns the largest number of rows of this width that a process fits to."""
+def _with_terms(spec: SourceSpec, of_state: int = MOST_TERMS, of_action: int | None = None) -> SourceSpec:
+    """Returns the counts with terms of states and of candidates; these are at most as many as their features."""
+    further = spec.num_action_features if of_action is None else of_action
+    return replace(
+        spec,
+        num_state_features=spec.num_state_features + of_state,
+        num_action_features=spec.num_action_features + further,
+    )
+
+
+def _most_rows(rows: LoggedRows, spec: SourceSpec) -> int:
+    """Returns the largest number of rows that a process fits to."""
     products = FoldedSoftmax.uniform(spec).parameters.numel()
-    return max(min(_MOST_VALUES // width, _MOST_PRODUCTS // products), 1)
+    return max(min(_MOST_VALUES // _width(rows, spec), _MOST_PRODUCTS // products), 1)
 
 
 def without_propensity(behavior: Behavior | None, counts: Mapping[str, int], rows: int) -> int:
@@ -196,6 +215,7 @@ class LoggedChoices:
         mask: [n, K] bool.
         features: [n, K, F] float64 of candidates, or None.
         action: [n] int64.
+        reward: [n] float64.
         fold: [n] int64.
     """
 
@@ -203,6 +223,7 @@ class LoggedChoices:
     mask: Tensor
     features: Tensor | None
     action: Tensor
+    reward: Tensor
     fold: Tensor
 
     @classmethod
@@ -216,8 +237,17 @@ class LoggedChoices:
             mask=actions.mask.cpu(),
             features=features,
             action=batch.action.cpu(),
+            reward=batch.reward.cpu().double(),
             fold=fold,
         )
+
+    def with_terms(self, of_state: Terms, of_action: Terms) -> LoggedChoices:
+        """Returns the rows with further columns of states and candidates."""
+        state = torch.cat((self.state[:, :-1], of_state.of(self.state[:, :-1]), self.state[:, -1:]), 1)
+        features = self.features
+        if features is not None:
+            features = torch.cat((features, of_action.of(features) * self.mask.unsqueeze(2)), 2)
+        return replace(self, state=state, features=features)
 
     @property
     def uniform(self) -> Tensor:
@@ -255,7 +285,10 @@ class FoldedSoftmax:
         utility = rows.state @ weight.transpose(1, 2)
         if rows.features is not None:
             utility = torch.einsum("fna,nka->fnk", utility, rows.features)
-        return utility.masked_fill(~rows.mask, torch.finfo(utility.dtype).min).softmax(2) * rows.mask
+        utility = utility.masked_fill(~rows.mask, torch.finfo(utility.dtype).min)
+        # half the time of torch's softmax over few choices
+        chosen = (utility - utility.amax(2, keepdim=True)).exp()
+        return chosen / chosen.sum(2, keepdim=True) * rows.mask
 
     def probabilities(self, rows: LoggedChoices) -> Tensor:
         """Returns [n, K] by the policy that was not fitted to the row's fold."""
@@ -289,15 +322,18 @@ def fold_of(episode_hash: Hashes, folds: int = FOLDS) -> NDArray[np.int64]:
     return (mix(mix(episode_hash ^ np.uint64(0xF01D))) % np.uint64(folds)).astype(np.int64)
 
 
-def fitted_policy(parts: Sequence[LoggedChoices], spec: SourceSpec, group: Group) -> FoldedSoftmax:
-    """Returns the policies with the penalty that predicts the choices of the left-out folds best; every rank calls it.
+def fitted_policy(
+    parts: Sequence[LoggedChoices], first: FoldedSoftmax, group: Group
+) -> tuple[FoldedSoftmax, float, float]:
+    """Returns the policies that predict the choices of the left-out folds best, their loss there, and their penalty.
 
     Args:
         parts: this rank's rows.
-        spec: feature and action counts.
-        group: all ranks; each returns the same policies.
+        first: uniform policies, returned if no fit is better.
+        group: all ranks, which all call it; each returns the same policies.
     """
-    best = FoldedSoftmax.uniform(spec)
+    best = first
+    chosen = math.inf
     parameters = best.parameters
     least = _held_out_loss(best, parts, group)
     for penalty in _PENALTIES:
@@ -308,7 +344,112 @@ def fitted_policy(parts: Sequence[LoggedChoices], spec: SourceSpec, group: Group
             break
         best = policy
         least = loss
-    return best
+        chosen = penalty
+    return best, least, chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LoggingModel:
+    """The policy fitted to a log, and the columns by which its calibration is checked.
+
+    Attributes:
+        policy: the policies of all folds.
+        spec: feature and action counts of the log.
+        of_state, of_action: terms that the policies read in addition to features of states and of candidates.
+        reward: [FOLDS, S + P + 1] weights of a linear prediction of the reward from the columns of states.
+        edges: [C, 20] quantiles of the checked columns: features of states and the predicted reward, or features of
+            candidates.
+    """
+
+    policy: FoldedSoftmax
+    spec: SourceSpec
+    of_state: Terms
+    of_action: Terms
+    reward: Tensor
+    edges: Tensor
+
+    @classmethod
+    def fitted(cls, parts: Sequence[LoggedChoices], spec: SourceSpec, group: Group) -> _LoggingModel:
+        """Returns the model with the least loss on held-out rows; every rank calls it."""
+        policy, loss, _ = fitted_policy(parts, FoldedSoftmax.uniform(spec), group)
+        of_state, of_action = _missing_terms(parts, policy, spec, group)
+        wider = _with_terms(spec, len(of_state), len(of_action))
+        if wider != spec:
+            curved_parts = [rows.with_terms(of_state, of_action) for rows in parts]
+            curved, curved_loss, penalty = fitted_policy(curved_parts, FoldedSoftmax.uniform(wider), group)
+            if curved_loss < loss:
+                # weaker than predicts best: curvature that shrunken terms leave biases estimates
+                policy = FoldedSoftmax(_minimized(curved.parameters, penalty * _WEAKER, curved_parts, group))
+                parts = curved_parts
+            else:
+                of_state = of_action = Terms.none()
+        reward = _reward_weights(parts, spec.num_state_features + len(of_state) + 1, group)
+        model = cls(
+            policy=policy, spec=spec, of_state=of_state, of_action=of_action, reward=reward, edges=torch.zeros(0)
+        )
+        count = spec.num_action_features if spec.parametric else spec.num_state_features + 1
+        columns = [model._columns(rows)[rows.mask if spec.parametric else ...] for rows in parts]
+        empty = torch.zeros(0, count, dtype=torch.float64)
+        return replace(model, edges=quantiles(torch.cat((empty, *columns)), QUANTILES, group))
+
+    def expanded(self, rows: LoggedChoices) -> LoggedChoices:
+        """Returns the rows with the columns that the policies read."""
+        return rows.with_terms(self.of_state, self.of_action)
+
+    def checked(self, features: tuple[str, ...]) -> tuple[str, ...]:
+        """Returns the names of the checked columns, given those of features or none."""
+        count = self.spec.num_action_features if self.spec.parametric else self.spec.num_state_features
+        names = features or tuple(map(str, range(count)))
+        return (*(f"feature {name}" for name in names), *(() if self.spec.parametric else ("the predicted reward",)))
+
+    def between(self, rows: LoggedChoices) -> Tensor:
+        """Returns between which quantiles the checked columns are, [n, 1, C] or [n, K, C], for expanded rows."""
+        columns = self._columns(rows)
+        if not self.spec.parametric:
+            columns = columns.unsqueeze(1)
+        return torch.searchsorted(self.edges, columns.flatten(0, 1).T.contiguous()).T.view(columns.shape)
+
+    def _columns(self, rows: LoggedChoices) -> Tensor:
+        if rows.features is not None:
+            return rows.features[..., : self.spec.num_action_features]
+        reward = (rows.state * self.reward[rows.fold]).sum(1, keepdim=True)
+        return torch.cat((rows.state[:, : self.spec.num_state_features], reward), 1)
+
+
+def _missing_terms(
+    parts: Sequence[LoggedChoices], policy: FoldedSoftmax, spec: SourceSpec, group: Group
+) -> tuple[Terms, Terms]:
+    """Returns the terms of states and of candidates that the residuals of linear policies depend on."""
+    of_states = []
+    of_candidates = []
+    for rows in parts:
+        residual = -policy.probabilities(rows)
+        residual.scatter_add_(1, rows.action.unsqueeze(1), torch.ones_like(residual[:, :1]))
+        if rows.features is not None:
+            of_candidates.append((rows.features[rows.mask], residual[rows.mask].unsqueeze(1)))
+            residual = torch.einsum("nk,nka->na", residual, rows.features)
+        of_states.append((rows.state[:, :-1], residual))
+    width = spec.num_action_features if spec.parametric else len(spec.action_names)
+    of_state = Terms.best(of_states, (spec.num_state_features, width), MOST_TERMS, group)
+    if not spec.parametric:
+        return of_state, Terms.none()
+    return of_state, Terms.best(of_candidates, (width, 1), min(width, MOST_TERMS), group)
+
+
+def _reward_weights(parts: Sequence[LoggedChoices], width: int, group: Group) -> Tensor:
+    """Returns [FOLDS, D] ridge regressions of the reward on D columns of states, each on the rows of other folds."""
+    products = torch.zeros(FOLDS, width, width + 1, dtype=torch.float64)
+    for rows in parts:
+        for fold in range(FOLDS):
+            state = rows.state[rows.fold == fold]
+            products[fold, :, :-1] += state.T @ state
+            products[fold, :, -1] += state.T @ rows.reward[rows.fold == fold]
+    products = group.all_reduce(products)
+    products = products.sum(0) - products
+    penalty = width * torch.eye(width, dtype=torch.float64)
+    penalty[-1, -1] = _FREE
+    weights: Tensor = torch.linalg.solve(products[:, :, :-1] + penalty, products[:, :, -1:]).squeeze(2)
+    return weights
 
 
 def _held_out_loss(policy: FoldedSoftmax, parts: Sequence[LoggedChoices], group: Group) -> float:

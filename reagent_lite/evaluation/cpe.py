@@ -537,7 +537,7 @@ def _family(
     ranged = possible.bounds is not None
     events = None if bases[_CHECKS[sequential]].missing else matched_events(weights, outcomes)
     outlying, untried = ("", "") if ranged else (outlying_outcomes(outcomes), untried_decisions(overlap))
-    of_weights = weights_verdict(overlap, sequential=sequential, events=events)
+    of_weights = weights_verdict(overlap, sequential=sequential, events=events, modelled=_are_modelled(bases, names))
 
     def reasoned(name: str) -> Reasoned:
         if bases[name].missing:
@@ -576,6 +576,10 @@ def _family(
         outlying=outlying,
         estimates=tuple(estimate(name, *reasoned(name)) for name in names),
     )
+
+
+def _are_modelled(bases: Mapping[str, Basis], names: Sequence[str]) -> bool:
+    return any(not bases[name].missing for name in names if ESTIMATORS[name].model)
 
 
 def _logged(bases: Mapping[str, Basis], *, sequential: bool) -> tuple[Basis, Basis]:

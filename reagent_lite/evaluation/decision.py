@@ -595,6 +595,11 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
             "name in data.columns.unit (workflows.evaluate: columns.unit) the column of what is drawn as one, such as "
             "the user or the hour, and evaluate again."
         )
+    if result.calibration is not None and comparison.rows[0].basis.missing:
+        return (
+            "log the probability of every action that is taken (action_probability), or give the policy's "
+            "probabilities of all actions in its column, and evaluate again."
+        )
     events = comparison.events
     if events is not None and events.unsized:
         needed = overlap.num_episodes * FEWEST_SIZES / events.unsized

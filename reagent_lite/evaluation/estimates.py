@@ -137,7 +137,8 @@ class EvaluationLog:
         reading = models[0].reading if models else Reading.fitted(copy, config)
         behavior = None
         if settings.propensities == "estimate":
-            behavior = estimated_behavior(sides, rows, reading.spec(copy), reading.reader(copy))
+            checked = reading.normalization["action" if copy.parametric else "state"].column_names
+            behavior = estimated_behavior(sides, rows, reading.spec(copy), reading.reader(copy), checked)
             rows = rows.with_propensity(behavior.propensity)
         evaluated = EvaluationRows(
             sides=sides,

@@ -38,6 +38,7 @@ _MAX_RESOLUTION = 0.5
 _UNCHECKED = "the model cannot be checked against the log: there are no weighted estimates that may be believed"
 _FEWEST = 2  # episodes
 SHARED_DRAWS = "rows share a draw of the action, such as those of a user or an hour: say in data.columns.unit which do"
+UNMODELLED = "propensities are estimated, and no doubly robust estimate checks them"
 _ARTICLE = {"unit": "a unit", "episode": "an episode"}
 _ONE_EPISODE = "one episode has no interval"
 _UNDEFINED = "the estimate or its interval is undefined on this log"
@@ -48,18 +49,21 @@ Reasoned = tuple[Verdict, str]
 """A verdict and its reason in words."""
 
 
-def weights_verdict(overlap: Overlap, *, sequential: bool, events: Events | None) -> Reasoned:
+def weights_verdict(overlap: Overlap, *, sequential: bool, events: Events | None, modelled: bool) -> Reasoned:
     """Returns the verdict on weighted estimates of the policy from this log.
 
     Args:
         overlap: diagnostics of the weights.
         sequential: whether whole episodes are weighted instead of rows.
         events: rare outcomes that the policy met.
+        modelled: whether a model of the outcome was fitted, so that there are doubly robust estimates.
     """
     count, unit = (overlap.effective_episodes, "episode") if sequential else (overlap.effective_rows, "row")
     mean = overlap.mean_weight
     reason = f"{effective(count, unit)}, mean weight {mean.written(mean.value)}{f', {events}' if events else ''}"
-    faults = _faults(overlap, count, unit, sequential=sequential)
+    faults = [*_faults(overlap, count, unit, sequential=sequential)]
+    if overlap.calibration is not None and not modelled:
+        faults.append((Verdict.SUPPORT, UNMODELLED))
     # of equally severe faults, max returns the first
     return max(faults, key=lambda fault: fault[0].severity, default=(Verdict.TRUSTWORTHY, reason))
 

@@ -310,13 +310,13 @@ def _calibration_table(calibration: Calibration) -> Table:
         title="Calibration of the estimated propensities, the groups that deviate most",
         columns=(
             ("Action", "name"),
-            ("Estimated probability", "name"),
+            ("Choices", "name"),
             ("Logged", "number"),
             ("Expected", "number"),
             ("z", "number"),
         ),
         rows=[
-            (group.action or "candidates", f"{group.low:g} to {group.high:g}", group.observed, group.expected, group.z)
+            (group.action or "candidates", group.rows, group.observed, group.expected, group.z)
             for group in calibration.largest
         ],
     )

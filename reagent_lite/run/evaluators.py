@@ -368,7 +368,8 @@ class LogEvaluator(Evaluator):
         learning = Learning(rows=sum(data.counts), epochs=config.num_epochs)
         behavior = None
         if config.evaluation.propensities == "estimate":
-            behavior = estimated_behavior(data.sides, rows, data.spec)
+            normalization = data.normalization.action or data.normalization.state
+            behavior = estimated_behavior(data.sides, rows, data.spec, features=normalization.column_names)
             logger.info(f"evaluation: {behavior.problem or behavior.calibration}")
             rows = rows.with_propensity(behavior.propensity)
             self._evaluated = self._evaluated.with_propensity(behavior.propensity)

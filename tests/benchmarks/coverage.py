@@ -15,6 +15,7 @@ ship, not decisions in all logs: where what is done makes no difference (gain 1)
 `--only shared`: logs whose rows share draws of the action; units are named or not (tests/oracles/shared_draws.py).
 `--only independent`: logs whose rows do not, though neighbours are alike: nothing may be found.
 `--only hidden`: logs whose known propensities are hidden, so that they are estimated (tests/oracles/hidden_loggers.py).
+`--only curved`: the same, where logger and reward are curved in features of the log (tests/oracles/curved_loggers.py).
 `--only power` finds how often the interval of the difference excludes 0 where a policy is better, beside Fisher's
 exact test of the events on matched and on other rows, the best test of two counts.
 """
@@ -30,6 +31,7 @@ from scipy.stats import fisher_exact
 
 from reagent_lite.rl.likelihood import Contributions, intervals
 from tests.benchmarks.turns import options_of
+from tests.oracles.curved_loggers import CurvedLogger
 from tests.oracles.hidden_loggers import HiddenLogger
 from tests.oracles.regimes import Regime, measure
 from tests.oracles.segments import Segment
@@ -156,6 +158,20 @@ REGIMES: dict[str, list[Any]] = {
         HiddenLogger(logger="softmax", gain=1.0),
         # loggers that the estimated policy cannot be
         *(HiddenLogger(logger=logger) for logger in ("network", "hidden", "confounded", "secret")),
+    ],
+    "curved": [
+        *(
+            CurvedLogger(curve=curve, model="linear", rows=rows, actions=actions)
+            for curve in ("linear", "square", "product", "threshold", "corner", "category", "wave")
+            for rows, actions in ((1_000, 2), (10_000, 5))
+        ),
+        *(CurvedLogger(curve=curve, model="none") for curve in ("linear", "square", "threshold")),
+        *(
+            CurvedLogger(curve=curve, outcome="event", gain=gain, known=known)
+            for curve in ("linear", "square", "product", "threshold")
+            for gain, known in ((0.0, False), (0.6, False), (0.6, True))
+        ),
+        CurvedLogger(curve="square", rows=50_000, actions=20, features=8, model="linear"),
     ],
 }
 """Kinds of logs by name: every rate, reward, size, logging, policy and horizon is in some of them."""

@@ -22,6 +22,7 @@ def rows_of(state: list[float], action: list[int], fold: list[int]) -> LoggedCho
         mask=torch.ones(len(action), 2, dtype=torch.bool),
         features=None,
         action=torch.tensor(action),
+        reward=torch.zeros(len(action), dtype=torch.float64),
         fold=torch.tensor(fold),
     )
 
@@ -46,6 +47,7 @@ def test_the_gradient_is_that_of_autograd(parametric: bool) -> None:
         mask=mask,
         features=torch.randn(20, 4, 3, dtype=torch.float64) if parametric else None,
         action=torch.ones(20, dtype=torch.int64),
+        reward=torch.zeros(20, dtype=torch.float64),
         fold=torch.arange(20) % FOLDS,
     )
     uniform = FoldedSoftmax.uniform(SourceSpec(
@@ -88,7 +90,8 @@ def calibration(probability: list[float], *taken: int) -> Calibration:
     """Returns that of rows with these probabilities, 0 if not allowed, of which so many have each action."""
     tally = Tally(("a", "b", "c")[: len(taken)])
     chances = torch.tensor([probability] * sum(taken), dtype=torch.float64)
-    tally.add(chances, chances > 0, torch.arange(len(taken)).repeat_interleave(torch.tensor(taken)))
+    action = torch.arange(len(taken)).repeat_interleave(torch.tensor(taken))
+    tally.add(chances, chances > 0, action, torch.zeros(sum(taken), 1, 0, dtype=torch.int64))
     return tally.calibration(ALONE)
 
 

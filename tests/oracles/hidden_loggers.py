@@ -61,7 +61,8 @@ class HiddenLogger:
         reward = rng.random(len(mu)) < mean[at] if self.outcome == "event" else mean[at] + rng.normal(size=len(mu))
         propensity, calibration = mu[at], None
         if not self.known:
-            behavior = behavior_of(state, at[1], np.repeat(np.arange(shape[0]), self.horizon), self.actions)
+            episode = np.repeat(np.arange(shape[0]), self.horizon)
+            behavior = behavior_of(state, at[1], episode, self.actions, reward.astype(float))
             propensity, calibration = behavior.propensity.astype(float), behavior.calibration
         model = tables.modelled(state, pi)
         model = model + 0.3 * model.std() * rng.normal(size=model.shape)
@@ -135,14 +136,19 @@ class _Tables:
         return np.clip(0.1 * np.exp(0.7 * base - 0.245) * (1 + self.regime.gain * pi), 0.0, 1.0)
 
 
-def behavior_of(state: Array, action: NDArray[np.int64], episode: NDArray[np.int64], actions: int) -> Behavior:
-    """Returns the estimated behaviour policy of rows with features [R, S] and logged actions [R]."""
+def behavior_of(
+    state: Array, action: NDArray[np.int64], episode: NDArray[np.int64], actions: int, reward: Array | None = None
+) -> Behavior:
+    """Returns the estimated behaviour policy of rows with features [R, S], logged actions [R] and rewards [R]."""
     count = len(action)
     names = tuple(f"a{number}" for number in range(actions))
+    scalars = torch.ones(count, 4)
+    if reward is not None:
+        scalars[:, 0] = torch.from_numpy(reward)
     rows = LoggedRows(
         state=FeatureColumns(values=torch.from_numpy(state).float(), width=state.shape[1]),
         next_index=torch.arange(count),
-        scalars=torch.ones(count, 4),
+        scalars=scalars,
         choices=torch.from_numpy(np.stack((action, action), 1)),
         masks=None,
         candidates=None,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.calibration import Calibration
-from reagent_lite.evaluation.cpe import evaluate_page
+from reagent_lite.evaluation.cpe import MODELLED, evaluate_page
 from reagent_lite.evaluation.decision import Choice, Evidence, compared, decide
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.segment import StateFeatures
@@ -120,7 +120,7 @@ class Regime:
 class LogOfRegime:
     """A log: its page, the exact returns of evaluated and logging policy, and the calibration of its propensities.
 
-    With gamma 0 the exact values are those of a row.
+    Unless it is modelled, there are no models of the reward. With gamma 0 the exact values are those of a row.
     """
 
     page: EvaluationPage
@@ -129,6 +129,7 @@ class LogOfRegime:
     calibration: Calibration | None = None
     gamma: float = 1.0
     features: StateFeatures | None = None
+    modelled: bool = True
 
 
 def drawn(probabilities: Array, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -194,6 +195,7 @@ def outcome_of(regime: Any, seed: int) -> tuple[dict[str, tuple[bool, ...]], str
         generator=torch.Generator().manual_seed(seed),
         calibration=log.calibration,
         features=log.features,
+        missing={} if log.modelled else dict.fromkeys(MODELLED, "a column of numbers"),
     )
     families = [(result.outcomes[0].one_step, regime.horizon), (result.outcomes[0].sequential, 1)]
     misses = {

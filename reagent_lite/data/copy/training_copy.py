@@ -254,8 +254,10 @@ def prepare_training_copy(
     copy = open_training_copy(folder)
     if items is not None:
         _require_choices(copy, shown(path), items)
+    from reagent_lite.data.copy.doubts import doubts
+
     # entries that are not read may have been added since the copy was built
-    return dataclasses.replace(copy, notes=(*copy.notes, *left_out(path)))
+    return dataclasses.replace(copy, notes=(*copy.notes, *left_out(path), *doubts(copy)))
 
 
 def _require_choices(copy: TrainingCopy, where: str, items: ItemTable) -> None:
