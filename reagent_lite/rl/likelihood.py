@@ -32,6 +32,8 @@ from torch.nn.functional import pad
 _CORNER = 0.01  # count of a corner; an episode counts 1
 _NEGLIGIBLE = 0.1  # of the standard error of a mean weight: a share of rows that is left out of the largest weight
 _BEYOND = 0.05  # share of all deviation of weights from 1 that lies above the largest weight of a corner
+_HIGH = 10  # one in so many is looked at first
+_SURELY = 1 + 1e-9
 _TOLERANCE = 1e-4  # of the distance from the centre to an end of an interval
 _ZERO = 1e-12  # of the largest contribution, below which the end of an interval is 0
 _ROUNDING = 1e-18  # mean of squared residuals, relative to the largest before the fit, below which they count as 0
@@ -330,9 +332,17 @@ def _untried_weights(parts: Sequence[Contributions], observed: list[list[float]]
 
 def _highest(deviation: Tensor) -> int:
     """Returns the index of the episode above whose deviation 5 % of all deviation lies."""
-    ascending, order = deviation.sort(stable=True)
-    passed = ascending.abs().cumsum(0)
-    return int(order[(passed < (1 - _BEYOND) * passed[-1]).sum()])
+    size = deviation.abs()
+    total = size.sum()
+    # nearly always the answer is among few high ones: sorting these takes an eighth of the time
+    least = deviation.kthvalue(len(deviation) - len(deviation) // _HIGH).values
+    high = (deviation >= least).nonzero().squeeze(1)
+    if size[high].sum() <= _BEYOND * total * _SURELY:
+        high = torch.arange(len(deviation))
+    ascending, order = deviation[high].sort(stable=True)
+    passed = total - size[high].sum() + ascending.abs().cumsum(0)
+    index = int((passed < (1 - _BEYOND) * total).sum())
+    return int(high[order[min(index, len(high) - 1)]])
 
 
 def _merged(points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

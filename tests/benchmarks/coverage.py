@@ -18,11 +18,14 @@ ship, not decisions in all logs: where what is done makes no difference (gain 1)
 `--only curved`: the same, where logger and reward are curved in features of the log (tests/oracles/curved_loggers.py).
 `--only power` finds how often the interval of the difference excludes 0 where a policy is better, beside Fisher's
 exact test of the events on matched and on other rows, the best test of two counts.
+`--only many` compares ways to allow for the best of several policies: the level divided among them, and the largest
+deviation of all in common resamples.
 """
 
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -175,6 +178,7 @@ REGIMES: dict[str, list[Any]] = {
     ],
 }
 """Kinds of logs by name: every rate, reward, size, logging, policy and horizon is in some of them."""
+RESAMPLES = 500
 POWER = (
     (34, 0.004, 10.0, (3_000, 4_500, 6_000)),
     (34, 0.004, 3.0, (20_000, 40_000)),
@@ -200,6 +204,24 @@ def power(episodes: int, actions: int, rate: float, gain: float, logs: int, seed
     return tuple(significant / logs)
 
 
+def many(policies: int, correlation: float, effect: float, logs: int, seed: int) -> tuple[float, float]:
+    """Returns in which share of logs the best of several policies is found to be better: level divided, and max.
+
+    Estimates are normal with equal correlations, in units of their error; the first policy has the effect. The critical
+    value of the largest deviation comes from RESAMPLES of the estimates.
+    """
+    rng = np.random.default_rng([seed, policies])
+
+    def drawn(count: int) -> np.ndarray:
+        shared = rng.normal(size=(count, 1))
+        return np.asarray(correlation**0.5 * shared + (1 - correlation) ** 0.5 * rng.normal(size=(count, policies)))
+
+    critical = [np.quantile(np.abs(drawn(RESAMPLES)).max(1), 0.95) for _ in range(200)]
+    largest = (drawn(logs) + effect * (np.arange(policies) == 0)).max(1)
+    divided = NormalDist().inv_cdf(1 - 0.025 / policies)
+    return float((largest > divided).mean()), float((largest > rng.choice(critical, logs)).mean())
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     options = options_of(__doc__, logs=500, seed=0, only=",".join(REGIMES), processes=2)
@@ -208,6 +230,11 @@ if __name__ == "__main__":
         for actions, rate, gain, episodes in ((*kind, episodes) for *kind, sizes in POWER for episodes in sizes):
             share, fisher = power(episodes, actions, rate, gain, options.logs, options.seed)
             print(f"| {rate:.1%} | {actions} | {gain:g} | {episodes:,} | {share:.3f} | {fisher:.3f} |", flush=True)
+    elif options.only == "many":
+        print("| policies | correlation | effect | level divided | max |\n|---|---|---|---|---|")
+        for policies, correlation, effect in product((2, 5, 20), (0.0, 0.5, 0.9), (0.0, 3.0)):
+            shares = many(policies, correlation, effect, options.logs, options.seed)
+            print(f"| {policies} | {correlation} | {effect:g} | {shares[0]:.3f} | {shares[1]:.3f} |", flush=True)
     else:
         regimes = [regime for kind in options.only.split(",") for regime in REGIMES[kind]]
         with ProcessPoolExecutor(options.processes, initializer=partial(torch.set_num_threads, 1)) as pool:
