@@ -188,19 +188,21 @@ def effects_by_segment(page: EvaluationPage, features: StateFeatures, settings: 
         return None
     chooser = chooser[:: -(-len(chooser) // _MOST_CHOOSING)]
     assert page.number is not None
-    values = features.values[page.number.numpy()[first]]
+    numbers = page.number.numpy()[first]
+    values = np.asarray(features.values[numbers[chooser]])
     inside = np.zeros(len(first), np.bool_)
     inside[chooser] = True
     effect = _effects_of(page.only(0, 1).rows(torch.from_numpy(np.flatnonzero(inside[of_first]))), gamma, by_row=by_row)
     tree = grow_tree(
         features,
-        values[chooser],
+        values,
         effect[:, None],
         leaves=_MOST_SEGMENTS,
         fewest=max(_FEWEST, math.ceil(_LEAST_SHARE * len(chooser))),
         least_gain=(_LEAST_EXPLAINED + 2 * math.log(max(values.shape[1], 1))) / len(chooser),
     )
-    leaf = np.where(choosing[first], -1, tree.leaf_of(values))
+    leaf = tree.leaf_by_columns(lambda column: np.asarray(features.values[numbers, column]), len(numbers))
+    leaf[choosing[first]] = -1
     used = [number for number in range(len(tree.leaves)) if (leaf == number).any()]
     segment = leaf[of_first]
     # the level of the config may be divided among guardrails already

@@ -8,6 +8,7 @@ next. With a single target this is LightGBM's own leaf-wise growth.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -108,11 +109,15 @@ class SmallTree:
 
     def leaf_of(self, values: NDArray[np.float32]) -> NDArray[np.int64]:
         """Returns the number of the leaf of each row, [n], given raw features [n, F]; NaN is an absent value."""
-        leaf = np.zeros(len(values), np.int64)
+        return self.leaf_by_columns(lambda column: values[:, column], len(values))
+
+    def leaf_by_columns(self, read: Callable[[int], NDArray[np.float32]], count: int) -> NDArray[np.int64]:
+        """Returns the same for `count` rows, of which `read` returns the values [count] of a feature's column."""
+        leaf = np.zeros(count, np.int64)
         for index, conditions in enumerate(self.leaves):
-            inside = np.ones(len(values), np.bool_)
+            inside = np.ones(count, np.bool_)
             for condition in conditions:
-                inside &= condition.holds(values[:, condition.column])
+                inside &= condition.holds(read(condition.column))
             leaf[inside] = index
         return leaf
 

@@ -17,8 +17,9 @@ _STEPS = "optimizer steps"
 _ESTIMATES = "CPE/Reward/"
 _ONE_STEP = "_Reward"  # suffix of estimates of a row's reward; the others estimate returns
 _RETURN = "Return in simulation"
-_FINAL = ("CPE/", "td_loss/", "value/", "reward/", "actions/", "simulation/")
-"""Tags whose last value is that of the final evaluation: of all rows instead of a sample, or of other episodes."""
+_FINAL = ("CPE/", "td_loss/", "value/", "reward/", "reward_loss/", "actions/", "simulation/")
+"""Tags whose last value is that of the final evaluation: of all rows instead of a sample, of other episodes, or after a
+longer fit."""
 _TOGETHER = {
     _RETURN: (
         "return per episode",
