@@ -103,6 +103,9 @@ def evaluate(
 ) -> evaluation.Evaluated:
     """Evaluates a policy on a log, in simulation, or both, like `workflows.evaluate`.
 
+    The result has frames of pandas: `estimates` of its value, `segments` that gain or lose, `segment_choices`, the
+    policy as a small `policy_tree`, and the `importance` of features.
+
     Args:
         model: folder of an exported model; "uniform", "logged", or "column:NAME" with a column of the log. Or a list of
             several, of which the best is decided about.

@@ -14,7 +14,7 @@ from reagent_lite.config.evaluation import GuardrailConfig
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.cpe import ESTIMATE, CPEResult, Estimate
 from reagent_lite.evaluation.gate import Gate
-from reagent_lite.evaluation.interval import Interval, number
+from reagent_lite.evaluation.interval import Interval, number, percent
 from reagent_lite.evaluation.overlap import FEWEST_SIZES, Events, Overlap
 from reagent_lite.evaluation.played import MODEL, RANDOM, EstimatedReturn, Played
 from reagent_lite.evaluation.verdict import Verdict, has_small_propensities, untried_decisions
@@ -26,6 +26,9 @@ LOGGED = "logged policy"
 OTHER = "other policy"
 _CONTINUED = "continued by the value model"
 _MOSTLY = 0.5
+# Policies that decide otherwise in less than a thousandth of the decisions, with as small a difference, do the same:
+# with enough rows any difference is shown, and this one is worth no change.
+_ALIKE_SHARE = 1e-3
 _STRONGEST = 100.0  # HiddenCause.strength
 _MOST_EPISODES = 1e12
 _UNITS = (("discounted return per episode", "reward per row"), ("discounted sum per episode", "mean per row"))
@@ -362,6 +365,7 @@ _COMPARE = "compare it with the policy in use by workflows.evaluate: with its lo
 _ALIKE = (
     "keep the policy in use; both choose with the same probabilities in the scored rows: more will not tell them apart."
 )
+_SAME = "keep the policy in use: there is nothing to gain; let the policy move farther from the log to learn from it."
 _SCORE_OTHERS = (
     "score it on other episodes than it learns from: train with evaluation.learn_from_scored false or with "
     "eval_data_path of other episodes, or evaluate it on a log of other episodes."
@@ -497,6 +501,14 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
     if calibration is not None and len(sides) > 1:  # propensities are estimated: all have to agree
         row = next(other for other in trusted if not other.difference.side)
     side = row.difference.side
+    if side and comparison.reference is not None and result is not None and result.overlap is not None:
+        changed = result.overlap.changed_share
+        if changed < _ALIKE_SHARE and _largest(row.difference) < _ALIKE_SHARE * _largest(comparison.reference):
+            reason = (
+                f"the policy does the same as the {name}: it takes {percent(changed)} of the decisions otherwise, and "
+                f"its {comparison.unit} differs by {row.difference} from {comparison.reference}"
+            )
+            return _finding(FindingSource.LOG, Standing.UNDECIDED, reason, _SAME)
     estimates = f"{row.name.replace('_', ' ')} estimates a"
     doubt = "" if side else ", which may be 0"
     if comparison.reference is None:
@@ -527,6 +539,11 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
         reason += f"; {untried_decisions(overlap)}"
         step = step if result and result.num_episodes_left_out else f"{_tries(overlap)}; or run an A/B test."
     return _finding(FindingSource.LOG, _BY_SIDE[side], reason, step)
+
+
+def _largest(figure: Interval) -> float:
+    """Returns the largest magnitude in an interval."""
+    return max(abs(figure.low), abs(figure.high))
 
 
 def _more_data(row: Estimate, reference: Interval | None, result: CPEResult | None) -> str:

@@ -19,6 +19,7 @@ from reagent_lite.evaluation.decision import (
     evidence_of,
 )
 from reagent_lite.evaluation.estimates import Estimates, EvaluatedPolicy
+from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.evaluation.interval import finite
 from reagent_lite.evaluation.overlap import Overlap
@@ -124,6 +125,7 @@ class Evaluation:
         scalars: figures by TensorBoard tag.
         document: sections of evaluation.json.
         result: estimates from logs, on rank 0.
+        explanation: who gets what, who gains and who loses, on rank 0.
         seen: whether scored episodes were in the policy's training data.
         played: returns in simulation.
         agents: evaluations by agent type, if there are several types.
@@ -132,6 +134,7 @@ class Evaluation:
     scalars: dict[str, float] = field(default_factory=dict)
     document: dict[str, Any] = field(default_factory=dict)
     result: CPEResult | None = None
+    explanation: Explanation | None = None
     seen: bool = False
     played: Played | None = None
     agents: Mapping[str, "Evaluation"] = field(default_factory=dict)
@@ -220,6 +223,13 @@ class Findings:
         """Recommendation about each model."""
         return tuple(map(decide, self._evidence))
 
+    @property
+    def explanations(self) -> tuple[Explanation, ...]:
+        """Explanation of each model."""
+        if self.estimates is None:
+            return (Explanation.without_log(),) * len(self.models)
+        return self.estimates.explanations
+
     @cached_property
     def best(self) -> int:
         """Index of the model that is decided about, by recommendation and then by difference.
@@ -268,6 +278,7 @@ class Findings:
             if self.estimates is not None:
                 document[model.key] |= self.estimates.choices[index]
                 document[model.key]["cpe"] = as_json(self.estimates.results[index])
+            document[model.key]["explanation"] = self.explanations[index].json()
             if self.played is not None:
                 document[model.key]["simulated"] = self.played.policies[model.key].json()
         if self.estimates is not None:
@@ -322,6 +333,13 @@ class Findings:
             for model, result in zip(self.models, results, strict=self.estimates is not None)
             for row in estimate_rows(result, str(model.path) if self.is_choice else model.key)
         )
+
+    def explanations_by_policy(self) -> dict[str, dict[str, Any]]:
+        """Returns the explanation of each model as JSON types, by the name of its rows in `estimate_rows`."""
+        return {
+            str(model.path) if self.is_choice else model.key: explanation.json()
+            for model, explanation in zip(self.models, self.explanations, strict=True)
+        }
 
     def differences(self) -> dict[str, list[float | None]] | None:
         """Returns {tag: [model minus against, lower, upper]}; None without another model."""

@@ -28,6 +28,7 @@ from reagent_lite.evaluation.behavior import estimated_behavior, replaced_propen
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, differences
 from reagent_lite.evaluation.episodes import TrainEvalLogs, scored_episodes, spread
 from reagent_lite.evaluation.evaluator import EvaluationRows, PolicyEvaluator, own_seed
+from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.exported_model import ExportedModel, ExportedPolicy, Reading
 from reagent_lite.evaluation.fitting import split_log
 from reagent_lite.evaluation.given_policy import GivenPolicy
@@ -176,12 +177,14 @@ class Estimates:
         choices: choices of each policy, as JSON: "actions", shares of named actions, and "candidates", from
             candidates.tally.
         compared: {outcome: differences} of model and against; empty without `against`.
+        explanations: explanation of each policy.
         warnings: problems of the log and of the policies on it, in sentences.
     """
 
     log: EvaluationLog
     results: tuple[CPEResult, ...]
     choices: tuple[dict[str, Any], ...]
+    explanations: tuple[Explanation, ...]
     compared: dict[str, tuple[Estimate, ...]]
     warnings: tuple[str, ...]
 
@@ -194,14 +197,27 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
     """
     results = []
     choices = []
+    explanations = []
     warnings = [*log.warnings]
-    for policy in policies:
+    # raw columns: each feature is one
+    columns = [[[column] for column in range(len(ids))] for ids in (log.copy.state_ids, log.copy.action_ids)]
+    for policy, seen in zip(policies, log.seen, strict=True):
         evaluator = _evaluator(config, policy, log)
         evaluator.fit(final=True)
         page, candidates = evaluator.page(final=True)
         assert page is not None, "one process has all rows"
         results.append(evaluator.result(page))
-        if _is_modelled(policy, log.columns):
+        complete = _is_modelled(policy, log.columns)
+        explanations.append(
+            evaluator.explanation(
+                page,
+                seen=seen,
+                columns=(columns[0], columns[1]),
+                complete=complete,
+                reads_features=policy.key not in log.columns,
+            )
+        )
+        if complete:
             choices.append({"actions": _shares(page, log), **candidates})
             warnings += _never_logged(policy, page, log)
         else:
@@ -210,6 +226,7 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
         log=log,
         results=tuple(results),
         choices=tuple(choices),
+        explanations=tuple(explanations),
         compared=differences(*results) if config.against is not None else {},
         warnings=tuple(warnings),
     )

@@ -7,7 +7,7 @@ A policy is a function of states and choices. All processes of a group work toge
 the rows; rank 0 holds the rows of all scored episodes (evaluation.max_episodes).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,9 +35,11 @@ from reagent_lite.evaluation.cpe import (
     missing_estimates,
 )
 from reagent_lite.evaluation.episodes import ScoredEpisodes, TrainEvalLogs
+from reagent_lite.evaluation.explanation import Explanation, Reader, explain
 from reagent_lite.evaluation.fitting import Learning, PolicyModels, Split, fit_passes, fit_plan, fit_steps, num_steps
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
 from reagent_lite.evaluation.segment import StateFeatures
+from reagent_lite.evaluation.segment_effects import EffectSettings
 from reagent_lite.item_table import ItemTable
 from reagent_lite.types import Actions, FeatureSpec, TransitionBatch
 
@@ -227,6 +229,55 @@ class PolicyEvaluator:
                 features=StateFeatures.of(log.sides.scored),
                 show=show,
             )
+
+    def explanation(
+        self,
+        page: EvaluationPage,
+        *,
+        seen: bool,
+        columns: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]],
+        complete: bool = True,
+        reads_features: bool = True,
+    ) -> Explanation:
+        """Returns who gets what, who gains and who loses; only called where the page is.
+
+        Args:
+            page: the scored rows.
+            seen: whether the policy has learned from scored episodes.
+            columns: columns of `rows` that each state feature, and each feature of candidates, of the copy fills.
+            complete: whether the policy's probabilities of all choices are known.
+            reads_features: whether the policy is a function of features.
+        """
+        log = self.log
+
+        def take(numbers: Tensor) -> tuple[Tensor, Actions]:
+            index = numbers.to(log.group.device)
+            batch = log.rows.take(index, torch.ones(len(index), device=index.device))
+            return batch.state, batch.actions
+
+        with progress(f"explaining {self._title}", "parts", brief=True):
+            explanation = explain(
+                page,
+                log.sides.scored,
+                Reader(
+                    probabilities=self.policy if reads_features else None,
+                    complete=complete,
+                    take=take,
+                    state=columns[0],
+                    candidate=columns[1],
+                ),
+                EffectSettings(
+                    gamma=log.gamma,
+                    config=log.settings,
+                    missing=self.missing,
+                    calibration=None if log.behavior is None else log.behavior.calibration,
+                    seen=seen,
+                    seed=log.seed,
+                ),
+            )
+        log.rows.release()
+        log.sides.scored.release()
+        return explanation
 
     @property
     def missing(self) -> dict[str, str]:

@@ -133,6 +133,8 @@ class Overlap:
         untried_share: share of the policy's decisions that the log is expected to try less than ENOUGH_TRIES times.
         expected_tries: how often the log is expected to try them.
         certain_share: share of the policy's decisions among several choices that it takes with certainty.
+        changed_share: share of decisions that the policy takes otherwise than the logging policy, the mean of
+            |w - 1| / 2: the expectation is half the sum of absolute differences of their probabilities.
         untried_segment: in which rows these decisions are, in words; empty if they are in no simple segment.
         shared_draws: whether rows share draws of the action.
         calibration: calibration of the propensities, if they are estimated.
@@ -162,6 +164,7 @@ class Overlap:
     num_units: int = 0
     expected_tries: float = 0.0
     certain_share: float = 0.0
+    changed_share: float = 1.0
     untried_segment: str = ""
     shared_draws: SharedDraws = field(default_factory=SharedDraws)
     calibration: Calibration | None = None
@@ -226,6 +229,7 @@ def measure_overlap(
         cut_share=float((page.bootstrap[last] > 0).double().mean()),
         untried_share=untried_share,
         expected_tries=expected_tries,
+        changed_share=float((weight - 1).abs().mean()) / 2,
         certain_share=certain_share(page.model_propensities[rows].numpy(), page.mask[rows].numpy()),
     )
 

@@ -1,6 +1,6 @@
 """A segment of rows in words: the values of few features that tell them from the other rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,16 @@ _EXACT_SCORE = 0.95
 _FEW_VALUES = 12  # numbers with more different values are divided at a limit
 _NAMED_VALUES = 5
 _MOST_ROWS = 200_000  # that a segment is looked for in
+
+
+def texts_of(copy: TrainingCopy, side: str, ids: Sequence[int]) -> dict[int, dict[float, str]]:
+    """Returns {column: {code: text}} of the categories among features, whose side is "state" or "action"."""
+    levels = copy.levels[side]
+    return {
+        column: {code_of(text): text for text in levels[feature]}
+        for column, feature in enumerate(ids)
+        if feature in levels
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +52,12 @@ class StateFeatures:
     @classmethod
     def of(cls, copy: TrainingCopy) -> "StateFeatures":
         """Returns the state features of a training copy's rows."""
-        levels = copy.levels["state"]
         return cls(
             names=tuple(map(str, copy.state_ids)),
             values=copy.state,
             ids=copy.state_ids,
             position=lambda rows: np.asarray(copy.origin_file[rows], np.int64) << 40 | copy.origin_line[rows],
-            texts={
-                column: {code_of(text): text for text in levels[feature]}
-                for column, feature in enumerate(copy.state_ids)
-                if feature in levels
-            },
+            texts=texts_of(copy, "state", copy.state_ids),
         )
 
     def context(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:

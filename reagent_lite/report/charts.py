@@ -26,6 +26,9 @@ _TOP = 26
 _BOTTOM = 246
 _EDGE = 14  # left edge of the plot of intervals
 _ROW = 44  # height of an estimate's row: text above, interval below
+_LANE = 20  # height of the text of an estimate's row, where no lines are drawn
+_FINAL_RADIUS = 4
+_FINAL = "the final evaluation, of all rows or of other episodes"
 _SIMULATED = "in simulation"
 _MOST_LINES = 8
 _TABLE_ROWS = 20  # rows of a curve's table
@@ -38,11 +41,20 @@ _WORDS: Final = {verdict: verdict.value for verdict in Verdict}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A curve: points (x, y) ascending in x, and optionally the ends of a band at the same x."""
+    """A curve.
+
+    Attributes:
+        name: its name in the legend.
+        points: points (x, y), ascending in x.
+        band: ends of a band at the same x; empty without one.
+        final: whether the last point is that of the final evaluation, which has other rows or episodes: it is a mark
+            of its own and not joined to the curve.
+    """
 
     name: str
     points: tuple[Point, ...]
     band: tuple[Point, ...] = ()
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +151,19 @@ def curve_chart(curves: Curves) -> Chart:
             parts.append(_centred(x(tick), _BOTTOM + 16, _short(tick), kind="tick"))
     for index, line in enumerate(lines):
         at = [(x(step), y(value)) for step, value in line.points]
-        if line.band:
-            upper = [(step_x, y(high)) for (step_x, _), (_, high) in zip(at, line.band, strict=True)]
-            lower = [(step_x, y(low)) for (step_x, _), (low, _) in zip(at, line.band, strict=True)]
+        joined = len(at) - line.final
+        band = [(y(low), y(high)) for low, high in line.band]
+        if band:
+            upper = [(step_x, high) for (step_x, _), (_, high) in zip(at[:joined], band[:joined], strict=True)]
+            lower = [(step_x, low) for (step_x, _), (low, _) in zip(at[:joined], band[:joined], strict=True)]
             parts.append(_tag("path", class_=f"fill s{index}", d=f"{_path([*upper, *reversed(lower)])}Z"))
-        parts.append(_tag("path", class_=f"curve s{index}", d=_path(at)))
+        # a curve of one point is a dot
+        parts.append(_tag("path", class_=f"curve s{index}", d=f"{_path(at[:joined])}{'h0' if joined == 1 else ''}"))
+        if line.final:
+            (step_x, height) = at[-1]
+            if band:
+                parts.append(_segment(f"curve s{index}", step_x, band[-1][0], step_x, band[-1][1]))
+            parts.append(_tag("circle", class_=f"final s{index}", cx=step_x, cy=height, r=_FINAL_RADIUS))
     if mark is not None:
         height = y(mark[0])
         # the name is at the end that is farther away from the curves
@@ -159,7 +179,7 @@ def curve_chart(curves: Curves) -> Chart:
     return Chart(
         title=curves.title,
         svg=_svg(curves.title, words, _BOTTOM + 40, parts),
-        legend=tuple((_swatch(index), line.name) for index, line in enumerate(lines)),
+        legend=(*((_swatch(index), line.name) for index, line in enumerate(lines)), *_final_legend(lines)),
         note=left_out(len(curves.lines) - len(lines), "curves", "metrics.jsonl"),
         table=Table(title=f"{curves.title}, some points", columns=columns, rows=rows),
     )
@@ -193,20 +213,26 @@ def interval_chart(
         words_of: words for each verdict.
     """
     marks = dict(references) if simulated is None else {**references, _SIMULATED: simulated}
-    x = _scale_of(rows, marks.values())
+    x = _scale_of(rows, marks.values(), judged=words_of is _WORDS)
     start = 10 + 14 * len(marks)  # below the names
     bottom = start + _ROW * len(rows)
     parts = []
+    labels = {name: f"{name} {figure.written(figure.value)}" for name, figure in marks.items() if figure.defined}
     for row, (name, figure) in enumerate(marks.items()):
-        if figure.defined:
-            kind = " simulated" if name == _SIMULATED else ""
-            top = 12 + 14 * row
-            width = max(x(figure.high) - x(figure.low), 0.5)
-            parts.append(
-                _tag("rect", class_=f"band{kind}", x=x(figure.low), y=top + 6, width=width, height=bottom - top - 6)
-            )
-            parts.append(_segment(f"mark{kind}", x(figure.value), top + 6, x(figure.value), bottom))
-            parts.append(_centred(x(figure.value), top, f"{name} {figure.written(figure.value)}"))
+        if not figure.defined:
+            continue
+        kind = " simulated" if name == _SIMULATED else ""
+        top = 12 + 14 * row
+        later = [(x(marks[other].value), labels[other]) for other in [*labels][[*labels].index(name) + 1 :]]
+        free = all(abs(x(figure.value) - middle) > _half_width(label) for middle, label in later)
+        lanes = [(start + _ROW * index + _LANE, start + _ROW * (index + 1)) for index in range(len(rows))]
+        width = max(x(figure.high) - x(figure.low), 0.5)
+        for lane, stop in lanes:
+            parts.append(_tag("rect", class_=f"band{kind}", x=x(figure.low), y=lane, width=width, height=stop - lane))
+        # no line crosses a text: neither the name of a later mark nor those of a row
+        for first, stop in ([(top + 6, start)] if free else []) + lanes:
+            parts.append(_segment(f"mark{kind}", x(figure.value), first, x(figure.value), stop))
+        parts.append(_centred(x(figure.value), top, labels[name]))
     for row, (name, figure, verdict) in enumerate(rows):
         top = start + _ROW * row
         state = _CLASSES[verdict]
@@ -223,10 +249,17 @@ def interval_chart(
     return Chart(title=title, svg=_svg(title, "; ".join(words), bottom + 24, parts))
 
 
-def _scale_of(rows: Sequence[tuple[str, Interval, Verdict]], marks: Iterable[Interval]) -> AxisScale:
-    """Returns a scale over the marks and all usable intervals; unusable ones extend it by at most this width."""
-    usable = [figure for _, figure, verdict in rows if verdict is not Verdict.DO_NOT_USE]
-    others = _finite(figure for _, figure, verdict in rows if verdict is Verdict.DO_NOT_USE)
+def _scale_of(rows: Sequence[tuple[str, Interval, Verdict]], marks: Iterable[Interval], *, judged: bool) -> AxisScale:
+    """Returns a scale over the marks and all usable intervals; unusable ones extend it by at most this width.
+
+    Args:
+        rows: name, estimate and verdict.
+        marks: references.
+        judged: whether verdicts are those on estimates; otherwise all of them are usable.
+    """
+    unusable = {Verdict.DO_NOT_USE} if judged else set()
+    usable = [figure for _, figure, verdict in rows if verdict not in unusable]
+    others = _finite(figure for _, figure, verdict in rows if verdict in unusable)
     core = _finite((*marks, *usable)) or others or [0.0]
     low, high = min(core), max(core)
     width = high - low or abs(high) * 0.1 or 1.0
@@ -268,6 +301,14 @@ def _swatch(index: int) -> Markup:
     return _tag("svg", line, class_="swatch", viewBox="0 0 34 12", aria_hidden="true")
 
 
+def _final_legend(lines: Sequence[Line]) -> tuple[tuple[Markup, str], ...]:
+    """Returns the legend of marks at the end of curves, () if there are none."""
+    if not any(line.final for line in lines):
+        return ()
+    dot = _tag("circle", class_="final s0", cx=17, cy=6, r=_FINAL_RADIUS)
+    return ((_tag("svg", dot, class_="swatch", viewBox="0 0 34 12", aria_hidden="true"), _FINAL),)
+
+
 def _segment(kind: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
     return _tag("line", class_=kind, x1=x1, x2=x2, y1=y1, y2=y2)
 
@@ -278,8 +319,13 @@ def _text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = 
 
 def _centred(x: float, y: float, words: str, *, kind: str = "label") -> Markup:
     """Returns text centred at x, moved if it would otherwise cross the drawing's edges on a phone."""
-    half = len(words) * _LETTER / 2
+    half = _half_width(words)
     return _text(min(max(x, half), _WIDTH - half), y, words, anchor="middle", kind=kind)
+
+
+def _half_width(words: str) -> float:
+    """Returns half of the width of text on a phone."""
+    return len(words) * _LETTER / 2
 
 
 def _path(points: Sequence[Point]) -> str:

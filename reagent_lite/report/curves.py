@@ -17,6 +17,9 @@ _STEPS = "optimizer steps"
 _ESTIMATES = "CPE/Reward/"
 _ONE_STEP = "_Reward"  # suffix of estimates of a row's reward; the others estimate returns
 _RETURN = "Return in simulation"
+_FINAL = ("CPE/", "td_loss/", "value/", "reward/", "reward_loss/", "actions/", "simulation/")
+"""Tags whose last value is that of the final evaluation: of all rows instead of a sample, of other episodes, or after a
+longer fit."""
 _TOGETHER = {
     _RETURN: (
         "return per episode",
@@ -134,7 +137,8 @@ def _line(name: str, tag: str, curved: Series) -> Line:
     points = thinned(curved[tag], _MOST_POINTS)
     low, high = (dict(curved.get(tag.replace("/mean", end), [])) for end in ("/lower", "/upper"))
     band = tuple((low.get(x, value), high.get(x, value)) for x, value in points)  # of no width if undefined
-    return Line(name=name, points=points, band=band if low and tag.endswith("/mean") else ())
+    final = tag.startswith(_FINAL) and "training_return" not in tag
+    return Line(name=name, points=points, band=band if low and tag.endswith("/mean") else (), final=final)
 
 
 def _mark(name: str, tag: str, series: Series) -> tuple[float, str] | None:

@@ -49,6 +49,7 @@ def report_of_evaluation(findings: Findings, where: str, seconds: float) -> Repo
                 names={MODEL: f"The model, {policy}", AGAINST: "The other model"},
                 note=_simulated_note(findings),
                 where=where,
+                explanation=findings.explanations[findings.best],
             ),
             actions_section(shares, where),
             candidates_section(choices.get("candidates"), where),

@@ -23,6 +23,7 @@ from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import counted
 from reagent_lite.evaluation.decision import Choice, ShipDecision, decide, evidence_of
 from reagent_lite.evaluation.document import Evaluation
+from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import number, percent
 from reagent_lite.evaluation.played import MODEL, EstimatedReturn
@@ -237,6 +238,7 @@ def evaluation_of_run(
             names={MODEL: f"The learned policy, {policy}"},
             note=note,
             where=_WHERE,
+            explanation=evaluation.explanation or Explanation.without_log(),
         ),
     )
 

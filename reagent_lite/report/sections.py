@@ -11,6 +11,7 @@ from reagent_lite.estimators import ESTIMATORS_IN_WORDS
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.cpe import CPEResult, Estimate
 from reagent_lite.evaluation.decision import Choice, Comparison, Evidence, ShipDecision
+from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.interval import Interval, number, percent
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
@@ -18,6 +19,7 @@ from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.export.exploration import EXPLORE, lack_of_exploration
 from reagent_lite.report.charts import Curves, Line, curve_chart, interval_chart, thinned
 from reagent_lite.report.content import Cell, Chart, Column, PageSection, Table, left_out, written
+from reagent_lite.report.explanation import explanation_sections
 
 _MOST_COMPARISONS = 12  # six outcomes
 _MOST_ACTIONS = 200
@@ -99,8 +101,9 @@ def evaluation_sections(
     names: Mapping[str, str],
     note: str,
     where: str,
-) -> tuple[PageSection, PageSection, PageSection]:
-    """Returns estimates, returns in simulation, and diagnostics of weights.
+    explanation: Explanation,
+) -> tuple[PageSection, ...]:
+    """Returns estimates, who gains and who gets what, returns in simulation, and diagnostics of weights.
 
     Args:
         evidence: evidence for the decision.
@@ -109,12 +112,14 @@ def evaluation_sections(
         names: names of the played policies by key, without random actions.
         note: sentence about the played episodes.
         where: name of the file with the complete figures.
+        explanation: who gets what, who gains and who loses.
     """
     level = settings.level
     return (
         estimates_section(
             evidence, level, where, plain=evidence.seen or decision.choice in (Choice.NOT_ENOUGH, Choice.DISCUSS)
         ),
+        *explanation_sections(explanation, where),
         simulated_section(evidence.played, names, level, note),
         weights_section(evidence.overlap, settings.min_effective_episodes),
     )
@@ -264,6 +269,7 @@ def weights_section(overlap: Overlap | None, enough: float) -> PageSection:
         "Largest share of one row": overlap.largest_row_share,
         **({"Largest share of one episode": overlap.largest_episode_share} if several else {}),
         "Rows logged with probability 1 where the policy may choose otherwise": overlap.unsupported_share,
+        "Decisions that the policy takes otherwise than the log": overlap.changed_share,
         "Episodes cut before their end": overlap.cut_share,
     }
     by_episode: tuple[tuple[str, Cell], ...] = (

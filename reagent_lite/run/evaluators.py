@@ -8,7 +8,7 @@ The rows of all machines are used. Each process builds its part of the page; ran
 estimates. It holds the rows of all scored episodes; see evaluation.max_episodes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
@@ -36,8 +36,10 @@ from reagent_lite.evaluation.document import scalars as cpe_scalars
 from reagent_lite.evaluation.entropy import PolicyEntropy, SoftmaxRows
 from reagent_lite.evaluation.episodes import spread
 from reagent_lite.evaluation.evaluator import EvaluationRows, PolicyEvaluator, own_seed
+from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.figures import figures, mean_td_loss
 from reagent_lite.evaluation.fitting import Learning, split_log
+from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.returns import play
 from reagent_lite.report.sections import evaluation_notes
@@ -50,7 +52,7 @@ from reagent_lite.run.simulated import RETURN, tag_of
 from reagent_lite.sim.rollout import ONLY
 from reagent_lite.training.best import BEST, BestState
 from reagent_lite.training.checkpoint import Tree
-from reagent_lite.types import Actions, TransitionBatch
+from reagent_lite.types import Actions, NormalizationSpec, TransitionBatch
 
 LOGS = "logs"
 PLAY = "play"
@@ -184,6 +186,7 @@ class Evaluators:
                 scalars=whole.scalars | part.scalars,
                 document=whole.document | part.document,
                 result=whole.result or part.result,
+                explanation=whole.explanation or part.explanation,
                 seen=whole.seen or part.seen,
                 played=whole.played or part.played,
                 agents=whole.agents or part.agents,
@@ -310,6 +313,7 @@ class LogEvaluator(Evaluator):
         seen = self._data.seen and result.overlap is not None
         warm_start = [WARM_START] if self._config.training.warm_start_model_path else []
         warnings = [LEARNED_FROM] if seen else warm_start
+        explanation = self._explanation(page)
         errors = {} if rewards is None else {"reward_model": rewards.json()}
         if rewards is not None and rewards.warning is not None:
             warnings.append(f"{rewards.warning[0].upper()}{rewards.warning[1:]}.")
@@ -317,10 +321,26 @@ class LogEvaluator(Evaluator):
             logger.warning(sentence)
         return Evaluation(
             scalars=scalars,
-            document={"cpe": as_json(result) | choices, "warnings": warnings, **policy, **errors},
+            document={
+                "cpe": as_json(result) | choices,
+                "explanation": explanation.json(),
+                "warnings": warnings,
+                **policy,
+                **errors,
+            },
             result=result,
+            explanation=explanation,
             seen=seen,
         )
+
+    def _explanation(self, page: EvaluationPage) -> Explanation:
+        """Returns who gets what, who gains and who loses; only on rank 0."""
+        copy = self._data.sides.scored
+        normalization = self._data.normalization
+        columns = _columns_of(copy.state_ids, normalization.state)
+        of_candidates = [] if normalization.action is None else _columns_of(copy.action_ids, normalization.action)
+        with evaluating(self._learner):
+            return self.policy.explanation(page, seen=self._data.seen, columns=(columns, of_candidates))
 
     def with_chosen_temperature(self, config: WorkflowConfig) -> WorkflowConfig:
         """Returns the config with the temperature of the last evaluation in place of "auto"."""
@@ -533,6 +553,16 @@ class SimulationEvaluator(Evaluator):
             tables[:, :, first:stop] = torch.stack(played)
         tables = self._group.all_reduce(tables)
         return {agent_type.name: table for agent_type, table in zip(self._simulation.types, tables, strict=True)}
+
+
+def _columns_of(ids: Sequence[int], spec: NormalizationSpec) -> list[Sequence[int]]:
+    """Returns the normalized columns of each feature, none of one that is not normalized."""
+    stops = np.cumsum([feature.width for feature in spec.features])
+    columns = {
+        feature.feature_id: range(stop - feature.width, stop)
+        for feature, stop in zip(spec.features, stops.tolist(), strict=True)
+    }
+    return [columns.get(feature, range(0)) for feature in ids]
 
 
 def _units(config: WorkflowConfig, data: Data) -> NDArray[np.int64] | None:

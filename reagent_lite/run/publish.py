@@ -258,6 +258,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
         report_model_saved()
     group.barrier()
     result = learned.evaluation.result
+    explanation = learned.evaluation.explanation
     models = {kind: str(model_folder(config.folder, kind)) for kind in source.types}
     return Outcome(
         model=None if reason else models.get(ONLY, models),
@@ -270,6 +271,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
         not_published=reason,
         brief=brief,
         estimate_rows=() if result is None else estimate_rows(result, "model"),
+        explanations={} if explanation is None else {"model": explanation.json()},
         folder=str(config.folder),
     )
 

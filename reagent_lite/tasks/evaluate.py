@@ -117,6 +117,7 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
         warnings=findings.warnings,
         brief=Brief.of(report),
         estimate_rows=findings.estimate_rows(),
+        explanations=findings.explanations_by_policy(),
         seconds=round(time.monotonic() - start, 3),
     )
 

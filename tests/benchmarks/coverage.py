@@ -16,6 +16,9 @@ ship, not decisions in all logs: where what is done makes no difference (gain 1)
 `--only independent`: logs whose rows do not, though neighbours are alike: nothing may be found.
 `--only hidden`: logs whose known propensities are hidden, so that they are estimated (tests/oracles/hidden_loggers.py).
 `--only curved`: the same, where logger and reward are curved in features of the log (tests/oracles/curved_loggers.py).
+`--only effects`: effects by segment, with segments chosen on other rows (tests/oracles/segment_effects.py). "all hold"
+is the share of logs in which every trustworthy interval holds the effect on users like those of its rows; false gain
+and false loss are the shares of logs that say so of any segment without one.
 `--only power` finds how often the interval of the difference excludes 0 where a policy is better, beside Fisher's
 exact test of the events on matched and on other rows, the best test of two counts.
 `--only many` compares ways to allow for the best of several policies: the level divided among them, and the largest
@@ -35,8 +38,10 @@ from scipy.stats import fisher_exact
 from reagent_lite.rl.likelihood import Contributions, intervals
 from tests.benchmarks.turns import options_of
 from tests.oracles.curved_loggers import CurvedLogger
+from tests.oracles import segment_effects
 from tests.oracles.hidden_loggers import HiddenLogger
 from tests.oracles.regimes import Regime, measure
+from tests.oracles.segment_effects import SegmentRegime
 from tests.oracles.segments import Segment
 from tests.oracles.shared_draws import SharedDraws
 from tests.oracles.users import Users
@@ -143,6 +148,23 @@ REGIMES: dict[str, list[Any]] = {
             for actions in (2, 10)
         ),
     ],
+    "effects": [
+        *(
+            SegmentRegime(effect=effect, **form)  # type: ignore[arg-type]
+            for effect in ("null", "loser")
+            for form in (
+                {},
+                {"logger": "uneven", "policy": "near"},
+                {"choices": "candidates", "actions": 6, "policy": "sure"},
+                {"horizon": 3, "policy": "near"},
+                {"outcome": "event", "rate": 0.02, "size": 0.9},
+            )
+        ),
+        SegmentRegime(effect="loser", outcome="event", rate=0.005, size=0.9, policy="sure", rows=10_000),
+        SegmentRegime(effect="gain", outcome="event", rate=0.02, size=2.0, choices="candidates", actions=10),
+        SegmentRegime(effect="loser", outcome="heavy"),
+        SegmentRegime(effect="loser", rows=900, size=1.0),
+    ],
     "hidden": [
         HiddenLogger(logger="softmax", known=True),
         HiddenLogger(logger="softmax"),
@@ -222,6 +244,11 @@ def many(policies: int, correlation: float, effect: float, logs: int, seed: int)
     return float((largest > divided).mean()), float((largest > rng.choice(critical, logs)).mean())
 
 
+def figures_of(regime: Any, logs: int, seed: int) -> dict[str, float]:
+    """Returns the figures of a regime of any kind."""
+    return (segment_effects.measure if isinstance(regime, SegmentRegime) else measure)(regime, logs, seed)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     options = options_of(__doc__, logs=500, seed=0, only=",".join(REGIMES), processes=2)
@@ -237,8 +264,11 @@ if __name__ == "__main__":
             print(f"| {policies} | {correlation} | {effect:g} | {shares[0]:.3f} | {shares[1]:.3f} |", flush=True)
     else:
         regimes = [regime for kind in options.only.split(",") for regime in REGIMES[kind]]
+        heads: list[str] = []
         with ProcessPoolExecutor(options.processes, initializer=partial(torch.set_num_threads, 1)) as pool:
-            for number, figures in enumerate(pool.map(partial(measure, logs=options.logs, seed=options.seed), regimes)):
-                if not number:
-                    print(f"| regime | {' | '.join(figures)} |\n|{'---|' * (1 + len(figures))}")
+            of_logs = partial(figures_of, logs=options.logs, seed=options.seed)
+            for number, figures in enumerate(pool.map(of_logs, regimes)):
+                if heads != [*figures]:
+                    heads = [*figures]
+                    print(f"| regime | {' | '.join(heads)} |\n|{'---|' * (1 + len(heads))}")
                 print(f"| {regimes[number]} | {' | '.join(f'{value:.3f}' for value in figures.values())} |", flush=True)

@@ -59,6 +59,29 @@ def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice
     assert str(decision) == f"{choice.value.capitalize()}: {reason}. Next: {decision.next_step}"
 
 
+@pytest.mark.parametrize(
+    ("value", "half", "changed", "choice"),
+    [
+        (10.0004, 0.0003, 0.0005, UNCLEAR),
+        (9.9996, 0.0003, 0.0005, UNCLEAR),
+        (10.0004, 0.0003, 0.02, SHIP),  # other choices that earn nearly the same
+        (11.0, 0.5, 0.0005, SHIP),  # few choices that earn much more
+        (10.01, 0.0085, 0.0005, SHIP),  # may be more than a thousandth of what the log earns
+    ],
+)
+def test_a_policy_that_does_what_the_log_does_is_not_shipped(
+    value: float, half: float, changed: float, choice: Choice
+) -> None:
+    result = replace(RESULT, overlap=replace(OVERLAP, changed_share=changed))
+    decision = decide(Evidence(result=result, comparisons=(comparison(estimated(PDIS, value, half)),)))
+    assert decision.choice is choice
+    if choice is UNCLEAR:
+        assert decision.reason.startswith(
+            "the policy does the same as the logged policy: it takes 0.05% of the decisions otherwise"
+        )
+        assert decision.next_step.startswith("keep the policy in use: there is nothing to gain")
+
+
 @pytest.mark.parametrize("rows", [[estimated(PDIS, 10, 1)], [estimated(PDIS, 10, 1, Verdict.SUPPORT)]])
 def test_episodes_that_the_log_has_are_not_asked_for(rows: list[Estimate]) -> None:
     result = replace(RESULT, overlap=OVERLAP, num_episodes_left_out=3000)

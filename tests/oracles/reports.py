@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from itertools import cycle
 from typing import Any
 
+import numpy as np
 import torch
 
 from reagent_lite.evaluation.cpe import Basis, CPEResult, Estimate
@@ -18,12 +19,15 @@ from reagent_lite.evaluation.decision import (
     ShipDecision,
     Standing,
 )
+from reagent_lite.evaluation.explanation import Explanation, Group, Importance, PolicyTree
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import AGAINST, MODEL, RANDOM, Earned, Played, PlayedPolicy
+from reagent_lite.evaluation.segment_effects import SegmentEffect, Segments
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.charts import Curves, Line, curve_chart
 from reagent_lite.report.content import PageSection, Report, Table
+from reagent_lite.report.explanation import explanation_sections
 from reagent_lite.report.page import render
 from reagent_lite.report.run import FeatureFacts, config_section, features_section
 from reagent_lite.report.sections import (
@@ -130,6 +134,26 @@ def candidates(name: str, number: int = 1) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def explanation(name: str, figure: Interval) -> Explanation:
+    """Three segments, choices and leaves with this name, and features."""
+    choices = {f"{name} {number}": (0.5, 0.25) for number in range(3)}
+    groups = tuple(Group(words=f"{name} {number}", share=1 / 3, choices=choices) for number in range(3))
+    effects = tuple(
+        SegmentEffect(
+            words=group.words, share=group.share, count=100, effective=12.5, estimator=SEQUENTIAL[0], logged=figure,
+            figure=figure, difference=around(difference, 0.5), verdict=Verdict.TRUSTWORTHY, reason=name,
+        )
+        for group, difference in zip(groups, (1.0, -1.0, 0.25), strict=True)
+    )  # fmt: skip
+    return Explanation(
+        tree=PolicyTree(leaves=groups, fidelity=0.75, best=0.875, constant=0.5, rows=1000),
+        segments=Segments(effects=effects, total=around(0.125, 0.25), level=0.95, unit="episode",
+                          segment=np.zeros(0, np.int64), choosing=500),
+        choices=groups,
+        importance=Importance(changes={name: 0.5, "other": 0.0}, rows=2000, of_tree=True),
+    )  # fmt: skip
+
+
 def estimates(*rows: Comparison, result: CPEResult | None = None, plain: bool = False) -> PageSection:
     return estimates_section(Evidence(comparisons=rows, result=result), 0.95, "evaluation.json", plain=plain)
 
@@ -154,7 +178,7 @@ def full(name: str, *, title: str = "", figure: Interval | None = None) -> Repor
     title, figure = title or name, figure or around(12.0, 1.0)
     points = tuple((float(x), x * 1e-5) for x in range(200))
     band = tuple((0.5 * y, 2 * y) for _, y in points)
-    lines = tuple(Line(name=estimator, points=points, band=band) for estimator in SEQUENTIAL)
+    lines = tuple(Line(name=estimator, points=points, band=band, final=True) for estimator in SEQUENTIAL)
     rows = tuple(
         estimate(estimator, figure, figure, figure.value, verdict, name)
         for estimator, verdict in zip(SEQUENTIAL, cycle(Verdict), strict=False)
@@ -171,6 +195,7 @@ def full(name: str, *, title: str = "", figure: Interval | None = None) -> Repor
         decision=decided(Choice.NOT_ENOUGH, words=name),
         sections=(
             estimates(compared, result=RESULT),
+            *explanation_sections(explanation(title, figure), name),
             simulated_section(game(figure, figure, figure), {MODEL: title}, 0.95, name),
             weights_section(long, 10.0),
             PageSection(title="Learning curves", charts=(

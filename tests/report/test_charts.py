@@ -56,6 +56,39 @@ def test_a_curve_goes_through_its_points(points: tuple[tuple[float, float], ...]
     assert [part for part in (f'<path class="curve s0" d="{path}">', words) if part not in drawn] == []
 
 
+def test_the_last_point_of_other_rows_is_a_mark_of_its_own() -> None:
+    points = ((0.0, 0.0), (5.0, 4.0), (10.0, 10.0))
+    line = Line(name="loss", points=points, band=((0.0, 0.0), (3.0, 5.0), (9.0, 10.0)), final=True)
+    chart = curve_chart(Curves(title="Loss", x="steps", y="loss", lines=(line,)))
+    assert '<path class="curve s0" d="M58 246L262 158">' in chart.svg
+    assert '<circle class="final s0" cx="466" cy="26" r="4">' in chart.svg
+    assert '<line class="curve s0" x1="466" x2="466" y1="48" y2="26">' in chart.svg  # 9 to 10
+    assert '<path class="fill s0" d="M58 246L262 136L262 180L58 246Z">' in chart.svg
+    assert [name for _, name in chart.legend] == [
+        "loss", "the final evaluation, of all rows or of other episodes",
+    ]  # fmt: skip
+    assert chart.table is not None
+    assert chart.table.rows[-1] == ("loss", 10.0, 10.0)
+    one = curve_chart(Curves(title="t", x="x", y="y", lines=(Line(name="v", points=points[1:], final=True),)))
+    assert '<path class="curve s0" d="M58 246h0">' in one.svg
+
+
+def test_no_line_crosses_a_text() -> None:
+    """Rows begin at 24 + 14 for each further mark and are 44 high; their text ends 20 below their top."""
+    rows = [estimated(f"E{number}", 10.0 + number, 2.0) for number in range(3)]
+    drawn = whiskers(*rows, **{"other policy": around(10.2, 0.5)}, simulated=around(12.0, 2.0))
+    start = 10 + 14 * 3
+    texts = [(start + 44 * row, start + 44 * row + 20) for row in range(3)]
+    spans = [
+        (float(x), *map(float, ends))
+        for x, *ends in re.findall(
+            r'<line class="mark[^"]*" x1="([\d.]+)" x2="[\d.]+" y1="([\d.]+)" y2="([\d.]+)">', drawn
+        )
+    ]
+    assert len(spans) == 3 * 3 + 2  # in each row, and from the names but the first, which the second would hide
+    assert not [span for span in spans for top, bottom in texts if span[1] < bottom and span[2] > top]
+
+
 IPS = estimated("IPS", 12.0, 1.0)
 
 
@@ -66,8 +99,9 @@ IPS = estimated("IPS", 12.0, 1.0)
         (estimated("IPS", 12.0, 2.0), {}, [
             '<line class="whisker good" x1="104.4" x2="466" y1="52" y2="52">',
             'd="M280.2 52a5 5',
-            '<line class="mark" x1="104.4" x2="104.4" y1="18" y2="68">',  # down to the axis
-            '<rect class="band" x="14" y="18" width="180.8"',  # 9 to 11
+            '<line class="mark" x1="104.4" x2="104.4" y1="18" y2="24">',  # from its name
+            '<line class="mark" x1="104.4" x2="104.4" y1="44" y2="68">',  # below the row's text to the axis
+            '<rect class="band" x="14" y="44" width="180.8" height="24"',  # 9 to 11
         ]),
         # 9 to 14, 90.4 a unit: 12 lies at 285.2; the name of a second mark moves the first row down by 14
         (IPS, {"simulated": around(12.0, 2.0)}, [

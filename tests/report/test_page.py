@@ -21,6 +21,7 @@ from oracles.reports import (
     decided,
     estimated,
     estimates,
+    explanation,
     full,
     game,
     report_of,
@@ -30,10 +31,12 @@ from oracles.runs import ROOT
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.decision import Choice, Evidence
+from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report import sections
 from reagent_lite.report.content import PageSection, Report, Table, written
 from reagent_lite.report.curves import curves_of, curves_section, read_series
+from reagent_lite.report.explanation import explanation_sections
 from reagent_lite.report.markdown import decision_of, findings, text_of
 from reagent_lite.report.page import render
 from reagent_lite.report.run import PAGE, config_section, drift_section, features_section, write_page
@@ -49,7 +52,8 @@ def test_a_full_page_is_well_formed_and_needs_nothing_but_itself(name: str) -> N
     text = render(full(name))
     page = Page(text)
     assert (page.text["h1"], page.text["h2"]) == ([name], [
-        "Estimates", "Simulation", "Weights and overlap", "Learning curves", "Actions", "Features", "Data lineage",
+        "Estimates", "Who gains and who loses", "Who gets what", "Simulation", "Weights and overlap",
+        "Learning curves", "Actions", "Features", "Data lineage",
         "Config", "Candidates",
     ])  # fmt: skip
     assert [row for row in page.text["tr"] if "75%" in row] == [f"{name}75%\n25%\n50%\n"]
@@ -193,9 +197,27 @@ def test_how_much_the_log_tells_stands_beside_the_estimates_and_trust_is_green_o
     assert "\n12.5% of the episodes are cut before their end" in notes
     assert 'class="dot good"' in estimates(row).charts[0].svg
     seen, *_ = sections.evaluation_sections(Evidence(comparisons=(row,), seen=True), decided(Choice.SHIP),
-                                            EvaluationConfig(), names={}, note="", where="")  # fmt: skip
+                                            EvaluationConfig(), names={}, note="", where="",
+                                            explanation=Explanation())  # fmt: skip
     for section in (estimates(row, plain=True), estimates(replace(row, decides=False)), seen):
         assert re.findall(r'class="dot (\w+)"|good', section.charts[0].svg) == ["plain"]
+
+
+def test_segments_are_shown_with_the_largest_loss_first() -> None:
+    gains, gets = explanation_sections(explanation("old", around(2.0, 1.0)), "e.json")
+    effects, choices = gains.tables
+    assert [row[0] for row in effects.rows] == ["1. old 1", "2. old 2", "3. old 0", "all, weighted by share"]
+    results = [f"{standing} (trustworthy: old)" for standing in ("loses", "not enough to say", "gains")]
+    assert [row[6] for row in effects.rows] == [*results, ""]
+    assert [written(row[5]) for row in effects.rows][:2] == ["-1.0 (-1.5 to -0.5)", "0.2 (-0.2 to 0.8)"]
+    assert gains.notes[0].startswith("The policy's discounted return of an episode minus the logged one")
+    assert choices.rows[0] == ("1. old 1: old 0", 0.5, 0.25)
+    # losses are as usable as gains, so that the axis holds both: 14 + 452 / 4 * (0.5 and 1.5)
+    assert '<line class="whisker bad" x1="70.5" x2="183.5"' in gains.charts[0].svg
+    assert gets.notes[0].startswith("A small tree predicts 75% of the policy's decisions in 1,000 rows")
+    assert [row for row in gets.tables[1].rows] == [("old", 0.5), ("other", 0.0)]
+    absent = explanation_sections(Explanation.without_log(), "e.json")
+    assert [section.facts[0][0] for section in absent] == ["Not shown"] * 2
 
 
 def test_diagnostics_of_weights() -> None:
