@@ -24,7 +24,7 @@ import reagent_lite
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.data.served_log import waiting_in
 from reagent_lite.errors import BundleError, ConfigError
-from reagent_lite.evaluation.rollout import Comparison
+from reagent_lite.evaluation.rollout import RolloutComparison
 from reagent_lite.export import load_bundle
 from reagent_lite.serving.app import create_app
 from reagent_lite.serving.decision_log import DecisionLog, open_log
@@ -448,7 +448,7 @@ def test_killed_servers_lose_and_repeat_nothing(
         end_and_restart(models[0], log, settings, comparison)
 
 
-def end_and_restart(model: Path, log: Path, settings: Sequence[str], comparison: Comparison) -> None:
+def end_and_restart(model: Path, log: Path, settings: Sequence[str], comparison: RolloutComparison) -> None:
     """The server has the figures of the files; a stop stays, and another model begins another rollout."""
     with closing(Process(model, log, *settings)) as process:
         served = wait_for_figures(process, comparison.units)
