@@ -145,6 +145,7 @@ def test_the_log_has_the_density_of_the_mixture(serve: Serve, models: tuple[Path
     audited = reagent_lite.rollout(server.folder)
     assert audited.comparison.figures() == {name: value for name, value in compared.items() if name != "history"}
     assert (audited.wrong_propensities, audited.different_events, audited.comparison.units) == (0, 0, 60)
+    assert reagent_lite.read_log(server.folder).num_rows == 120  # other readers ignore the columns
 
 
 def test_rows_of_an_episode_in_one_request_follow_each_other(serve: Serve) -> None:
