@@ -41,7 +41,7 @@ _ROUNDING = 1e-9  # of the width of a range, by which a sum of discounted reward
 _GROWTH = 1.05  # of the number of units from one entry of the history to the next
 _FORESEEABLE = 1000.0  # times the present number of units; more are no forecast
 
-Decision = Literal["better", "worse", "not told apart", "invalid"]
+RolloutDecision = Literal["better", "worse", "not told apart", "invalid"]
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class UnitCollector:
             if (unit.is_new, unit.share) != (is_new, share):
                 got = f"{name!r} with another policy or share than before"
                 raise DataError(Problem(rows.where, "units that keep their policy and share", got))
-            mixed = float(mixed_propensity(share, unit.log_ratio, current, new))
+            mixed = mixed_propensity(share, unit.log_ratio, current, new)
             if abs(propensity - mixed) > _PROPENSITY_TOLERANCE * mixed:  # false for NaN: a log without it
                 self.wrong_propensities += 1
             unit.outcomes += unit.discount * outcomes
@@ -178,7 +178,7 @@ class UnitCollector:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class OutcomeDifference:
     """The difference of an outcome per unit, new policy minus current one.
 
     Attributes:
@@ -268,7 +268,7 @@ class _Outcome:
         low, high = self.ends
         return self.limit is not None and (low >= self.limit if self.sign > 0 else high <= self.limit)
 
-    def difference(self, units: int) -> Difference:
+    def difference(self, units: int) -> OutcomeDifference:
         """Returns the difference after so many units."""
         low, high = self.ends
         if self.bounds is not None:
@@ -283,7 +283,7 @@ class _Outcome:
         if units and not self.side and mean**2 * units > variance > 0:  # beyond one standard error
             needed = sequence.values_until_told(mean, variance) - units
             to_go = max(math.ceil(needed), 1) if needed < _FORESEEABLE * units else None
-        return Difference(
+        return OutcomeDifference(
             name=self.name,
             value=finite(mean),
             low=finite(low),
@@ -298,7 +298,7 @@ class _Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class HistoryPoint:
     """An entry of the history: the interval of an outcome after so many units."""
 
     units: int
@@ -309,7 +309,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RolloutComparison:
     """What is known about two policies after a number of units.
 
     Attributes:
@@ -324,15 +324,15 @@ class Comparison:
         history: their intervals after earlier numbers of units.
     """
 
-    decision: Decision
+    decision: RolloutDecision
     sentence: str
     units: int
     units_new: int
     expected_new: float
     differing_units: int
     ratio_capital: float
-    differences: tuple[Difference, ...]
-    history: tuple[Point, ...] = field(repr=False)
+    differences: tuple[OutcomeDifference, ...]
+    history: tuple[HistoryPoint, ...] = field(repr=False)
 
     def figures(self) -> dict[str, Any]:
         """Returns all figures but the history, as JSON has them."""
@@ -356,7 +356,7 @@ class Comparer:
         self._units = 0
         self._marks = _marks()
         self._next_mark = next(self._marks)
-        self._history: list[Point] = []
+        self._history: list[HistoryPoint] = []
 
     @property
     def units(self) -> int:
@@ -384,19 +384,19 @@ class Comparer:
             self._next_mark = next(self._marks)
             self._history += self._points()
 
-    def _points(self) -> list[Point]:
+    def _points(self) -> list[HistoryPoint]:
         differences = [outcome.difference(self._units) for outcome in self._outcomes]
         return [
-            Point(units=self._units, name=each.name, value=each.value, low=each.low, high=each.high)
+            HistoryPoint(units=self._units, name=each.name, value=each.value, low=each.low, high=each.high)
             for each in differences
         ]
 
-    def comparison(self) -> Comparison:
+    def comparison(self) -> RolloutComparison:
         """Returns what is known now."""
         differences = tuple(outcome.difference(self._units) for outcome in self._outcomes)
         decision, reason = self._decision(differences)
         last = self._history[-1].units if self._history else 0
-        return Comparison(
+        return RolloutComparison(
             decision=decision,
             sentence=reason,
             units=self._units,
@@ -408,7 +408,7 @@ class Comparer:
             history=(*self._history, *(self._points() if self._units > last else ())),
         )
 
-    def _decision(self, differences: Sequence[Difference]) -> tuple[Decision, str]:
+    def _decision(self, differences: Sequence[OutcomeDifference]) -> tuple[RolloutDecision, str]:
         reward = differences[0]
         after = f"after {counted(self._units, 'unit')}"
         for outcome in self._outcomes:
@@ -429,7 +429,7 @@ class Comparer:
                     f"beyond its limit of {outcome.limit:g}"
                 )
         if side := self._outcomes[0].side:
-            word: Decision = "better" if side > 0 else "worse"
+            word: RolloutDecision = "better" if side > 0 else "worse"
             return word, f"The new policy is {word} {after}: the reward differs by {reward.interval} per unit"
         known = f": the reward differs by {reward.interval} per unit" if reward.value is not None else ""
         more = f", about {counted(reward.units_to_go, 'more unit')} to go" if reward.units_to_go else ""

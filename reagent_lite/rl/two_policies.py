@@ -2,13 +2,14 @@
 
 A unit, an episode or a single decision, is given to the new policy with probability p, its share. With w_k the product
 of policy k's probabilities of the unit's actions, its actions have density p w_new + (1 - p) w_current, whoever draws
-them. All functions need only log w_new - log w_current, the log ratio, and broadcast over arrays; numpy only.
+them. All functions need only log w_new - log w_current, the log ratio; numpy only.
 
 Karampatziakis, Mineiro & Ramdas (2021), Off-policy Confidence Sequences; Waudby-Smith, Wu, Ramdas, Karampatziakis &
 Mineiro (2022), Anytime-valid off-policy inference for contextual bandits; the balance heuristic is that of Veach &
 Guibas (1995).
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 
 
-def probability_of_new(share: ArrayLike, log_ratio: ArrayLike) -> Any:
-    """Returns the probability that the new policy has a unit, given the actions so far."""
-    share = np.asarray(share, np.float64)
-    with np.errstate(over="ignore"):
-        return share / (share + (1 - share) * np.exp(-np.asarray(log_ratio, np.float64)))
-
-
-def mixed_propensity(share: ArrayLike, log_ratio: ArrayLike, current: ArrayLike, new: ArrayLike) -> Any:
-    """Returns the propensity of an action: the product over a unit is the density of all its actions.
+def mixed_propensity(share: float, log_ratio: float, current: float, new: float) -> float:
+    """Returns the propensity of a unit's next action: the product over a unit is the density of all its actions.
 
     Args:
         share: share of the unit.
@@ -33,8 +27,10 @@ def mixed_propensity(share: ArrayLike, log_ratio: ArrayLike, current: ArrayLike,
         current: the current policy's probability of the action.
         new: the new policy's.
     """
-    posterior = probability_of_new(share, log_ratio)
-    return posterior * np.asarray(new) + (1 - posterior) * np.asarray(current)
+    smaller = math.exp(-abs(log_ratio))  # weight of the less likely policy, relative to the other
+    of_new = share * (1.0 if log_ratio > 0 else smaller)
+    of_current = (1 - share) * (smaller if log_ratio > 0 else 1.0)
+    return (of_new * new + of_current * current) / (of_new + of_current)
 
 
 def log_ratio_of(current: ArrayLike, new: ArrayLike) -> Any:

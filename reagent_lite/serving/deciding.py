@@ -32,7 +32,7 @@ from reagent_lite.serving.figures import ServerFigures
 from reagent_lite.serving.large import LARGE_CHOICES, MOST_CHOICES_OF_REQUEST, LargeRequests
 from reagent_lite.serving.refusals import RefusedError
 from reagent_lite.serving.rollout import WorkerRollout, add_action, columns_of, drawn_from, have_same_inputs
-from reagent_lite.serving.rollout_store import RolloutState, Unit, UnitChangedError
+from reagent_lite.serving.rollout_store import RolloutState, ServedUnit, UnitChangedError
 from reagent_lite.serving.served_model import ServedModel
 
 MOST_CHOICES = 1 << 16
@@ -67,7 +67,7 @@ class _DecisionRow:
     choice: int = -1
     propensity: float = 0.0
     logged: LogRow | None = None
-    unit: Unit | None = None
+    unit: ServedUnit | None = None
     probabilities: tuple[float, float] = (0.0, 0.0)
     rollout: dict[str, Any] = field(default_factory=dict)
 
@@ -174,7 +174,7 @@ class Decider:
             return _Batch(bundle, self._model.versions)
         return _Batch(bundle, self._model.versions, rollout=state, new=new, new_version=self._rollout.new.version)
 
-    def _units(self, batch: _Batch, bodies: Sequence[Any], rng: np.random.Generator) -> list[Unit]:
+    def _units(self, batch: _Batch, bodies: Sequence[Any], rng: np.random.Generator) -> list[ServedUnit]:
         """Returns the unit of each row; [] without a rollout."""
         if batch.rollout is None or self._rollout is None:
             return []
@@ -202,7 +202,7 @@ class Decider:
                 request.answer.set_exception(error)
         self._commit(batch, requests, end)
 
-    def _draw_large(self, batch: _Batch, bodies: Sequence[Any], units: Sequence[Unit]) -> list[_DecisionRow]:
+    def _draw_large(self, batch: _Batch, bodies: Sequence[Any], units: Sequence[ServedUnit]) -> list[_DecisionRow]:
         """Returns the drawn rows of a large request; the features of its candidates are in memory a part at a time."""
         states = batch.bundle.states([body.state_features for body in bodies])
         rows: list[_DecisionRow] = []
@@ -322,7 +322,7 @@ class Decider:
         return _decisions(request.rows, iter(ids), versions)
 
     def _draw(
-        self, batch: _Batch, rows: Sequence[_DecisionRow], units: Sequence[Unit], rng: np.random.Generator
+        self, batch: _Batch, rows: Sequence[_DecisionRow], units: Sequence[ServedUnit], rng: np.random.Generator
     ) -> None:
         """Draws an action of each row; of `units`, one per row, while a rollout runs."""
         name = "candidates" if batch.bundle.parametric else "mask"

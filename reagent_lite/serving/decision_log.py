@@ -262,8 +262,11 @@ class DecisionLog:
         Raises:
             OSError: the database cannot be read.
         """
-        with self._errors():
+        try:  # a context manager would take as long as the query
             return self._all(sql, *values)
+        except sqlite3.Error:
+            with self._errors():
+                raise
 
     def write(self, change: Callable[[sqlite3.Connection], T]) -> T:
         """Commits a change of the database; returns its result.

@@ -4,6 +4,7 @@ bodies ─► units: kept, or drawn with the present share ─► draw from the 
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.export.bundle import Bundle, Prediction
-from reagent_lite.rl.two_policies import log_ratio_of, mixed_propensity
-from reagent_lite.serving.rollout_store import RolloutState, RolloutStore, Unit
+from reagent_lite.rl.two_policies import mixed_propensity
+from reagent_lite.serving.rollout_store import RolloutState, RolloutStore, ServedUnit
 from reagent_lite.serving.served_model import ServedModel
 
 
@@ -91,14 +92,14 @@ class WorkerRollout:
         self.store.change("stop", cause, state="stopped", share=0.0)
         self.present()
 
-    def units_of(self, episodes: Sequence[str | None], share: float, rng: np.random.Generator) -> list[Unit]:
+    def units_of(self, episodes: Sequence[str | None], share: float, rng: np.random.Generator) -> list[ServedUnit]:
         """Returns the unit of each row; those that begin are drawn with this share."""
         known = {unit.episode: unit for unit in self.store.units(dict.fromkeys(filter(None, episodes)))}
         units = []
         for episode, draw in zip(episodes, rng.random(len(episodes)).tolist(), strict=True):
             unit = known.get(episode) if episode is not None else None
             if unit is None:
-                unit = Unit(episode, draw < share, share)
+                unit = ServedUnit(episode, draw < share, share)
                 if episode is not None:
                     known[episode] = unit
             units.append(unit)
@@ -124,21 +125,20 @@ def drawn_from(
     Returns:
         The choices [N], -1 where neither has one; both policies' probabilities of them, [N] each.
     """
-    first, second = (each.propensities.astype(np.float64) for each in (current, new))
-    totals = first.sum(1, keepdims=True), second.sum(1, keepdims=True)
-    first = np.where(totals[0] > 0, first, second)
-    second = np.where(totals[1] > 0, second, first)
-    chosen = np.where(is_new[:, None], second, first)
-    choices, _ = replace(current, propensities=chosen).draw(rng)
+    first, second = current.propensities, new.propensities
+    totals = first.sum(1, dtype=np.float64), second.sum(1, dtype=np.float64)
+    if not (totals[0].all() and totals[1].all()):
+        first, second = np.where(totals[0][:, None] > 0, first, second), np.where(totals[1][:, None] > 0, second, first)
+        totals = first.sum(1, dtype=np.float64), second.sum(1, dtype=np.float64)
+    choices, _ = replace(current, propensities=np.where(is_new[:, None], second, first)).draw(rng)
     rows = np.arange(len(choices))
-    probabilities = (
-        np.divide(each[rows, choices], each.sum(1), out=np.zeros(len(rows)), where=each.sum(1) > 0)
-        for each in (first, second)
+    of_current, of_new = (
+        each[rows, choices] / np.where(total > 0, total, 1) for each, total in zip((first, second), totals, strict=True)
     )
-    return choices, *probabilities
+    return choices, of_current, of_new
 
 
-def add_action(unit: Unit, current: float, new: float) -> float:
+def add_action(unit: ServedUnit, current: float, new: float) -> float:
     """Adds an action to a unit; returns its propensity.
 
     Args:
@@ -146,13 +146,17 @@ def add_action(unit: Unit, current: float, new: float) -> float:
         current: the current policy's probability of the action.
         new: the new policy's.
     """
-    propensity = float(mixed_propensity(unit.share, unit.log_ratio, current, new))
-    unit.log_ratio += float(log_ratio_of(current, new))
+    propensity = mixed_propensity(unit.share, unit.log_ratio, current, new)
+    unit.log_ratio += _log(new) - _log(current)
     unit.steps += 1
     return propensity
 
 
-def columns_of(state: RolloutState, unit: Unit, current: float, new: float) -> dict[str, Any]:
+def _log(probability: float) -> float:
+    return math.log(probability) if probability > 0 else -math.inf
+
+
+def columns_of(state: RolloutState, unit: ServedUnit, current: float, new: float) -> dict[str, Any]:
     """Returns the columns that a rollout adds to a row of the log."""
     return {
         "rollout": state.id,

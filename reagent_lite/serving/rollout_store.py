@@ -52,7 +52,7 @@ class RolloutState:
 
 
 @dataclass(slots=True)
-class Unit:
+class ServedUnit:
     """An episode, or a decision without one.
 
     Attributes:
@@ -191,14 +191,14 @@ class RolloutStore:
 
         return self._log.write(changed)
 
-    def units(self, episodes: Iterable[str]) -> Iterator[Unit]:
+    def units(self, episodes: Iterable[str]) -> Iterator[ServedUnit]:
         """Yields the units of episodes that have begun in this rollout."""
         for episode in episodes:
             sql = "SELECT is_new, share, log_ratio, steps FROM rollout_units WHERE episode = ?"
             for is_new, share, log_ratio, steps in self._log.read(sql, episode):
-                yield Unit(episode, bool(is_new), share, log_ratio, steps, steps)
+                yield ServedUnit(episode, bool(is_new), share, log_ratio, steps, steps)
 
-    def keep_units(self, database: sqlite3.Connection, units: Iterable[Unit]) -> None:
+    def keep_units(self, database: sqlite3.Connection, units: Iterable[ServedUnit]) -> None:
         """Stores units within a transaction.
 
         Raises:

@@ -17,7 +17,7 @@ from reagent_lite.console import machine_logger
 from reagent_lite.data.rollout_rows import rows_in
 from reagent_lite.data.served_log import ROLLOUT_EVENTS, decision_files
 from reagent_lite.data.stage import data_files
-from reagent_lite.evaluation.rollout import Comparer, Comparison, UnitCollector
+from reagent_lite.evaluation.rollout import Comparer, RolloutComparison, UnitCollector
 from reagent_lite.files import write_whole
 from reagent_lite.serving.rollout_store import RolloutState, RolloutStore
 
@@ -84,7 +84,7 @@ class RolloutWatch:
             write_whole(self._folder / ROLLOUT_EVENTS, "".join(f"{event}\n" for event in events).encode())
             self._written = len(events)
 
-    def _act(self, comparison: Comparison) -> None:
+    def _act(self, comparison: RolloutComparison) -> None:
         state = self._store.state
         if state.state != "running":
             return
@@ -108,7 +108,7 @@ class RolloutWatch:
         if changed:
             machine_logger.info(f"rollout {self._id}: {comparison.sentence}")
 
-    def _grow(self, state: RolloutState, comparison: Comparison) -> bool:
+    def _grow(self, state: RolloutState, comparison: RolloutComparison) -> bool:
         """Begins the next share; returns false if this is the last one."""
         shares = self._config.shares
         if state.stage + 1 >= len(shares):
@@ -119,7 +119,7 @@ class RolloutWatch:
         stage = state.stage + 1, comparison.units
         return self._store.change("share", cause, share=share, stage=stage, figures=comparison.figures())
 
-    def _report(self, comparison: Comparison) -> bool:
+    def _report(self, comparison: RolloutComparison) -> bool:
         """Notes a decision, unless it is the one that was noted last; returns whether it was noted."""
         reported = [json.loads(event) for event in self._store.events]
         last = [each["figures"]["decision"] for each in reported if each["rollout"] == self._id and "figures" in each]
@@ -128,7 +128,7 @@ class RolloutWatch:
         return self._store.change("report", comparison.sentence, figures=comparison.figures())
 
 
-def _points(comparison: Comparison) -> list[dict[str, Any]]:
+def _points(comparison: RolloutComparison) -> list[dict[str, Any]]:
     return [
         {"units": point.units, "name": point.name, "value": point.value, "low": point.low, "high": point.high}
         for point in comparison.history

@@ -15,7 +15,7 @@ from reagent_lite.config.loader import check
 from reagent_lite.config.rollout import ComparisonConfig, RolloutConfig
 from reagent_lite.console import logger
 from reagent_lite.errors import DataError, Problem, counted, listed, needing
-from reagent_lite.evaluation.rollout import Comparer, Comparison, UnitCollector, Units
+from reagent_lite.evaluation.rollout import Comparer, RolloutComparison, UnitCollector, Units
 
 if TYPE_CHECKING:
     from reagent_lite.data.result_frames import DataFrame
@@ -39,7 +39,7 @@ class ComparedPolicies:
     """
 
     rollout: str
-    comparison: Comparison
+    comparison: RolloutComparison
     rows: int
     waiting_units: int
     late_rows: int

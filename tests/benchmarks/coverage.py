@@ -37,8 +37,8 @@ from scipy.stats import fisher_exact
 
 from reagent_lite.rl.likelihood import Contributions, intervals
 from tests.benchmarks.turns import options_of
-from tests.oracles.curved_loggers import CurvedLogger
 from tests.oracles import segment_effects
+from tests.oracles.curved_loggers import CurvedLogger
 from tests.oracles.hidden_loggers import HiddenLogger
 from tests.oracles.regimes import Regime, measure
 from tests.oracles.segment_effects import SegmentRegime

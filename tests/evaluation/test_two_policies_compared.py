@@ -9,7 +9,7 @@ import pytest
 from reagent_lite.config.rollout import ComparisonConfig, RolloutGuardrailConfig
 from reagent_lite.data.rollout_rows import RolloutRows
 from reagent_lite.errors import DataError
-from reagent_lite.evaluation.rollout import Comparer, Comparison, UnitCollector, Units
+from reagent_lite.evaluation.rollout import Comparer, RolloutComparison, UnitCollector, Units
 from reagent_lite.rl.two_policies import mixed_propensity
 
 SECOND = 1_000_000
@@ -76,7 +76,7 @@ def test_a_unit_keeps_its_policy_and_share() -> None:
 
 def test_propensities_are_compared_with_the_mixture_of_units() -> None:
     first = {"unit": "a", "share": 0.25, "current": 0.1, "new": 0.8, "propensity": 0.275}
-    right = float(mixed_propensity(0.25, math.log(8), 0.5, 0.9))
+    right = mixed_propensity(0.25, math.log(8), 0.5, 0.9)
     for propensity, wrong in ((right, 0), (0.25 * 0.9 + 0.75 * 0.5, 1), (0.5, 1)):  # each step's mixture; its own
         collector = UnitCollector(gamma=1.0, episode_seconds=60)
         collector.add(
@@ -106,7 +106,7 @@ CONFIG = ComparisonConfig(
 )
 
 
-def compared(units: Units, config: ComparisonConfig = CONFIG) -> Comparison:
+def compared(units: Units, config: ComparisonConfig = CONFIG) -> RolloutComparison:
     comparer = Comparer(config)
     comparer.add(units)
     return comparer.comparison()

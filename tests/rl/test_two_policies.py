@@ -9,7 +9,6 @@ from reagent_lite.rl.two_policies import (
     difference_bounds,
     log_ratio_of,
     mixed_propensity,
-    probability_of_new,
     relative_difference,
 )
 
@@ -31,9 +30,9 @@ def test_the_product_of_propensities_is_the_density_of_the_mixture() -> None:
 
 
 def test_by_hand() -> None:
-    # first action 1: 1/4 * 0.8 + 3/4 * 0.1 = 0.275, after which the new policy has the unit with 0.2 / 0.275
+    # first action 1: 1/4 * 0.8 + 3/4 * 0.1 = 0.275, after which the new policy has the unit with 0.2 / 0.275 = 8 / 11
     assert mixed_propensity(0.25, 0.0, 0.1, 0.8) == pytest.approx(0.275)
-    assert probability_of_new(0.25, np.log(8)) == pytest.approx(0.2 / 0.275)
+    assert mixed_propensity(0.25, np.log(8), 0.0, 1.0) == pytest.approx(8 / 11)
     assert relative_difference(0.25, np.log(8)) == pytest.approx(0.7 / 0.275)
     assert relative_difference(0.25, 0.0) == 0
     assert difference_bounds(0.25, 0.5, 0.5) == (-2.0, 2.0)
@@ -44,7 +43,7 @@ def test_an_action_that_one_policy_never_takes() -> None:
     assert log_ratio_of(0.0, 0.5) == np.inf
     assert log_ratio_of(0.5, 0.0) == -np.inf
     assert [float(relative_difference(0.25, ratio)) for ratio in (np.inf, -np.inf)] == [4.0, pytest.approx(-4 / 3)]
-    assert [float(probability_of_new(0.25, ratio)) for ratio in (np.inf, -np.inf)] == [1.0, 0.0]
+    assert mixed_propensity(0.25, np.inf, 0.3, 0.9) == 0.9
     assert mixed_propensity(0.25, -np.inf, 0.3, 0.9) == 0.3
 
 
@@ -55,7 +54,7 @@ def test_long_episodes_stay_within_bounds() -> None:
         assert (np.diff(relative) >= 0).all()
         assert relative.min() >= -1 / (1 - share)
         assert relative.max() <= 1 / share
-        assert np.isfinite(mixed_propensity(share, ratios, 0.1, 0.2)).all()
+        assert all(0.1 <= mixed_propensity(share, ratio, 0.1, 0.2) <= 0.2 for ratio in ratios)
 
 
 def test_the_mean_is_the_difference_of_values_and_of_centres_zero() -> None:

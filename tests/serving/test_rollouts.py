@@ -24,7 +24,7 @@ import reagent_lite
 from reagent_lite.config.serve import ServeConfig
 from reagent_lite.data.served_log import waiting_in
 from reagent_lite.errors import BundleError, ConfigError
-from reagent_lite.evaluation.rollout import Comparison
+from reagent_lite.evaluation.rollout import RolloutComparison
 from reagent_lite.export import load_bundle
 from reagent_lite.serving.app import create_app
 from reagent_lite.serving.decision_log import DecisionLog, open_log
@@ -145,6 +145,7 @@ def test_the_log_has_the_density_of_the_mixture(serve: Serve, models: tuple[Path
     audited = reagent_lite.rollout(server.folder)
     assert audited.comparison.figures() == {name: value for name, value in compared.items() if name != "history"}
     assert (audited.wrong_propensities, audited.different_events, audited.comparison.units) == (0, 0, 60)
+    assert reagent_lite.read_log(server.folder).num_rows == 120  # other readers ignore the columns
 
 
 def test_rows_of_an_episode_in_one_request_follow_each_other(serve: Serve) -> None:
@@ -448,7 +449,7 @@ def test_killed_servers_lose_and_repeat_nothing(
         end_and_restart(models[0], log, settings, comparison)
 
 
-def end_and_restart(model: Path, log: Path, settings: Sequence[str], comparison: Comparison) -> None:
+def end_and_restart(model: Path, log: Path, settings: Sequence[str], comparison: RolloutComparison) -> None:
     """The server has the figures of the files; a stop stays, and another model begins another rollout."""
     with closing(Process(model, log, *settings)) as process:
         served = wait_for_figures(process, comparison.units)
