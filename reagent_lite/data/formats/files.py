@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,6 +64,7 @@ _OF_PYTHON = (".npz", ".npy", ".pkl", ".pickle", ".h5", ".hdf5", ".hdf", ".xlsx"
 OTHER_ENCODING = ', or name its encoding in columns: {{"csv": {{"encoding": "{}"}}}}'
 _TEXT = frozenset((*range(32, 127), *b"\t\r\n"))
 _FEW = 64
+_ARRAY = re.compile(rb"\s*\[\s*\{")
 ONE_A_LINE = "Write a row a line, as pandas does with to_json(path, orient='records', lines=True)"
 _NO_UTF_8 = (b"\xff\xfe", b"\xfe\xff")
 _BINARY = {".parquet": "Parquet", ".arrow": "Arrow IPC", ".feather": "Arrow IPC", ".ipc": "Arrow IPC"}
@@ -215,7 +217,7 @@ def _begins(start: bytes, first: bytes) -> bool:
 
 def require_text(file: InputFile, start: bytes) -> None:
     """Raises DataError if unpacked bytes begin as UTF-16, as a JSON array or as another format does."""
-    if file.extension != ".csv" and start.lstrip()[:1] == b"[":
+    if file.extension != ".csv" and _ARRAY.match(start):
         raise DataError(Problem(f"{file.path}:1", "one JSON object in the line", "a JSON array", ONE_A_LINE))
     if file.extension == ".csv" and start[:4].lower() == b"sep=":
         expected = "a header as the first record"
