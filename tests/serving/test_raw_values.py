@@ -10,10 +10,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Open
 from oracles.bundles import linear_bundle
 from oracles.commands import scored
 from oracles.logs import write_lines
+from serving.conftest import Open
 
 from reagent_lite.config.columns import features_of
 from reagent_lite.data.copy.training_copy import prepare_training_copy

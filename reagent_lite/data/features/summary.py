@@ -169,7 +169,10 @@ class ColumnSummary:
         levels = {
             feature: _counted(columns[feature], of_code) for feature, of_code in texts.items() if feature in columns
         }
-        return cls(rows=len(hashes), features=features, levels=levels, hashes=hashes, sample=(matrix.nonempty(),))
+        present = matrix.nonempty()
+        ids = tuple(sorted(present.ids))
+        sample = (FeatureMatrix(ids, present.aligned(ids)),)
+        return cls(rows=len(hashes), features=features, levels=levels, hashes=hashes, sample=sample)
 
     def sampled(self, feature_id: int) -> Floats:
         """Returns the present values of a feature in the sample, ascending."""

@@ -7,7 +7,7 @@
 
 The kind of a column does not depend on the values in a block: mdp_id and discrete actions are strings, so the action 1
 is the action named "1" if there is one, else the action with index 1. The id 7.0 is 7, as the number is in other
-formats; 007 is another id. A cell that is not a value of its column's kind
+formats, and so is 7 with spaces around it; 007 is another id. A cell that is not a value of its column's kind
 stays a string, which is a fault of the row when the column is read, as in JSON lines. Records are those of RFC 4180: a
 quotation mark opens a cell only at its start and closes it only at its end; inside a cell it is doubled. A newline ends
 a record if an even number of quotation marks precedes it, so the line of every record is known.
@@ -56,8 +56,9 @@ _FLAGS = {"1.0": True, "t": True, "0.0": False, "f": False, "true": True, "false
 """Flags: pandas writes 1.0 if a column has gaps, PostgreSQL writes t."""
 _WHOLE = re.compile(r"\s*([-+]?[0-9]+)(?:\.0*)?\s*")
 """An integer; pandas writes 3.0 if a column has gaps."""
-_WHOLE_ID = r"^(?:-?(0)|(-?[1-9][0-9]*))\.0+$"
-"""A number that is an integer, without leading zeros: pandas writes the id 7 as 7.0 if a column has gaps."""
+_WHOLE_ID = r"^\s*(?:-?(0)|(-?[1-9][0-9]*))(?:\.0+)?\s*$"
+"""A number that is an integer, without leading zeros; spaces may be around it, and pandas writes the id 7 as 7.0 if a
+column has gaps."""
 _DIGIT = re.compile("[0-9]")
 DELIMITERS = ",;\t|"
 _RECORDS = {sign: rf'\A(?:(?:"(?:[^"]|"")*"|[^"{sign}\r\n]*)(?:[{sign}]|\r?(?:\n|\z)))*\z' for sign in DELIMITERS}

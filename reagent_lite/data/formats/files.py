@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ MINARI_DESCRIPTION = "metadata.json"
 _RENAME = "Give it the extension {}"
 _UNPACK = "Unpack it, or give it the extension {}"
 _FRAME = "Read it in Python and give the frame or the dict of arrays, or write it as Parquet"
+_NO_PAGE = "It may be the page of a login or an error: download the data again"
 _FIRST_BYTES = {
     b"PAR1": ("Parquet", ".parquet", _RENAME),
     b"ARROW1": ("Arrow IPC", ".arrow", _RENAME),
@@ -49,11 +51,21 @@ _FIRST_BYTES = {
     b"Obj\x01": ("Avro", "", "Write it as Parquet"),
     b"\x80\x04\x95": ("a pickle", "", _FRAME),
     b"\x80\x05\x95": ("a pickle", "", _FRAME),
+    b"\xd0\xcf\x11\xe0": ("an Excel workbook", "", f"Save it as CSV. {_FRAME}"),
+    b"\xfd7zXZ": ("xz", "", "Unpack it"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "", "Unpack it"),
+    b"\x04\x22\x4d\x18": ("lz4", "", "Unpack it"),
+    b"RDX": ("data of R", "", "Write it as CSV or Parquet"),
+    b"%PDF": ("PDF", "", "Export the table as CSV"),
+    **dict.fromkeys((b"<!DOCTYPE", b"<!doctype", b"<html", b"<HTML", b"<?xml"), ("HTML or XML", "", _NO_PAGE)),
 }
 """First bytes of files, the name of their format, its extension if it is read, and advice."""
 _OF_PYTHON = (".npz", ".npy", ".pkl", ".pickle", ".h5", ".hdf5", ".hdf", ".xlsx", ".xls", ".orc", ".avro", ".pt")
 OTHER_ENCODING = ', or name its encoding in columns: {{"csv": {{"encoding": "{}"}}}}'
 _TEXT = frozenset((*range(32, 127), *b"\t\r\n"))
+_FEW = 64
+_ARRAY = re.compile(rb"\s*\[\s*\{")
+ONE_A_LINE = "Write a row a line, as pandas does with to_json(path, orient='records', lines=True)"
 _NO_UTF_8 = (b"\xff\xfe", b"\xfe\xff")
 _BINARY = {".parquet": "Parquet", ".arrow": "Arrow IPC", ".feather": "Arrow IPC", ".ipc": "Arrow IPC"}
 _NO_FILES = {stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
@@ -184,7 +196,7 @@ def require_format(file: InputFile, stream: IO[bytes]) -> None:
     ending = file.compression or file.extension
     named = _BINARY.get(ending, ending.removeprefix("."))
     for first, (kind, extension, todo) in _FIRST_BYTES.items():
-        if start.startswith(first) and kind != named and extension != file.compression:
+        if _begins(start, first) and kind != named and extension != file.compression:
             raise DataError(Problem(file.path, f"{named}, as its name says", kind, todo.format(extension)))
     text = bool(start.strip()) and all(sign in _TEXT for sign in start)
     if text and file.compression:
@@ -197,14 +209,30 @@ def require_format(file: InputFile, stream: IO[bytes]) -> None:
         raise DataError(Problem(file.path, "csv, as its name says", "JSON", _RENAME.format(".jsonl")))
 
 
+def _begins(start: bytes, first: bytes) -> bool:
+    """Whether bytes begin as a format does; a header of CSV may begin with ORC, too."""
+    is_markup = first[:1] in b"<%"
+    return start.startswith(first) and (is_markup or not all(sign in _TEXT for sign in start[:16]))
+
+
 def require_text(file: InputFile, start: bytes) -> None:
-    """Raises DataError if unpacked bytes begin as UTF-16 or as another format does."""
+    """Raises DataError if unpacked bytes begin as UTF-16, as a JSON array or as another format does."""
+    if file.extension != ".csv" and _ARRAY.match(start):
+        raise DataError(Problem(f"{file.path}:1", "one JSON object in the line", "a JSON array", ONE_A_LINE))
+    if file.extension == ".csv" and start[:4].lower() == b"sep=":
+        expected = "a header as the first record"
+        raise DataError(
+            Problem(f"{file.path}:1", expected, repr(start[:5].decode(errors="replace")), "Remove the line")
+        )
     if start.startswith(_NO_UTF_8):
         todo = f"Write the file as UTF-8{OTHER_ENCODING.format('utf-16') if file.extension == '.csv' else ''}"
         raise DataError(Problem(file.path, "text in UTF-8", "UTF-16", todo))
     for first, (kind, _, todo) in _FIRST_BYTES.items():
-        if start.startswith(first):
+        if _begins(start, first):
             raise DataError(Problem(file.path, "text in UTF-8", kind, todo.format(file.extension)))
+    if start[:_FEW].count(0) > len(start[:_FEW]) // 4:
+        todo = "Write the file as UTF-8, or unpack it"
+        raise DataError(Problem(file.path, "text in UTF-8", "zeros among its bytes, as UTF-16 and archives have", todo))
 
 
 @contextmanager

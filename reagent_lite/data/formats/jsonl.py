@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.faults_by_kind import raise_unread
 from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.files import ONE_A_LINE, InputFile
 from reagent_lite.data.formats.schema import TEXT_METADATA, filled, is_text
 from reagent_lite.data.formats.text_files import contains, read_text
 from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem
@@ -30,7 +30,6 @@ from reagent_lite.strict_json import MAX_DEPTH, is_deep, parse_json
 
 _OBJECT = re.compile(rb"\s*\{.*\}\s*")
 _KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:')
-_ONE_A_LINE = "Write a row a line, as pandas does with to_json(path, orient='records', lines=True)"
 _EXACT_BELOW = float(1 << 53)  # integers at or above it are not exact as float64
 NamedArray = tuple[pa.Field, pa.Array]
 """A column: its name with its type, and its values."""
@@ -58,7 +57,7 @@ def _block(file: InputFile, number: int, text: bytes, line: int) -> Block:
         table, lines = parse_with_python(text, line, file.path)
     block = Block(file=file, file_number=number, table=table, lines=lines)
     if table.num_rows == 1 and line == 1 and _is_table_of_pandas(table.schema):
-        raise DataError(Problem(block.where(0), "one row in the line", "a whole table in one object", _ONE_A_LINE))
+        raise DataError(Problem(block.where(0), "one row in the line", "a whole table in one object", ONE_A_LINE))
     return block
 
 
@@ -169,7 +168,7 @@ def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table
                 raise ValueError(f"a JSON {type(row).__name__}")
         except ValueError as error:
             got = f"{error}; it starts {content[:40].decode(errors='replace')!r}"
-            todo = "" if _OBJECT.fullmatch(content) else _ONE_A_LINE
+            todo = "" if _OBJECT.fullmatch(content) else ONE_A_LINE
             problems.append(Problem(f"{path}:{line}", "one JSON object in the line", got, todo))
             if len(problems) == MAX_PROBLEMS:
                 break

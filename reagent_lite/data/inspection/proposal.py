@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,13 @@ def _inverse_mean(probabilities: Sequence[float]) -> tuple[float, float]:
     return float(inverse.mean()), float(inverse.std(ddof=1)) / len(inverse) ** 0.5
 
 
+def _counts_of(ids: LogColumn) -> dict[str, int]:
+    """Returns {id: number of its rows}; 7, 7.0 and 7 with spaces around it are one id, 007 is another."""
+    if not ids.is_whole or any(map(_LEADING_ZERO.fullmatch, ids.counts)):
+        return ids.counts
+    return Counter(str(int(value)) for value in ids.present)
+
+
 class _Proposal:
     """A config for a log, proposed part by part; parts note problems and choices.
 
@@ -177,7 +185,7 @@ class _Proposal:
         follows = {"next_state_features", "next_action", "possible_next_actions"}.intersection(self.fields)
         ids = self._column("mdp_id")
         order = self._column("sequence_number")
-        lengths = sorted(ids.counts.values()) if ids is not None else []
+        lengths = sorted(_counts_of(ids).values()) if ids is not None else []
         if not follows:
             if ids is None or order is None:
                 lacking = "that says which rows are one episode" if ids is None else "that says their order"

@@ -152,6 +152,13 @@ def test_an_empty_file_and_an_empty_folder_are_refused(tmp_path: Path, content: 
         ("a.json", b"SQLite format 3\0" + bytes(40), "got a database of SQLite. Export the table as CSV or Parquet"),
         ("a.csv", b"\x80\x04\x95" + bytes(40), "got a pickle. Read it in Python and give the frame"),
         ("a.npz", b"PK\x03\x04" + bytes(40), "got extension '.npz'. Read it in Python and give the frame or the dict"),
+        ("a.csv", b"\xd0\xcf\x11\xe0" + bytes(40), "got an Excel workbook. Save it as CSV"),
+        ("a.csv", b"7z\xbc\xaf\x27\x1c" + bytes(40), "got a 7z archive. Unpack it"),
+        ("a.csv", b"<!DOCTYPE html>\n<html></html>\n", "got HTML or XML. It may be the page of a login"),
+        ("a.csv", b"%PDF-1.7\n1 0 obj\n", "got PDF"),
+        ("a.csv", "action,reward\n0,1\n".encode("utf-16-le"), "got zeros among its bytes, as UTF-16"),
+        ("a.csv", b"sep=;\naction;reward\n0;1\n", "got 'sep=;'. Remove the line"),
+        ("a.jsonl", b'[\n {"reward": 1},\n', "got a JSON array. Write a row a line"),
         # tables of pandas in one line: to_json() by columns, split and index
         ("a.json", b'{"reward": {"0": 1, "1": 2}, "age": {"0": 3, "1": 4}}', "lines=True"),
         ("a.json", b'{"columns": ["a"], "index": [0], "data": [[1]]}', "lines=True"),
@@ -165,3 +172,8 @@ def test_files_whose_name_or_shape_misleads_are_named(tmp_path: Path, name: str,
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=re.escape(words)):
         first_block(list_input(str(tmp_path / name), tuple(READERS)))
+
+
+def test_a_header_may_begin_as_another_format_does(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"ORCHARD_age,action,reward\n1,0,1\n")
+    assert rows_of(tmp_path / "a.csv")[0]["reward"] == 1

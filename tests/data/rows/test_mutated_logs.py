@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from oracles.logs import Row
 from oracles.transitions import check_copy
-from pyarrow.feather import write_feather
+from pyarrow.feather import read_table, write_feather
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.errors import DataError
@@ -82,6 +82,12 @@ KINDS = [
     pa.timestamp("ns", "CET"), pa.date32(), pa.map_(pa.string(), pa.float32()), pa.map_(pa.string(), pa.string()),
     pa.large_list(pa.float64()), pa.list_(pa.int8(), 2), pa.list_(pa.bool_()), pa.timestamp("s"), pa.duration("s"),
     pa.time64("us"), pa.map_(pa.binary(), pa.float64()), pa.map_(pa.bool_(), pa.float64()),
+    pa.decimal32(9, 2), pa.decimal64(18, 2), pa.decimal256(40, 3), pa.binary_view(), pa.large_binary(), pa.binary(1),
+    pa.list_view(pa.float32()), pa.large_list_view(pa.int8()), pa.list_(pa.string_view()), pa.list_(pa.float64(), 2),
+    pa.run_end_encoded(pa.int16(), pa.string()), pa.run_end_encoded(pa.int32(), pa.float64()), pa.date64(),
+    pa.dictionary(pa.int32(), pa.large_string()), pa.dictionary(pa.int8(), pa.int64()), pa.timestamp("ms", "UTC"),
+    pa.bool8(), pa.json_(), pa.map_(pa.string_view(), pa.float16()), pa.map_(pa.large_string(), pa.decimal128(9, 2)),
+    pa.struct({"0": pa.float16(), "age": pa.decimal64(9, 2)}), pa.time32("s"),
 ]  # fmt: skip
 OF_THE_LOG = (
     "rows of data",
@@ -89,6 +95,7 @@ OF_THE_LOG = (
     "each column once",
     "text in UTF-8",
     "csv, as its name says",
+    "a header as the first record",
 )
 """What is expected where no single line is at fault."""
 
@@ -171,10 +178,17 @@ def mutated_table(draw: st.DrawFn) -> pa.Table:
     columns = []
     for name in dict.fromkeys(name for row in rows for name, _ in row):
         array = array_of([dict(row).get(name) for row in rows], maps if name in MAPS else None)
-        with contextlib.suppress(pa.ArrowException):
-            array = array.cast(kind, safe=False) if name == cast and kind is not None else array
+        array = as_kind(array, kind) if name == cast and kind is not None else array
         columns += [(name, array)] * max(1, sum(key == name for key, _ in rows[0]))
     return pa.table([array for _, array in columns], [name for name, _ in columns])
+
+
+def as_kind(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The values as another type, or as they are if Arrow does not convert them."""
+    for convert in (lambda: array.cast(kind, safe=False), lambda: pa.array(array.to_pylist(), kind)):
+        with contextlib.suppress(pa.ArrowException, OverflowError, TypeError, AttributeError, ValueError):
+            return convert()
+    return array
 
 
 def array_of(values: list[Any], kind: pa.DataType | None) -> pa.Array:
@@ -222,6 +236,7 @@ OF_CELLS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("terminal", "truncated"), flag),
     **dict.fromkeys(("reward", "propensity", "action_probability", "time_diff"), number_of),
     "sequence_number": place,
+    "mdp_id": lambda cell: cell.strip() if re.fullmatch(r"\s*(0|-?[1-9][0-9]*)(\.0+)?\s*", cell) else cell,
 }
 
 
@@ -240,6 +255,17 @@ def read_csv(file: Path) -> list[tuple[int, Row]]:
                 row.setdefault(column, {})[feature] = number_or_text(cell)
         rows.append((number, row))
     return rows
+
+
+def frame_of(table: pa.Table) -> pd.DataFrame:
+    """A table as pandas has it, in Python's values where pandas lacks a type."""
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        try:
+            columns[name] = column.to_pandas()
+        except pa.ArrowNotImplementedError:
+            columns[name] = pd.Series(column.to_pylist(), dtype=object)
+    return pd.DataFrame(columns)
 
 
 def read_frame(frame: pd.DataFrame) -> list[tuple[int, Row]]:
@@ -278,14 +304,12 @@ def read_mutant(name: str, log: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / name
         if isinstance(log, pa.Table):
-            write, read = (
-                (pq.write_table, pd.read_parquet) if name == "log.parquet" else (write_feather, pd.read_feather)
-            )
+            write, read = (pq.write_table, pq.read_table) if name == "log.parquet" else (write_feather, read_table)
             try:
                 write(log, file)
             except pa.ArrowException:
                 return  # Parquet has no such type
-            check(file, lambda: read_frame(read(file)), None, lines=True)
+            check(file, lambda: read_frame(frame_of(read(file))), None, lines=True)
         else:
             text, touched = log
             file.write_bytes(text)
