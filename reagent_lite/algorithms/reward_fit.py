@@ -49,6 +49,7 @@ _CERTAIN = 2.0
 """Standard errors by which trees must lower the loss on unseen rows."""
 _LEAST_FALL = 1e-6
 """Share of the loss on unseen rows by which a further step must lower it."""
+_SQUARED = SquaredLoss()
 _MOST_MULTIPLICATIONS = 1 << 35
 """Of one Newton step of the products of features."""
 
@@ -148,14 +149,15 @@ class TreeSettings:
     threads: int
     seed: int
 
-    def parameters(self) -> dict[str, Any]:
-        """Returns LightGBM's parameters."""
+    def parameters(self, loss: RewardLoss) -> dict[str, Any]:
+        """Returns LightGBM's parameters; the penalty counts rows, whatever the curvature of the loss."""
         return {
+            "objective": loss.objective,
             "learning_rate": self.shrinkage,
             "num_leaves": self.leaves,
             "max_depth": self.depth,
             "min_data_in_leaf": 20,
-            "lambda_l2": 5.0,
+            "lambda_l2": 5.0 * loss.curvature,
             "max_bin": 63,
             "boost_from_average": False,
             "deterministic": True,
@@ -530,7 +532,7 @@ def _grow(inputs: Tensor, target: Target, base: Tensor, numbers: Tensor, count: 
         label.numpy(),
         count,
         settings,
-        objective=target.loss.objective,
+        loss=target.loss,
         start=None if start is None else start.numpy(),
     )
 
@@ -545,7 +547,7 @@ def grow_trees(
     count: int,
     settings: TreeSettings,
     *,
-    objective: str = "regression",
+    loss: RewardLoss = _SQUARED,
     start: NDArray[np.float64] | None = None,
 ) -> Trees:
     """Returns `count` trees, each fitted to what those before leave.
@@ -555,12 +557,12 @@ def grow_trees(
         target: [n].
         count: number of trees.
         settings: parameters of the trees.
-        objective: LightGBM's name of the loss.
+        loss: the loss that they lower.
         start: [n], scores to which the trees are added; None: 0.
     """
     import lightgbm  # an extra: `needing` has found it
 
-    parameters = {"objective": objective, **settings.parameters()}
+    parameters = settings.parameters(loss)
     data = lightgbm.Dataset(inputs, target, init_score=start, params=parameters)
     booster = lightgbm.train(parameters, data, num_boost_round=count)
     trees = _zero_trees(count, settings.depth)

@@ -90,6 +90,7 @@ class BoostingConfig(AlgorithmSection):
         "rl.tensorboard_logging_freq",
         *("rainbow.categorical", "rainbow.quantile", "rainbow.bcq", "rainbow.c51_l2_decay"),
         *("rainbow.double_q_learning", "rainbow.dueling_architecture"),
+        *("data.global_minibatch_size", "training.layers", "training.activations"),
         *("training.network", "training.minibatches_per_step", "training.learning_rate", "training.optimizer"),
         *("training.lr_policy", "training.lr_decay", "training.dropout_ratio", "training.use_batch_norm"),
         *("training.l2_decay", "training.clip_grad_norm", "training.warm_start_model_path"),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from reagent_lite.algorithms.reward_fit import TreeSettings, grow_trees
 from reagent_lite.export.onnx_graph import onnx_model
 from reagent_lite.models.forest import Forest
+from reagent_lite.rl.reward_losses import SquaredLoss
 
 INFINITE = float("inf")
 SETTINGS = TreeSettings(most=40, depth=4, leaves=8, shrinkage=0.1, threads=1, seed=0)
@@ -40,7 +41,7 @@ def grown() -> tuple[Forest, lightgbm.Booster, np.ndarray]:
     x[:, 4] = x[:, 4].round()  # thresholds beside values that many rows share
     y = np.sign(x[:, 0] * x[:, 1]) + x[:, 4] + random.normal(size=3000)
     data = lightgbm.Dataset(x, y, params={"max_bin": 63, "verbosity": -1})
-    booster = lightgbm.train(SETTINGS.parameters(), data, num_boost_round=40)
+    booster = lightgbm.train(SETTINGS.parameters(SquaredLoss()), data, num_boost_round=40)
     return Forest(*grow_trees(x, y, 40, SETTINGS), outputs=1), booster, x
 
 

@@ -142,6 +142,8 @@ def test_a_dry_run_plans_no_steps(tmp_path: Path, run: Runner) -> None:
         ({"rl": {"gamma": 0.9}}, "rl.gamma: expected 0 with algorithm boosting"),
         ({"epochs": 3}, "epochs: expected its default with algorithm boosting"),
         ({"training": {"learning_rate": 0.1}}, "training.learning_rate"),
+        ({"training": {"layers": [-1, 64, 1], "activations": ["relu", "linear"]}}, "training.layers"),
+        ({"data": {"global_minibatch_size": 64}}, "data.global_minibatch_size"),
         ({"rainbow": {"bcq": True}}, "rainbow.bcq"),
         ({"simulation": {"env": "cartpole_v0", "share": 0.5}}, "algorithm: expected dqn, crr or iql"),
         ({"crr": {}}, "crr: expected absent with algorithm boosting"),
