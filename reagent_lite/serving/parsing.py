@@ -21,8 +21,8 @@ from reagent_lite.strict_json import parse_json
 class StrictRoute(APIRoute):
     """A route that reads bodies by `strict_json`; they may use the names of the model's training log.
 
-    Its endpoint is called with the body and the request, and returns the answer: to let FastAPI solve its parameters
-    took as long as to parse the body.
+    Its endpoint is called with the body and the request, and returns the answer: FastAPI's own handler looks for
+    other parameters, which there are none of.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
