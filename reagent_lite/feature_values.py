@@ -23,6 +23,8 @@ def value_of(value: Any) -> float | str | None:
         ValueError: another object, a number that float32 does not hold, or a text of more than 200 characters; the
             message says what was expected.
     """
+    if type(value) is float and -LARGEST <= value <= LARGEST:  # most values; not NaN
+        return value
     if value is None or type(value).__name__ in _MISSING:
         return None
     if isinstance(value, str):

@@ -80,32 +80,37 @@ class FeatureSet:
             for key, value in features.items():
                 if ignore_unknown and str(key) not in self.columns:
                     continue
-                number = self._number(f"{where}[{row}]", key, value)
-                if isinstance(number, Problem):
-                    problems.append(number)
-                else:
-                    values[row, self.columns[str(key)]] = number
+                name = str(key)
+                try:
+                    column = self.columns[name]
+                    values[row, column] = self._number(name, value)
+                except (KeyError, ValueError) as error:
+                    problems.append(self._problem(f"{where}[{row}]", key, value, error))
         raise_any(problems, BundleError)
         return values.astype(np.float32)
 
-    def _number(self, where: str, key: object, value: Any) -> float | Problem:
-        """Returns the number that stands for a value of a map, or what is wrong with the value."""
-        if str(key) not in self.columns:
-            advice = "A model cannot use a feature it was not trained on: leave it out, or train with it"
-            return Problem(where, f"feature ids among {listed(self.columns)}", repr(key), advice)
-        where = f"{where}, feature {key}"
-        is_category = str(key) in self.levels
-        try:
-            converted = value_of(value)
-        except ValueError as error:
-            return Problem(where, str(error), f"{value!r:.60}")
+    def _number(self, name: str, value: Any) -> float:
+        """Returns the number that stands for a value of a map.
+
+        Raises:
+            ValueError: the feature has no such value; the message says what was expected.
+        """
+        converted = value_of(value)
         if converted is None:
             return np.nan
-        if is_category != isinstance(converted, str):
-            return Problem(
-                where, "a text or null, as it is a category" if is_category else "a number or null", repr(value)
-            )
-        return code_of(converted) if isinstance(converted, str) else converted
+        if isinstance(converted, str):
+            if name not in self.levels:
+                raise ValueError("a number or null")
+            return code_of(converted)
+        if name in self.levels:
+            raise ValueError("a text or null, as it is a category")
+        return converted
+
+    def _problem(self, where: str, key: object, value: Any, error: Exception) -> Problem:
+        if isinstance(error, KeyError):
+            advice = "A model cannot use a feature it was not trained on: leave it out, or train with it"
+            return Problem(where, f"feature ids among {listed(self.columns)}", repr(key), advice)
+        return Problem(f"{where}, feature {key}", str(error), f"{value!r:.60}")
 
     def of_arrays(self, where: str, given: Any) -> NDArray[np.float32]:
         """Returns the features [N, F] in an array, or in the columns of a frame by name; NaN where missing.

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
@@ -162,7 +161,7 @@ def _rankings(
 
 
 @of_any_model.post("/reward", responses=ERRORS | OF_REWARD, status_code=204)
-async def reward(body: Reward, request: Request) -> None:
+async def reward(body: Reward, request: Request) -> Response:
     """Joins a reward to its decision."""
     worker = _worker(request)
     result = await _join(worker.log, body)
@@ -173,6 +172,7 @@ async def reward(body: Reward, request: Request) -> None:
     if result == "again":
         expected = f"one reward for {body.decision_id}, within {worker.config.reward_seconds:g} s"
         raise RefusedError(409, Problem("decision_id", expected, "a second or late reward"))
+    return Response(status_code=204)
 
 
 async def _join(log: DecisionLog, body: Reward) -> Joined:
@@ -303,7 +303,7 @@ def create_app(
         config=config, model=model, log=log, figures=figures, decider=decider, large=large, rollout=rollout
     )
     app.add_middleware(Limits, config=config, access=access or Access.of(config), figures=figures)
-    for kind in (BundleError, RequestValidationError, HTTPException, OSError, Exception):
+    for kind in (BundleError, HTTPException, OSError, Exception):
         app.add_exception_handler(kind, refused)
     openapi = app.openapi
     app.openapi = lambda: with_model_schema(openapi(), model.bundle)  # type: ignore[method-assign]

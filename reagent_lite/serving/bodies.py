@@ -1,5 +1,6 @@
 """Bodies of requests and answers; `with_model_schema` adds the model's features and actions to the OpenAPI."""
 
+import copy
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -335,7 +336,8 @@ _RAW_SCHEMA: dict[str, Any] = {"description": "A value as in the model's trainin
 
 
 def with_model_schema(document: dict[str, Any], bundle: Bundle) -> dict[str, Any]:
-    """Returns an OpenAPI document with the features and actions of a model."""
+    """Returns a copy of an OpenAPI document with the features and actions of a model."""
+    document = copy.deepcopy(document)
     schemas = document["components"]["schemas"]
     feature_schemas = (
         ("StateFeatures", "state", bundle.state_feature_ids),

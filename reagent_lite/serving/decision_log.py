@@ -233,8 +233,15 @@ class DecisionLog:
         return [self._id(last + 1 + offset) for offset in range(len(rows))]
 
     def decided(self, mdp_id: str | None, sequence_number: int | None) -> tuple[str, dict[str, Any]] | None:
-        """Returns the id and the event of a decision that is in no Parquet file yet; None if there is none."""
-        rows = self._all("SELECT id, event FROM decisions WHERE episode = ? AND number = ?", mdp_id, sequence_number)
+        """Returns the id and the event of a decision that is in no Parquet file yet; None if there is none.
+
+        Raises:
+            OSError: the database cannot be read.
+        """
+        with self._errors():
+            rows = self._all(
+                "SELECT id, event FROM decisions WHERE episode = ? AND number = ?", mdp_id, sequence_number
+            )
         return (self._id(rows[0][0]), json.loads(rows[0][1])) if rows else None
 
     def join(self, decision_id: str, given: dict[str, Any]) -> Joined:
@@ -252,7 +259,8 @@ class DecisionLog:
             with self._transaction():
                 self._db.execute("INSERT INTO rewards VALUES (?, ?, NULL)", (int(digits), to_json(given)))
         except sqlite3.IntegrityError:  # a second reward, or no such decision
-            ((last, _),) = self._all(_LAST)
+            with self._errors():
+                ((last, _),) = self._all(_LAST)
             return "again" if 0 < int(digits) <= last else "unknown"
         return "joined"
 

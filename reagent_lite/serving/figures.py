@@ -23,6 +23,8 @@ class ServerFigures:
         requests: number of requests by path and status.
         seconds: time from request to answer by path.
         rewards: number of rewards by result.
+        unavailable: number of answers 503 by reason, `where` of the answer's problem: database (another process has
+            it), log, requests, large requests; refused connections are in `connections`.
         connections: number of connections that were closed or refused, by reason.
     """
 
@@ -32,6 +34,9 @@ class ServerFigures:
         self.requests = Counter("reagent_requests", "Requests", ("path", "status"), **common)
         self.seconds = Histogram("reagent_request_seconds", "Time to an answer", ("path",), buckets=_SECONDS, **common)
         self.rewards = Counter("reagent_rewards", "Rewards: joined, again, unknown", ("result",), **common)
+        self.unavailable = Counter(
+            "reagent_unavailable", "Answers 503: database, log, requests, large requests", ("reason",), **common
+        )
         self.connections = Counter(
             "reagent_connections_closed",
             "Connections: refused as there are too many, replaced by newer ones, late with a head",

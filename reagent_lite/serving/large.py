@@ -35,7 +35,7 @@ class LargeRequests:
         """
         if self._waiting >= _MOST_WAITING:
             expected = f"at most {_MOST_WAITING} large requests at once"
-            raise RefusedError(503, Problem("requests", expected, "more", TRY_LATER))
+            raise RefusedError(503, Problem("large requests", expected, "more", TRY_LATER))
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))

@@ -62,6 +62,8 @@ class Limits:
                 self._posts += 1
             await self._app(scope, receive, sending)
         except RefusedError as error:
+            if error.status_code == 503:
+                self._figures.unavailable.labels(error.problems[0].where).inc()
             extra = {"www-authenticate": "Bearer"} if error.status_code == 401 else {}
             answer = refusal(error.status_code, error.problems, {"connection": "close", **extra})
             await answer(scope, receive, sending)

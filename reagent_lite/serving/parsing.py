@@ -3,9 +3,8 @@
 Those of large bodies in a thread, as all of it may take a tenth of a second.
 """
 
-import functools
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, get_type_hints
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -18,46 +17,58 @@ from reagent_lite.serving.large import LARGE_BYTES
 from reagent_lite.serving.refusals import RefusedError, body_model, problems_of
 from reagent_lite.strict_json import parse_json
 
-_body_model = functools.cache(body_model)
-
 
 class StrictRoute(APIRoute):
-    """A route that reads bodies by `strict_json`; they may use the names of the model's training log."""
+    """A route that reads bodies by `strict_json`; they may use the names of the model's training log.
+
+    Its endpoint is called with the body and the request, and returns the answer: FastAPI's own handler looks for
+    other parameters, which there are none of.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Returns the handler of a request."""
-        handle = super().get_route_handler()
+        if "body" not in get_type_hints(self.endpoint):
+            return super().get_route_handler()
+        endpoint: Callable[[BaseModel, Request], Coroutine[Any, Any, Response]] = self.endpoint
+        model = body_model(endpoint)
 
         async def strictly(request: Request) -> Response:
-            return await handle(_StrictRequest(request.scope, request.receive))
+            return await endpoint(await _read(request, model), request)
 
         return strictly
 
 
-class _StrictRequest(Request):
-    async def json(self) -> BaseModel:
-        """Returns the body as an object of its class, which FastAPI takes as it is."""
-        body = await self.body()
-        if len(body) < LARGE_BYTES:
-            return self._parsed(body)
-        return await self.app.state.worker.large.run(self._parsed, body)  # type: ignore[no-any-return]
+async def _read(request: Request, model: type[BaseModel]) -> BaseModel:
+    """Returns the body of a request; that of a large one is parsed in the thread of large requests."""
+    body = await request.body()
+    if not _is_json(request.headers.get("content-type", "")):
+        todo = "Send the header content-type: application/json"
+        raise RefusedError(422, Problem("body", "JSON", f"{body!r:.100}" if body else "nothing", todo))
+    worker = request.app.state.worker
+    if len(body) < LARGE_BYTES:
+        return _parsed(body, model, worker)
+    return await worker.large.run(_parsed, body, model, worker)  # type: ignore[no-any-return]
 
-    def _parsed(self, body: bytes) -> BaseModel:
-        worker = self.app.state.worker
-        try:
-            tree = parse_json(body, nan=True)
-        except UnicodeDecodeError:
-            raise
-        except ValueError as error:
-            raise RefusedError(422, Problem("body", "JSON", str(error))) from error
-        tree = read_body(tree, worker.model.bundle)
-        _require_few(tree, worker.config)
-        endpoint = self.scope["endpoint"]
-        try:
-            return _body_model(endpoint).model_validate(tree)
-        except ValidationError as error:
-            faults = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors(include_url=False)]
-            raise RefusedError(422, *problems_of(endpoint, faults)) from error
+
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _parsed(body: bytes, model: type[BaseModel], worker: Any) -> BaseModel:
+    try:
+        tree = parse_json(body, nan=True)
+    except UnicodeDecodeError as error:
+        raise RefusedError(400, Problem("body", "a body in UTF-8", f"{error.object[error.start :]!r:.100}")) from error
+    except ValueError as error:
+        raise RefusedError(422, Problem("body", "JSON", str(error))) from error
+    tree = read_body(tree, worker.model.bundle)
+    _require_few(tree, worker.config)
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        faults = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors(include_url=False)]
+        raise RefusedError(422, *problems_of(model, faults)) from error
 
 
 def _require_few(tree: Any, config: ServeConfig) -> None:

@@ -8,12 +8,12 @@ from dataclasses import asdict
 from typing import Any, get_args, get_type_hints
 
 from fastapi import Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from reagent_lite.errors import MAX_PROBLEMS, BundleError, Problem, nearest
+from reagent_lite.serving.decision_log import BusyError
 
 TRY_LATER = "Try again later"
 Answers = dict[int | str, dict[str, Any]]
@@ -59,19 +59,21 @@ OF_ROLLOUT = _answers({409: "The rollout has ended"})
 
 async def refused(request: Request, error: Any) -> Response:
     """Returns the answer to an error."""
+    figures = request.app.state.worker.figures
     if isinstance(error, RefusedError):
+        if error.status_code == 503:
+            figures.unavailable.labels(error.problems[0].where).inc()
         return refusal(error.status_code, error.problems)
     if isinstance(error, BundleError):
         return refusal(422, error.problems)
-    if isinstance(error, RequestValidationError):
-        return refusal(422, problems_of(request.scope["endpoint"], error.errors()))
     where = f"{request.method} {request.url.path}"
     if isinstance(error, HTTPException):
-        expected = "a body in UTF-8" if error.status_code == 400 else "a path and method of /docs"
-        return refusal(error.status_code, [Problem(where, expected, error.detail)], error.headers)
+        return refusal(error.status_code, [Problem(where, "a path and method of /docs", error.detail)], error.headers)
     if isinstance(error, OSError):
+        where = "database" if isinstance(error, BusyError) else "log"
+        figures.unavailable.labels(where).inc()
         got = error.strerror or str(error)
-        return refusal(503, [Problem("log", "a log that can be written", got, TRY_LATER)])
+        return refusal(503, [Problem(where, "a log that can be written", got, TRY_LATER)])
     return refusal(500, [Problem(where, "no error of the server", type(error).__name__, "See its log")])
 
 
@@ -81,23 +83,22 @@ def body_model(endpoint: Any) -> type[BaseModel]:
     return model
 
 
-def problems_of(endpoint: Any, faults: Sequence[Any]) -> list[Problem]:
+def problems_of(body: type[BaseModel], faults: Sequence[Any]) -> list[Problem]:
     """Returns the first of pydantic's descriptions of faults in a body as problems."""
-    return [_problem(endpoint, fault) for fault in faults[:MAX_PROBLEMS]]
+    return [_problem(body, fault) for fault in faults[:MAX_PROBLEMS]]
 
 
-def _problem(endpoint: Any, fault: dict[str, Any]) -> Problem:
+def _problem(body: type[BaseModel], fault: dict[str, Any]) -> Problem:
     location = fault["loc"]
     kind = fault["type"]
-    given = fault["input"]
     where = ".".join(map(str, location))
     if kind == "missing":
         return Problem(where, "a value", "nothing")
     if kind == "extra_forbidden":
-        advice = _advice(body_model(endpoint), location[1:])
+        advice = _advice(body, location[1:])
         return Problem(where, "a known key", f"unknown key {location[-1]!r}", advice)
-    todo = "Send the header content-type: application/json" if isinstance(given, bytes) else ""
-    return Problem(where, fault["msg"].removeprefix("Input should be "), f"{given!r:.100}", todo)
+    expected = "a JSON object" if kind == "model_type" else fault["msg"].removeprefix("Input should be ")
+    return Problem(where, expected, f"{fault['input']!r:.100}")
 
 
 def _advice(body: type[BaseModel], location: Sequence[int | str]) -> str:

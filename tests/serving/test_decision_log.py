@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -171,7 +172,7 @@ def test_a_full_disk_is_answered_with_503_until_the_next_poll_and_nothing_is_hal
     rewards = [{"decision_id": decision, "reward": 1.0} for decision in ids]
     first = [worker.client.post("/reward", json=reward).status_code for reward in rewards]
     status, problem = worker.refusal("/decide", rows=[ROW | {"mdp_id": "n" * 200}] * 50)
-    assert (status, problem["got"]) == (503, "No space left on device")
+    assert (status, problem["where"], problem["got"]) == (503, "log", "No space left on device")
     pass_time(worker.log)
     worker.log.rotate()
     assert (worker.client.get("/healthz").status_code, [*disk.glob("*.parquet"), *disk.glob("*.tmp")]) == (503, [])
@@ -180,6 +181,32 @@ def test_a_full_disk_is_answered_with_503_until_the_next_poll_and_nothing_is_hal
     assert set(zip(first, again, strict=True)) <= {(204, 409), (503, 204)}
     worker.log.rotate()
     assert (worker.client.get("/healthz").status_code, [row["decision_id"] for row in rows_of(disk)]) == (200, ids)
+
+
+def test_a_database_that_cannot_be_read_as_another_process_recovers_it_is_a_503_with_its_reason(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = sqlite3.OperationalError("database is locked")
+    error.sqlite_errorcode = sqlite3.SQLITE_BUSY_RECOVERY
+    row = ROW | {"mdp_id": "7", "sequence_number": 1}
+    decision = worker.post("/decide", rows=[row])["decisions"][0]["decision_id"]
+    worker.post("/reward", decision_id=decision, reward=1.0)
+    select = worker.log._all
+
+    def locked(sql: str, *values: Any) -> Any:
+        if any(part in sql for part in refused):
+            raise error
+        return select(sql, *values)
+
+    monkeypatch.setattr(worker.log, "_all", locked)
+    reward = {"decision_id": decision, "reward": 1.0}
+    refused: list[str] = []
+    for path, body, part in (("/decide", {"rows": [row]}, "episode = ?"), ("/reward", reward, "max(latest")):
+        refused[:] = [part]
+        status, problem = worker.refusal(path, **body)
+        assert (status, problem["where"], problem["got"]) == (503, "database", "another process has the database")
+    assert 'reagent_unavailable_total{reason="database"} 2.0' in worker.client.get("/metrics").text
+    assert not worker.log.failure
 
 
 def test_a_file_that_cannot_be_written_is_tried_again(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,7 +209,9 @@ def test_more_requests_than_a_worker_handles_at_once_are_told_to_come_later(
     for _ in range(2):
         answers = together(worker, [{"rows": [ROW]}] * 5)
         assert [answer.status_code for answer in answers] == [200, 200, 503, 503, 503]
-    assert answers[4].json()["problems"][0]["todo"] == "Try again later"
+    problem = answers[4].json()["problems"][0]
+    assert (problem["where"], problem["todo"]) == ("requests", "Try again later")
+    assert 'reagent_unavailable_total{reason="requests"} 6.0' in worker.client.get("/metrics").text
     assert worker.client.get("/healthz").json()["waiting"] == worker.log.waiting == 4
 
 

@@ -348,6 +348,10 @@ def test_the_page_of_the_interface_loads_nothing_from_other_servers(worker: Work
     page = worker.client.get("/docs").text
     assert "POST /decide" in page
     assert "//" not in page.replace("<!doctype", "")
+    documents = [worker.client.get("/openapi.json").json() for _ in range(2)]
+    assert documents[0] == documents[1]
+    assert documents[0]["components"]["schemas"]["ActionName"]["enum"] == [*NAMES]
+    assert worker.client.get("/docs").text == page
 
 
 def test_a_refused_model_is_said_by_the_health_check(named: Path, worker: Worker) -> None:
