@@ -171,7 +171,8 @@ def test_log_and_page_of_two_models_without_a_log(tmp_path: Path, cart: Path, ca
     assert outcome.decision["choice"] == report["decision"]["choice"] == "ship"
     assert re.search("(?s)(?=.*  Random actions  )(?=.*playing model: 200 of 200 episodes)", caplog.text)
     page = Page(Path(outcome.page).read_text())
-    assert page.text["h2"] == ["Simulation", "Data lineage", "Config"]
+    assert page.text["h2"] == ["Who gains and who loses", "Who gets what", "Simulation", "Data lineage", "Config"]
+    assert "there is no log" in " ".join(page.text["dd"])
     assert str(Interval(**report["simulation"]["difference"]["return"])) in " ".join(page.text["html"])
 
 
