@@ -431,9 +431,9 @@ class Comparer:
         if side := self._outcomes[0].side:
             word: RolloutDecision = "better" if side > 0 else "worse"
             return word, f"The new policy is {word} {after}: the reward differs by {reward.interval} per unit"
-        known = f": the reward differs by {reward.interval} per unit" if reward.value is not None else ""
+        so_far = f": the reward differs by {reward.interval} per unit" if reward.value is not None else ""
         more = f", about {counted(reward.units_to_go, 'more unit')} to go" if reward.units_to_go else ""
-        return "not told apart", f"The new policy is not told apart from the current one {after}{known}{more}"
+        return "not told apart", f"The new policy is not told apart from the current one {after}{so_far}{more}"
 
 
 def _marks() -> Iterator[int]:

@@ -47,7 +47,8 @@ def relative_difference(share: ArrayLike, log_ratio: ArrayLike) -> Any:
     share = np.asarray(share, np.float64)
     smaller = np.exp(-np.abs(log_ratio))  # weight of the less likely policy, relative to the other
     is_new = np.asarray(log_ratio) > 0
-    of_new, of_current = np.where(is_new, 1.0, smaller), np.where(is_new, smaller, 1.0)
+    of_new = np.where(is_new, 1.0, smaller)
+    of_current = np.where(is_new, smaller, 1.0)
     return (of_new - of_current) / (share * of_new + (1 - share) * of_current)
 
 

@@ -94,14 +94,14 @@ class WorkerRollout:
 
     def units_of(self, episodes: Sequence[str | None], share: float, rng: np.random.Generator) -> list[ServedUnit]:
         """Returns the unit of each row; those that begin are drawn with this share."""
-        known = {unit.episode: unit for unit in self.store.units(dict.fromkeys(filter(None, episodes)))}
+        begun = {unit.episode: unit for unit in self.store.units(dict.fromkeys(filter(None, episodes)))}
         units = []
         for episode, draw in zip(episodes, rng.random(len(episodes)).tolist(), strict=True):
-            unit = known.get(episode) if episode is not None else None
+            unit = begun.get(episode) if episode is not None else None
             if unit is None:
                 unit = ServedUnit(episode, draw < share, share)
                 if episode is not None:
-                    known[episode] = unit
+                    begun[episode] = unit
             units.append(unit)
         return units
 
@@ -125,10 +125,13 @@ def drawn_from(
     Returns:
         The choices [N], -1 where neither has one; both policies' probabilities of them, [N] each.
     """
-    first, second = current.propensities, new.propensities
+    first = current.propensities
+    second = new.propensities
     totals = first.sum(1, dtype=np.float64), second.sum(1, dtype=np.float64)
     if not (totals[0].all() and totals[1].all()):
-        first, second = np.where(totals[0][:, None] > 0, first, second), np.where(totals[1][:, None] > 0, second, first)
+        has_choice = [(total > 0)[:, None] for total in totals]
+        first = np.where(has_choice[0], first, second)
+        second = np.where(has_choice[1], second, first)
         totals = first.sum(1, dtype=np.float64), second.sum(1, dtype=np.float64)
     choices, _ = replace(current, propensities=np.where(is_new[:, None], second, first)).draw(rng)
     rows = np.arange(len(choices))

@@ -174,7 +174,8 @@ class Capitals:
 
 def looks(regime: Regime, runs: int, units: int, rng: np.random.Generator) -> Iterator[dict[str, Floats]]:
     """Yields [2, n, R] for units after units: whether each method says that the new policy is better, and worse."""
-    total, arms = np.zeros(runs), np.zeros((2, 3, runs))  # units, sum and squares of each arm
+    total = np.zeros(runs)
+    arms = np.zeros((2, 3, runs))  # units, sum and squares of each arm
     ours, by_arms, asymptotic = Capitals(runs), Capitals(runs), AsymptoticSequence(LEVEL, batch=(runs,))
     lean = np.zeros(runs)
     low, high = regime.bounds or (-np.inf, np.inf)
@@ -207,7 +208,9 @@ def looks(regime: Regime, runs: int, units: int, rng: np.random.Generator) -> It
         enough = (number >= 100) & (sums[:, 0] >= 2).all(0)
         said["z-test looked at"] = np.stack([(score > 1.96) & enough, (score < -1.96) & enough])
         yield said
-        total, arms, lean = earlier[-1], sums[:, :, -1], lean + z.sum(0)
+        total = earlier[-1]
+        arms = sums[:, :, -1]
+        lean = lean + z.sum(0)
 
 
 def alarms(runs: int, units: int, seed: int) -> None:
@@ -250,7 +253,8 @@ def power(runs: int, units: int, seed: int) -> None:
         rate = base + differ * lift * (share * GREEDY + (1 - share) * OTHER)
         fixed = (1.96 + 1.2816) ** 2 * rate * (1 - rate) * (1 / share + 1 / (1 - share)) / gap**2
         cells = [shown(first[name]) for name in ("ours", "arms by betting", "z-test looked at")]
-        largest, mean = fixed * inflation, fixed * inflation * share_used
+        largest = fixed * inflation
+        mean = largest * share_used
         ours = np.median(first["ours"])
         head = f"| {share} | {differ} | {base} | {lift} | {' | '.join(cells)}"
         print(f"{head} | {fixed:,.0f} | {largest:,.0f}, {mean:,.0f} | {ours / fixed:.2f} |", flush=True)
