@@ -102,8 +102,8 @@ def _null_words(rows: Iterable[list[str]], decimal: Decimal) -> list[str]:
             if text.lower() in _NULL_WORDS:
                 words.setdefault(column, {})[cell] = None
             elif column not in others:
-                known = number_of(text, decimal) is not None or _is_number(text) or microseconds_of(text) is not None
-                (values if known else others).add(column)
+                is_value = number_of(text, decimal) is not None or _is_number(text) or microseconds_of(text) is not None
+                (values if is_value else others).add(column)
     return list(dict.fromkeys(word for column in words if column in values - others for word in words[column]))
 
 
