@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from reagent_lite.errors import Preempted as Preempted
     from reagent_lite.errors import ReagentLiteError as ReagentLiteError
     from reagent_lite.export import load_bundle as load_bundle
-    from reagent_lite.run.train import Callback as Callback
+    from reagent_lite.run.runner import Callback as Callback
 
 __version__ = "0.2.0"
 _MODULES = {
-    "Callback": "run.train",
+    "Callback": "run.runner",
     "DqnConfig": "config",
     "EvaluateConfig": "config.evaluate",
     "ParametricDqnConfig": "config",

@@ -28,7 +28,7 @@ from reagent_lite.data.formats.frames import Log, Logs, path_of, paths_of
 from reagent_lite.distributed.group import ProcessRanks, joined
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.errors import ConfigError, Problem, needing
-from reagent_lite.run import train as training
+from reagent_lite.run import runner as training
 from reagent_lite.run.publish import Outcome
 from reagent_lite.tasks import evaluate as evaluation
 from reagent_lite.tasks import rollout as comparison

@@ -1,6 +1,6 @@
 """The command line of the workflows: arguments, exit codes, and the one line on standard output.
 
-arguments ─► config, checked ─┬─► training: run/launch.py
+arguments ─► config, checked ─┬─► training: tasks/train.py
                               └─► other work: here
 """
 

@@ -25,7 +25,7 @@ from reagent_lite.evaluation.decision import Choice, ShipDecision
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.report.content import Table
 from reagent_lite.report.result import Brief, Result
-from reagent_lite.run import train as training
+from reagent_lite.run import runner as training
 from workflows.__main__ import main
 
 __all__ = ["run"]

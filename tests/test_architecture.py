@@ -24,8 +24,9 @@ LAYERS = {
     "evaluation": 5, "cli": 5,
     "report": 6,
     "run": 7,
-    "doctor": 8, "serving": 8, "tasks": 8,
-    "api": 9,
+    "doctor": 8, "serving": 8,
+    "tasks": 9,
+    "api": 10,
 }  # fmt: skip
 DATA_LAYERS = {
     "faults_by_kind": -1, "result_frames": -1,

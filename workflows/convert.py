@@ -1,9 +1,4 @@
-"""Write a log in another format: python -m workflows.convert --config x.json.
-
-1 open     the input's files; a target among them is refused
-2 survey   columns and their types, which every format but JSON lines needs before the first row
-3 copy     rows in the order of the input ─► target, under a temporary name until it is complete
-"""
+"""Write a log in another format: python -m workflows.convert --config x.json."""
 
 import os
 import sys
@@ -11,73 +6,9 @@ import sys
 if not __package__:  # python workflows/convert.py: this folder would hide Python's own module inspect
     sys.path[0] = os.path.dirname(sys.path[0])
 
-import time
-from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
-
 from reagent_lite.cli import Command, main_alone
 from reagent_lite.config.convert import ConvertConfig
-from reagent_lite.console import logger
-from reagent_lite.data.stage import data_files, left_out, require_apart
-from reagent_lite.errors import counted, needing
-from reagent_lite.files import require_writable
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
-    """The written log; printed as the last line of standard output.
-
-    Attributes:
-        log: path of the file.
-        rows: number of rows.
-        columns: names of the columns with values.
-        rows_per_second: speed of the whole run.
-        seconds: total wall-clock time of the run.
-    """
-
-    log: str
-    rows: int
-    columns: list[str]
-    rows_per_second: float
-    seconds: float
-
-
-def convert(config: ConvertConfig) -> Converted:
-    """Writes the log in its new format and returns the results."""
-    with needing("data", "input_path"):
-        from reagent_lite.data.tables import survey, typed_tables, with_types
-        from reagent_lite.data.writing.files import table_writer
-    start = time.monotonic()
-    target = Path(config.output_path).expanduser().absolute()
-    files = data_files(config.input_path, config.columns)
-    for note in left_out(config.input_path):
-        logger.warning(note)
-    require_apart(config.input_path, files, {"output_path": target})
-    require_writable(target.parent, "output_path")
-    jsonl = target.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
-    fields = {} if jsonl else survey(files)
-    names: dict[str, None] = {}
-    rows = 0
-    with closing(typed_tables(files, "converting")) as tables, table_writer(target) as writer:
-        for table, _ in tables:
-            # each row of JSON lines may have columns of its own
-            table = table if jsonl else with_types(table, fields)
-            writer.write(table)
-            rows += table.num_rows
-            names |= {column.name: None for column in table.schema if str(column.type) != "null"}
-    logger.info(f"{target}: {counted(rows, 'row')}")
-    if target.name.endswith(".csv") and "action" in fields and str(fields["action"].type) == "int64":
-        logger.info("actions are indices, which CSV stores as text: text is read as a name first if `actions` has it")
-    seconds = time.monotonic() - start
-    return Converted(
-        log=str(target),
-        rows=rows,
-        columns=list(names),
-        rows_per_second=round(rows / seconds, 1),
-        seconds=round(seconds, 3),
-    )
-
+from reagent_lite.tasks.convert import convert
 
 COMMAND = Command(
     module="workflows.convert",

@@ -11,22 +11,10 @@ if not __package__:  # python workflows/doctor.py: this folder would hide Python
 
 import argparse
 import contextlib
-import json
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 
 from reagent_lite.cli import add_config, add_node_index, exit_code
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, has_named_actions, load_config
-from reagent_lite.config.tracking import TrackingConfig
-from reagent_lite.distributed.launcher import Processes, choose_processes
-from reagent_lite.distributed.nodes import Node, find_node
-from reagent_lite.doctor import machine
-from reagent_lite.doctor.checks import Row, checked, of_error, ok, show, skipped, summary
-from reagent_lite.doctor.machines import meet
-from reagent_lite.doctor.share import share
-from reagent_lite.errors import ConfigError, ReagentLiteError
-from reagent_lite.run.dry_run import dry_run
+from reagent_lite.doctor.checks import show, summary
+from reagent_lite.tasks.doctor import WORKFLOWS, examine
 
 _EPILOG = """\
 Run it on every machine at once, with the arguments of the run. Machines meet through a file beside that of init_method,
@@ -43,9 +31,6 @@ examples:
   python -m workflows.doctor --config x.json --node_index 0
   python -m workflows.doctor --config x.json --alone
 """
-
-
-_WORKFLOWS: dict[str, type[WorkflowConfig]] = {"dqn": DqnConfig, "parametric_dqn": ParametricDqnConfig}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,76 +50,6 @@ def _report(options: argparse.Namespace) -> int:
     return 2 if any(row.state == "FAILED" for row in rows) else 0
 
 
-def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | None]:
-    """Returns rows on this machine, rows on all machines together, and the number of this machine."""
-    rows = [*checked("versions", machine.versions)]
-    name = options.workflow or choose_workflow(options.config, options.set)
-    workflow = f"workflows.{name}"
-    try:
-        config: WorkflowConfig = load_config(_WORKFLOWS[name], options.config, tuple(options.set))
-        rows.append(ok("config", f"{options.config} is valid for {workflow}"))
-    except ConfigError as error:
-        rows += [of_error(f"config of {workflow}", error), skipped("all else", "there is no valid config")]
-        return rows, [], None
-    try:
-        config, node, source = _of_this_machine(config, options.node_index)
-        processes = choose_processes(config)
-    except ReagentLiteError as error:
-        rows += [of_error("machines", error), skipped("all else", "the number of this machine must be known")]
-        return rows, [], None
-    rows += [ok("machines", source), *_alone(config, node, processes)]
-    if node.count == 1 or options.alone:
-        why = "there is one machine" if node.count == 1 else "--alone"
-        return rows, [skipped("machines meet", why)], node
-    failed = tuple(row.name for row in rows if row.state == "FAILED")
-    return rows, [*checked("machines meet", lambda: meet(config, node, processes, failed, options.wait))], node
-
-
-def choose_workflow(path: str, overrides: list[str]) -> str:
-    """Returns the workflow of a config file."""
-    try:
-        tree = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-        named = has_named_actions(tree, (override.partition("=")[0] for override in overrides))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return "dqn"  # load_config reports what is wrong with the file
-    return "dqn" if named else "parametric_dqn"
-
-
-def _of_this_machine(config: WorkflowConfig, flag: int | None) -> tuple[WorkflowConfig, Node, str]:
-    """Returns the config for this machine, the machine's number, and where number and count come from, in words."""
-    index = config.node_index if flag is None else flag
-    node = find_node(index=index, count=config.num_nodes, environment=os.environ)
-    given_by = "the JSON" if index is not None else "the scheduler's variable"
-    index_source = given_by if flag is None else "--node_index"
-    count_source = "the JSON" if config.num_nodes == node.count else "the scheduler's variable"
-    source = f"node {node.index} by {index_source}, of {node.count} by {count_source}"
-    config = config.model_copy(update={"node_index": node.index, "num_nodes": node.count})
-    return config, node, source if node.count > 1 else "one machine"
-
-
-def _alone(config: WorkflowConfig, node: Node, processes: Processes) -> Iterator[Row]:
-    yield from checked("processes", lambda: machine.devices(processes))
-    yield from checked("network", lambda: machine.network(config, node))
-    yield from checked("share", lambda: share(config, node))
-    for key, path in (("training data", config.training_data_path), ("eval data", config.eval_data_path)):
-        if path:
-            yield from checked(key, partial(machine.data, config, node, key, path))
-    if config.training_data_path:
-        yield from checked("training copy", lambda: machine.copy_folder(config, config.training_data_path))
-    yield from checked("environment", lambda: machine.simulation(config, processes))
-    if node.index == 0 and config.tracking != TrackingConfig():
-        yield from checked("tracking", lambda: machine.tracking(config))
-    try:
-        run = dry_run(config, processes)
-    except ReagentLiteError:
-        return  # the row of the environment has the error
-    if config.collects or config.follows:
-        yield from checked("simulation.dataset", lambda: machine.dataset_folder(config))
-    if not config.collects:
-        yield from checked("model_output_path", lambda: machine.model_folder(config, node, run.spec))
-    yield from checked("memory", lambda: machine.memory(run))
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m workflows.doctor",
@@ -146,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     add_config(parser, required=True)
     add_node_index(parser)
     parser.add_argument(
-        "--workflow", choices=list(_WORKFLOWS), help="the workflow of the config; absent: derived from the config"
+        "--workflow", choices=list(WORKFLOWS), help="the workflow of the config; absent: derived from the config"
     )
     parser.add_argument(
         "--wait",

@@ -7,7 +7,7 @@ if not __package__:  # python workflows/parametric_dqn.py: this folder would hid
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from reagent_lite.config import ParametricDqnConfig
-from reagent_lite.run.launch import main
+from reagent_lite.tasks.train import main
 
 if __name__ == "__main__":
     sys.exit(main("workflows.parametric_dqn", ParametricDqnConfig, "configs/cartpole/parametric_dqn.json"))

@@ -6,22 +6,9 @@ import sys
 if not __package__:  # python workflows/shard.py: this folder would hide Python's own module inspect
     sys.path[0] = os.path.dirname(sys.path[0])
 
-from typing import TYPE_CHECKING
-
 from reagent_lite.cli import Command, Flag, main_alone
 from reagent_lite.config.shard import ShardConfig
-from reagent_lite.errors import needing
-
-if TYPE_CHECKING:
-    from reagent_lite.data.shards.machines import Sharded
-
-
-def shard(config: ShardConfig) -> "Sharded":
-    """Makes the shards or waits for them, and fetches one; see data.shards.machines.shard."""
-    with needing("data", "shards_path"):
-        from reagent_lite.data.shards import machines
-    return machines.shard(config)
-
+from reagent_lite.tasks.shard import shard
 
 COMMAND = Command(
     module="workflows.shard",

@@ -26,7 +26,7 @@ from reagent_lite.distributed.store import LostError
 from reagent_lite.doctor.checks import Row, failed, of_error, ok, warning
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.files import write_synced
-from reagent_lite.run.launch import prepare_rendezvous
+from reagent_lite.run.declaring import prepare_rendezvous
 
 _ROUND_SECONDS = 0.005
 _CONNECT_SECONDS = 5.0

@@ -40,8 +40,8 @@ from reagent_lite.files import scratch_folder
 from reagent_lite.run import learner
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import update_capture
+from reagent_lite.run.runner import set_up, train
 from reagent_lite.run.sources import open_source
-from reagent_lite.run.train import set_up, train
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.cuda_build import cuda_problem, find_nvcc

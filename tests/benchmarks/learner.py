@@ -21,7 +21,7 @@ import torch
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, ProcessRanks
-from reagent_lite.run.train import train
+from reagent_lite.run.runner import train
 from tests.benchmarks.peers import interpreter, printed_number
 from tests.benchmarks.turns import in_turns, medians, options_of, rate, ratio, show
 from tests.oracles.cartpole import write_log

@@ -94,7 +94,7 @@ def measured(source: Path, folder: Path, nodes: int, repeats: int) -> dict[str, 
 def peak_megabytes(source: Path, folder: Path, layout: str, nodes: int) -> float:
     """Returns the peak of the command's resident set; VmHWM begins with the program, ru_maxrss with who started it."""
     program = (
-        "import sys; from reagent_lite.config.shard import ShardConfig; from workflows.shard import shard;"
+        "import sys; from reagent_lite.config.shard import ShardConfig; from reagent_lite.tasks.shard import shard;"
         "shard(ShardConfig.model_validate_json(sys.argv[1]));"
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )

@@ -13,8 +13,8 @@ from reagent_lite.config.evaluate import EvaluateConfig
 from reagent_lite.config.normalize import NormalizeConfig
 from reagent_lite.config.score import ScoreConfig
 from reagent_lite.tasks.evaluate import Evaluated, evaluate
+from reagent_lite.tasks.normalize import Normalized, normalize
 from reagent_lite.tasks.score import ScoredFile, score
-from workflows.normalize import Normalized, normalize
 
 
 def evaluated(model: Path | str, data: str | list[str], report: Path, /, **keys: Any) -> tuple[Evaluated, Tree]:

@@ -279,11 +279,6 @@ def _import_libraries() -> None:
     import tensorboard.plugins.hparams.summary_v2  # noqa: F401
     import torch._dynamo  # noqa: F401  # DistributedDataParallel needs it
 
-    import reagent_lite.data.copy.first_look
-    import reagent_lite.run.launch
-    import reagent_lite.run.samples
-    import reagent_lite.run.stages  # noqa: F401
-
     del sys.path[1]
     assert "onnxruntime" not in sys.modules
     gc.collect()

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from reagent_lite.config import resolved
 from reagent_lite.distributed.group import Group
 from reagent_lite.run.environments import Simulation, open_simulation, with_actions
+from reagent_lite.run.runner import learn, set_up
 from reagent_lite.run.sources import Source, open_source
-from reagent_lite.run.train import learn, set_up
 from reagent_lite.training.checkpoint import CheckpointFolder
 from reagent_lite.training.metrics import JsonLines, MetricsWriter
 from reagent_lite.training.resume import History

@@ -24,8 +24,8 @@ from reagent_lite.models import q_networks
 from reagent_lite.run import evaluators, simulated, sources
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import captures
+from reagent_lite.run.runner import Setup, set_up
 from reagent_lite.run.sources import open_source
-from reagent_lite.run.train import Setup, set_up
 from reagent_lite.training.capture import eager
 from reagent_lite.training.loop import fit
 from reagent_lite.training.resume import History

@@ -20,7 +20,7 @@ from pyarrow import feather
 from reagent_lite.config import check
 from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.errors import ConfigError, DataError
-from workflows.convert import Converted, convert
+from reagent_lite.tasks.convert import Converted, convert
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow", ".csv")
 

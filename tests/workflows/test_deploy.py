@@ -19,8 +19,8 @@ from oracles.runs import ROOT
 
 from reagent_lite.cli import main_alone
 from reagent_lite.config import DqnConfig
-from reagent_lite.run.launch import main
 from reagent_lite.serving.figures import ServerFigures
+from reagent_lite.tasks.train import main
 from workflows import serve
 
 DEPLOY = ROOT / "deploy"

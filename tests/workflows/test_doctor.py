@@ -21,7 +21,8 @@ from reagent_lite.distributed.store import SignedStore
 from reagent_lite.doctor import machine
 from reagent_lite.mounts import Mount, find_mount
 from reagent_lite.sim.sources import find_environment
-from workflows.doctor import choose_workflow, main
+from reagent_lite.tasks.doctor import choose_workflow
+from workflows.doctor import main
 
 Examine = Callable[..., tuple[int, Rows]]
 

@@ -16,7 +16,7 @@ from oracles.team import TEAM
 
 from reagent_lite.config import DqnConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.run.launch import main
+from reagent_lite.tasks.train import main
 
 Plan = Callable[..., list[str]]
 

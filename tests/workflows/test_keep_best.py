@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from reagent_lite.evaluation.episodes import validation_episodes
 from reagent_lite.export import load_bundle
 from reagent_lite.run.logged import prepare
+from reagent_lite.run.runner import set_up
 from reagent_lite.run.sources import open_source
-from reagent_lite.run.train import set_up
 from reagent_lite.training.resume import History
 
 

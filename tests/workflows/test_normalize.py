@@ -16,7 +16,7 @@ from oracles.runs import Runner, trained
 from reagent_lite.data.features.normalization import read_normalization
 from reagent_lite.data.stage import StageManifest
 from reagent_lite.errors import ConfigError, DataError
-from workflows.normalize import Normalized
+from reagent_lite.tasks.normalize import Normalized
 
 FILES = {"state_features_norm.json", "statistics.json", "manifest.json"}
 

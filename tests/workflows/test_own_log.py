@@ -12,7 +12,7 @@ from reagent_lite.config import check
 from reagent_lite.config.convert import ConvertConfig
 from reagent_lite.errors import ConfigError
 from reagent_lite.export import load_bundle
-from workflows.convert import convert
+from reagent_lite.tasks.convert import convert
 
 COLUMNS = {
     "mdp_id": "session",

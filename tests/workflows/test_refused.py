@@ -28,13 +28,13 @@ from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.serving.workers import serve
+from reagent_lite.tasks.convert import convert
 from reagent_lite.tasks.evaluate import evaluate
+from reagent_lite.tasks.inspect import inspect
+from reagent_lite.tasks.normalize import normalize
 from reagent_lite.tasks.score import score
+from reagent_lite.tasks.shard import shard
 from reagent_lite.tasks.simulate import simulate
-from workflows.convert import convert
-from workflows.inspect import inspect
-from workflows.normalize import normalize
-from workflows.shard import shard
 
 BUILDERS: dict[str, Callable[[Path], Tree]] = {
     "dqn": logged,

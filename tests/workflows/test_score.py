@@ -22,8 +22,8 @@ from reagent_lite.errors import BundleError, ConfigError, DataError, ReagentLite
 from reagent_lite.export import load_bundle
 from reagent_lite.feature_ids import FeatureId
 from reagent_lite.tasks import scoring
+from reagent_lite.tasks.convert import convert
 from reagent_lite.tasks.score import score
-from workflows.convert import convert
 
 NAMES, IDS, ITEM = ("mail", "call", "wait"), (3, FeatureId("age")), (7, FeatureId("size"))
 

@@ -18,7 +18,7 @@ from oracles.waiting import wait_until
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.errors import Preempted
 from reagent_lite.export import load_bundle
-from reagent_lite.run.train import train
+from reagent_lite.run.runner import train
 
 
 def ends(folder: Path, *, after: float) -> bool:

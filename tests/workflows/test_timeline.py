@@ -24,7 +24,8 @@ from reagent_lite.data.timeline.local_engine import LocalEngine
 from reagent_lite.data.writing import part_files
 from reagent_lite.data.writing.part_files import PartFiles
 from reagent_lite.errors import ConfigError, DataError, NoRowsError
-from workflows.timeline import COMMAND, timeline
+from reagent_lite.tasks.timeline import timeline
+from workflows.timeline import COMMAND
 
 # states 0, 1, 4, 5 with rewards of the same size, in steps of 1, 3 and 1
 FOUR = [event("a", number, number, number) for number in (0, 1, 4, 5)]

@@ -23,7 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from reagent_lite.config import leaves
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Preempted
-from reagent_lite.run.train import Callback, train
+from reagent_lite.run.runner import Callback, train
 from reagent_lite.training import tracking
 from reagent_lite.training.checkpoint import CheckpointFolder
 from reagent_lite.training.metrics import Conclusion, MetricsWriter, Sink
@@ -126,7 +126,7 @@ def test_trackers_have_the_figures_of_tensorboard_the_decision_and_the_model(
 
 def trackers_started(group: Group, tree: str) -> int:
     """Trains, and returns how often this rank starts trackers."""
-    with patch("reagent_lite.run.train.trackers", return_value=[]) as start:
+    with patch("reagent_lite.run.runner.trackers", return_value=[]) as start:
         train(checked(json.loads(tree)), group)
     return start.call_count
 
@@ -223,7 +223,7 @@ def test_a_run_that_is_stopped_while_a_tracker_ends_publishes_again(
 
     slow = MagicMock(spec=Sink, **{"__exit__.side_effect": lambda *_: signal.raise_signal(signal.SIGTERM)})
     again = pytest.raises(Preempted, match="run the same command again to continue")
-    with patch("reagent_lite.run.train.trackers", return_value=[slow]), again:
+    with patch("reagent_lite.run.runner.trackers", return_value=[slow]), again:
         train(checked(small), ALONE)
     with patch.object(CheckpointFolder, "finish", late):
         assert train(checked(small), ALONE).model is not None

@@ -19,8 +19,8 @@ from reagent_lite.distributed.launcher import choose_processes
 from reagent_lite.distributed.worker import end_with_parent, report_failure
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import update_capture
+from reagent_lite.run.runner import Setup, set_up
 from reagent_lite.run.sources import open_source
-from reagent_lite.run.train import Setup, set_up
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.training.checkpoint import CheckpointFolder
 from reagent_lite.training.loop import fit

@@ -23,7 +23,7 @@ from reagent_lite.data.formats.files import list_input
 from reagent_lite.data.formats.minari import flattened
 from reagent_lite.data.stage import data_files
 from reagent_lite.errors import DataError
-from workflows.normalize import normalize
+from reagent_lite.tasks.normalize import normalize
 
 
 def cartpole(episodes: int) -> list[EpisodeBuffer]:
