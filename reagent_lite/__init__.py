@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from reagent_lite.api import train as train
     from reagent_lite.config import DqnConfig as DqnConfig
     from reagent_lite.config import ParametricDqnConfig as ParametricDqnConfig
-    from reagent_lite.config.evaluate import EvaluateConfig as EvaluateConfig
-    from reagent_lite.config.score import ScoreConfig as ScoreConfig
-    from reagent_lite.config.simulate import SimulateConfig as SimulateConfig
+    from reagent_lite.config.evaluate_config import EvaluateConfig as EvaluateConfig
+    from reagent_lite.config.score_config import ScoreConfig as ScoreConfig
+    from reagent_lite.config.simulate_config import SimulateConfig as SimulateConfig
     from reagent_lite.data.tables import read_log as read_log
     from reagent_lite.errors import Preempted as Preempted
     from reagent_lite.errors import ReagentLiteError as ReagentLiteError

@@ -15,27 +15,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, has_named_actions
-from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.config.inspect import InspectConfig
+from reagent_lite.config.evaluate_config import EvaluateConfig
+from reagent_lite.config.inspect_config import InspectConfig
 from reagent_lite.config.items import ITEM_ID
 from reagent_lite.config.loader import Source, read_tree
-from reagent_lite.config.rollout import RolloutConfig
-from reagent_lite.config.score import ScoreConfig
+from reagent_lite.config.rollout_config import RolloutConfig
+from reagent_lite.config.score_config import ScoreConfig
 from reagent_lite.config.section import Section
-from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.console import logger
 from reagent_lite.data.formats.frames import Log, Logs, path_of, paths_of
-from reagent_lite.distributed.group import ProcessRanks, joined
+from reagent_lite.distributed.group import ProcessRanks, join_group
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.errors import ConfigError, Problem, needing
 from reagent_lite.run import runner as training
-from reagent_lite.run.publish import Outcome
+from reagent_lite.run.output_folder import Outcome
 from reagent_lite.tasks import evaluate as evaluation
 from reagent_lite.tasks import rollout as comparison
 from reagent_lite.tasks import simulate as simulation
 
 if TYPE_CHECKING:
-    from reagent_lite.config.columns import Columns
+    from reagent_lite.config.column_names import Columns
     from reagent_lite.data.formats.frames import Table
     from reagent_lite.data.inspection.inspected import Inspected
 
@@ -83,12 +83,12 @@ def train(
         model = type(config)
     elif not has_named_actions({**read_tree(config)[0], **tree}):
         model = ParametricDqnConfig
-    checked = _checked(model, config, tree)
+    checked = _check(model, config, tree)
     processes = choose_processes(checked)
     _require_one_process(checked, processes)
     device = processes.device(0)
     timeout = checked.rendezvous.startup_timeout_seconds
-    with _torch_restored(device), joined(ProcessRanks(), device, timeout, gpus=processes.gpus) as group:
+    with _torch_restored(device), join_group(ProcessRanks(), device, timeout, gpus=processes.gpus) as group:
         return training.train(checked, group, callback or training.Callback())
 
 
@@ -128,7 +128,7 @@ def evaluate(
         "items": _table(items),
     }
     with _torch_restored():
-        return evaluation.evaluate(_checked(EvaluateConfig, config or {}, tree))
+        return evaluation.evaluate(_check(EvaluateConfig, config or {}, tree))
 
 
 def inspect(
@@ -168,7 +168,7 @@ def simulate(config: Source) -> simulation.SimulatedLog:
         ReagentLiteError: the error of the command, with the same message.
     """
     with _torch_restored():
-        return simulation.simulate(_checked(SimulateConfig, config, {}))
+        return simulation.simulate(_check(SimulateConfig, config, {}))
 
 
 def score(model: Folder, data: Log, *, items: Log | None = None, config: Source | None = None) -> "Table":
@@ -188,7 +188,7 @@ def score(model: Folder, data: Log, *, items: Log | None = None, config: Source 
     with needing("data", "reagent_lite.score"):
         from reagent_lite.tasks.scoring import scored_table
     tree = {"model": _folder("model", model), "data_path": path_of(data), "items": _table(items)}
-    return scored_table(_checked(ScoreConfig, config or {}, tree))
+    return scored_table(_check(ScoreConfig, config or {}, tree))
 
 
 def rollout(log: Logs, *, config: Source | None = None) -> comparison.ComparedPolicies:
@@ -201,7 +201,7 @@ def rollout(log: Logs, *, config: Source | None = None) -> comparison.ComparedPo
     Raises:
         ReagentLiteError: the error of the command, with the same message.
     """
-    return comparison.compare(_checked(RolloutConfig, config or {}, {"log": paths_of(log)}))
+    return comparison.compare(_check(RolloutConfig, config or {}, {"log": paths_of(log)}))
 
 
 def _section(config: Source, key: str) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _table(items: Log | None) -> str | None:
     return None if items is None else path_of(items, "items")
 
 
-def _checked(model: type[AnyConfig], config: Source, given: dict[str, Any]) -> AnyConfig:
+def _check(model: type[AnyConfig], config: Source, given: dict[str, Any]) -> AnyConfig:
     tree, problems = read_tree(config)
     arguments, _ = read_tree({key: value for key, value in given.items() if value is not None})
     for key in (arguments.keys() & tree.keys()) - {"simulation", "data"}:

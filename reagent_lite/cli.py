@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from reagent_lite.config import load_config, resolved
+from reagent_lite.config import expand_config, load_config
 from reagent_lite.config.section import Section
 from reagent_lite.console import logger, logging_to_stderr, outliving_terminal
 from reagent_lite.errors import ConfigError, Preempted, Problem, ReagentLiteError
@@ -108,24 +108,24 @@ def main_alone(
         overrides = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
         config = config_of(command, options, overrides)
         if options.dry_run:
-            print(json.dumps(resolved(config), indent=2))
+            print(json.dumps(expand_config(config), indent=2))
             return 0
         with contextlib.redirect_stdout(sys.stderr), StopSignal(last=True) as stop:
             stop.standing = "no incomplete output is left; run the same command again"
             outcome = work(config)
-        print(json.dumps(printed(outcome)), flush=True)
+        print(json.dumps(fields_of_outcome(outcome)), flush=True)
         return 0
 
-    return guarded(command, options, body)
+    return run_guarded(command, options, body)
 
 
-def printed(outcome: "DataclassInstance") -> dict[str, Any]:
+def fields_of_outcome(outcome: "DataclassInstance") -> dict[str, Any]:
     """Returns the keys of the last line on standard output: the fields in the outcome's repr."""
     shown = {field.name for field in fields(outcome) if field.repr}
     return {name: value for name, value in asdict(outcome).items() if name in shown}
 
 
-def guarded(command: Command[Any], options: argparse.Namespace, body: Callable[[], int]) -> int:
+def run_guarded(command: Command[Any], options: argparse.Namespace, body: Callable[[], int]) -> int:
     """Runs the body and returns its exit code; with --print_schema, prints the schema instead."""
 
     def work() -> int:

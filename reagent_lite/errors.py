@@ -55,7 +55,7 @@ class Problem:
         return f"{self.fault}. {self.todo}" if self.todo else self.fault
 
 
-def counted(number: int, singular: str, plural: str = "") -> str:
+def pluralize(number: int, singular: str, plural: str = "") -> str:
     """Returns a number with its noun, as in "1 row" and "3,470 rows".
 
     Args:
@@ -68,7 +68,7 @@ def counted(number: int, singular: str, plural: str = "") -> str:
     return f"{number:,} {plural or singular + ('es' if singular.endswith('s') else 's')}"
 
 
-def listed(names: Iterable[object]) -> str:
+def join_names(names: Iterable[object]) -> str:
     """Returns names as text, "a, b"; after MAX_NAMES names the number of further ones, as in "and 714 more"."""
     texts = [str(name) for name in names]
     more = f" and {len(texts) - MAX_NAMES:,} more" if len(texts) > MAX_NAMES else ""
@@ -80,12 +80,12 @@ def named_counts(counts: Mapping[str, int]) -> str:
 
     def named(key: str, count: int) -> str:
         name = key.replace("_", " ")
-        return counted(count, re.sub("(row|episode|value|state)s", r"\1", name), name)
+        return pluralize(count, re.sub("(row|episode|value|state)s", r"\1", name), name)
 
     return ", ".join(named(key, count) for key, count in counts.items() if count)
 
 
-def nearest(name: str, names: Sequence[str], advice: str = "Did you mean {!r}?", otherwise: str = "") -> str:
+def suggest_nearest(name: str, names: Sequence[str], advice: str = "Did you mean {!r}?", otherwise: str = "") -> str:
     """Returns `advice` with the name most similar to `name`, or `otherwise` if no name is similar."""
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return advice.format(near[0]) if near else otherwise
@@ -144,10 +144,10 @@ def raise_any(problems: Sequence[Problem], error: type[ReagentLiteError] = DataE
 
 def lacking(extra: str) -> str:
     """Returns the missing packages of an extra as text; "" if all are installed."""
-    return ", ".join(name for name in EXTRAS[extra] if not installed(name))
+    return ", ".join(name for name in EXTRAS[extra] if not is_installed(name))
 
 
-def installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     """Returns whether a package can be imported; false for a folder of that name, such as W&B's ./wandb."""
     spec = find_spec(package)
     return spec is not None and spec.origin is not None

@@ -54,7 +54,7 @@ def id_of(key: str | int) -> int:
     return FeatureId(key)
 
 
-def written(ids: Iterable[int]) -> list[str | int]:
+def write_ids(ids: Iterable[int]) -> list[str | int]:
     """Returns ids for JSON: names as strings, other ids as integers."""
     return [feature.name if isinstance(feature, FeatureId) else int(feature) for feature in ids]
 
@@ -64,6 +64,6 @@ def read(keys: object) -> tuple[int, ...]:
     if not isinstance(keys, list) or not all(type(key) in (int, str) for key in keys):
         raise ValueError("expected a list of ids and names")
     ids = tuple(id_of(key) for key in keys)
-    if written(ids) != keys:
+    if write_ids(ids) != keys:
         raise ValueError("expected ids as integers and names as strings")
     return ids

@@ -67,7 +67,7 @@ def appearing_folder(target: Path, *, served: bool = False, within: "FolderIdent
     Raises:
         OSError: among others, `within` is another folder than before, at the start or at the end of the block.
     """
-    target = _followed(target)
+    target = _follow_links(target)
     with _parent(target, within):
         yield from _appearing(target, served=served)
 
@@ -120,7 +120,7 @@ def _appearing(target: Path, *, served: bool) -> Iterator[Path]:
             aside.rename(target)
 
 
-def _followed(target: Path) -> Path:
+def _follow_links(target: Path) -> Path:
     """Returns a path with its links followed, except a last one that `appearing_folder` made."""
     target = target.resolve()
     hidden = re.fullmatch(r"\.(.+)\.\d+-[0-9a-f]{12}\.now", target.name)
@@ -248,7 +248,7 @@ class FolderIdentity:
         return cls(folder, min(_markers(folder), default=""), status.st_dev, status.st_ino)
 
     @classmethod
-    def marked(cls, folder: Path) -> "FolderIdentity":
+    def mark(cls, folder: Path) -> "FolderIdentity":
         """Returns the identity of an existing folder; marks it if it has no marker."""
         if not _markers(folder):
             (folder / f"{_MARKER}{uuid.uuid4().hex[:12]}").touch(exist_ok=False)
@@ -380,7 +380,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def shipped(name: str) -> Path:
+def find_shipped(name: str) -> Path:
     """Returns the shipped folder "kernels" or "configs": that of the checkout, else the installed one."""
     checkout = Path(__file__).resolve().parents[1] / name
     return checkout if checkout.is_dir() else Path(sys.prefix).resolve() / "share" / "reagent-lite" / name
@@ -583,13 +583,13 @@ def _lock(descriptor: int, folder: Path, key: str, limit: float) -> None:
         holder = _record(os.pread(descriptor, _RECORD_BYTES, 0))  # none between the lock and its content
         if holder and limit != _LEASE_SECONDS and not _is_alive(holder):
             limit = _LEASE_SECONDS
-            logger.info(f"{key}: {folder} is in use by {_named(holder)}; waiting {limit:g} s in case it has died")
+            logger.info(f"{key}: {folder} is in use by {_name_holder(holder)}; waiting {limit:g} s in case it has died")
         if time.monotonic() - begun > limit:
             raise FolderInUseError(
                 Problem(
                     key,
                     "a folder that no other run writes into",
-                    f"{folder}, in use by {_named(holder)}",
+                    f"{folder}, in use by {_name_holder(holder)}",
                     "Wait for that run, or end it; or name another folder",
                 )
             )
@@ -628,7 +628,7 @@ def _record(content: bytes) -> dict[str, Any]:
     return record if isinstance(record, dict) and record.keys() >= {"host", "pid", "since"} else {}
 
 
-def _named(holder: dict[str, Any]) -> str:
+def _name_holder(holder: dict[str, Any]) -> str:
     if not holder:
         return "another run"
     return f"the run of host {holder['host']}, pid {holder['pid']}, since {holder['since']}"

@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.errors import Problem, listed
-from reagent_lite.feature_ids import read, written
+from reagent_lite.errors import Problem, join_names
+from reagent_lite.feature_ids import read, write_ids
 
 ITEMS_FILE: Final = "items.json"
 UNKNOWN: Final = -1
@@ -62,13 +62,13 @@ class ItemTable:
         row_of = self._row_of
         return np.fromiter((row_of.get(id_text(item), UNKNOWN) for item in ids), np.int64)
 
-    def aligned(self, feature_ids: Sequence[int]) -> NDArray[np.float32]:
+    def align(self, feature_ids: Sequence[int]) -> NDArray[np.float32]:
         """Returns features [N, F] in the order of `feature_ids`; the table must have all of them, see `lacking`."""
         return self.values[:, [self.feature_ids.index(feature) for feature in feature_ids]]
 
     def lacking(self, feature_ids: Iterable[int], where: str) -> list[Problem]:
         """Returns a problem for each feature that the model reads and the table lacks; `where` names the table."""
-        got = f"features {listed(self.feature_ids)}"
+        got = f"features {join_names(self.feature_ids)}"
         return [
             Problem(where, f"the item feature {feature}, which the model reads", got, "Add its column to the table")
             for feature in feature_ids
@@ -78,7 +78,7 @@ class ItemTable:
     def json(self) -> bytes:
         """Returns the bytes of ITEMS_FILE."""
         document = {
-            "feature_ids": written(self.feature_ids),
+            "feature_ids": write_ids(self.feature_ids),
             "ids": self.ids,
             "values": self.values.astype(np.float64).tolist(),
         }

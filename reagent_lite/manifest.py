@@ -92,12 +92,12 @@ def canonical(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"
 
 
-def sealed(document: Mapping[str, Any]) -> bytes:
+def seal(document: Mapping[str, Any]) -> bytes:
     """Returns the canonical bytes of the document with its own hash added."""
     return canonical({**document, _SEAL: hashlib.sha256(canonical(document)).hexdigest()})
 
 
-def opened(data: bytes, where: str, kind: FolderKind) -> dict[str, Any]:
+def open_sealed(data: bytes, where: str, kind: FolderKind) -> dict[str, Any]:
     """Returns the document of sealed bytes, without its seal.
 
     Raises:
@@ -156,7 +156,7 @@ def seal_folder(
     missing = [name for name, entry in given.items() if not entry.keys() >= {"size", "sha256"}]
     hashed = file_entries(folder, missing)
     entries = {name: {**entry, **hashed.get(name, {})} for name, entry in given.items()}
-    data = sealed({**document, "schema_version": SCHEMA_VERSION, "files": entries})
+    data = seal({**document, "schema_version": SCHEMA_VERSION, "files": entries})
     (folder / FILE_NAME).write_bytes(data)
     return entries
 
@@ -169,7 +169,7 @@ def read_document(folder: Path, kind: FolderKind) -> dict[str, Any]:
         BundleError, DataError: see `opened` and `require_files`.
     """
     with open_regular(folder / FILE_NAME) as stream:
-        document = opened(stream.read(), str(folder / FILE_NAME), kind)
+        document = open_sealed(stream.read(), str(folder / FILE_NAME), kind)
     require_files(document.get("files"), str(folder / FILE_NAME), kind)
     return document
 
@@ -193,7 +193,7 @@ def file_entries(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]
         return dict(zip(ordered, pool.map(lambda name: _entry_of(folder / name, sync=True), ordered), strict=True))
 
 
-def verified(
+def verify_folder(
     folder: Path, kind: FolderKind, keep: Collection[str] = (), *, if_present: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Compares every file of a folder with its manifest; the returned bytes are those that were hashed.
@@ -233,10 +233,10 @@ def verified(
             else:
                 actual = _entry_of(folder / name)
         except OSError as error:
-            problems.append(problem(name, _described(entry), str(error)))
+            problems.append(problem(name, _describe(entry), str(error)))
             continue
-        if _described(actual) != _described(entry):
-            problems.append(problem(name, _described(entry), _described(actual)))
+        if _describe(actual) != _describe(entry):
+            problems.append(problem(name, _describe(entry), _describe(actual)))
     problems += [problem(name, "a file in the manifest", "no such file") for name in set(keep) - entries.keys()]
     raise_any(problems, kind.error)
     return manifest, kept
@@ -251,5 +251,5 @@ def _entry_of(file: Path, *, sync: bool = False) -> dict[str, Any]:
         return {"size": stream.tell(), "sha256": digest.hexdigest()}
 
 
-def _described(entry: dict[str, Any]) -> str:
+def _describe(entry: dict[str, Any]) -> str:
     return f"{entry['size']} bytes with SHA-256 {entry['sha256']}"

@@ -14,8 +14,8 @@ import pytest
 
 from reagent_lite.console import log_as, logger, logging_to_stderr, machine_logger, outliving_terminal, progress
 from reagent_lite.errors import Problem
-from reagent_lite.export.model_card import plain
-from reagent_lite.report.content import written
+from reagent_lite.export.model_card import escape_text
+from reagent_lite.report.content import format_cell
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def test_control_characters_of_names_never_reach_a_terminal(capsys: pytest.Captu
         "warning: two\n\tlines: \\x1b]0;title\\x07 \\u202eabc \\x9b2J \\r \u00e9\n"
         "a.csv:1: expected a name, got 'x'\\x1b[31m\n"
     )
-    assert "\x1b" not in plain("\x1b[31m") + written("\x1b[31m")
+    assert "\x1b" not in escape_text("\x1b[31m") + format_cell("\x1b[31m")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from reagent_lite.errors import counted, installed, named_counts
+from reagent_lite.errors import is_installed, named_counts, pluralize
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from reagent_lite.errors import counted, installed, named_counts
     ],
 )
 def test_counts_have_singular_and_plural(number: int, forms: tuple[str, ...], text: str) -> None:
-    assert counted(number, *forms) == text
+    assert pluralize(number, *forms) == text
 
 
 def test_counts_are_named_by_their_keys() -> None:
@@ -31,4 +31,4 @@ def test_counts_are_named_by_their_keys() -> None:
 def test_a_folder_of_a_package_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a_folder_of_runs").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert [installed(name) for name in ("a_folder_of_runs", "no_such_package", "numpy")] == [False, False, True]
+    assert [is_installed(name) for name in ("a_folder_of_runs", "no_such_package", "numpy")] == [False, False, True]

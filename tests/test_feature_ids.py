@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from reagent_lite.feature_ids import FeatureId, id_of, read, written
+from reagent_lite.feature_ids import FeatureId, id_of, read, write_ids
 
 
 def test_a_name_stands_for_one_id() -> None:
@@ -27,4 +27,4 @@ def test_what_is_neither_is_refused(key: str) -> None:
 
 def test_ids_go_through_json_by_their_names() -> None:
     keys: list[Any] = [3, "age", "Größe [cm]"]
-    assert written(read(keys)) == keys
+    assert write_ids(read(keys)) == keys

@@ -270,8 +270,8 @@ def test_a_folder_is_known_again_on_another_device_and_an_empty_one_is_not(tmp_p
     early.require()
     folder.mkdir(parents=True)
     (folder / "file").touch()
-    identity = FolderIdentity.marked(folder)
-    assert identity == FolderIdentity.marked(folder)
+    identity = FolderIdentity.mark(folder)
+    assert identity == FolderIdentity.mark(folder)
 
     def require_known() -> None:
         for each in (early, identity):
@@ -296,7 +296,7 @@ def test_what_appears_within_a_folder_does_not_make_one_for_a_share_that_is_away
 ) -> None:
     folder = tmp_path / "share" / "data"
     folder.mkdir(parents=True)
-    within = FolderIdentity.marked(folder)
+    within = FolderIdentity.mark(folder)
     with appearing(folder / "first", within=within):
         pass
     monkeypatch.setattr(FolderIdentity, "require", lambda self: unmount(folder.parent))  # right behind the check
@@ -308,9 +308,9 @@ def test_what_appears_within_a_folder_does_not_make_one_for_a_share_that_is_away
 
 
 def test_two_processes_that_mark_a_folder_at_the_same_moment_both_find_it_again(tmp_path: Path) -> None:
-    first = FolderIdentity.marked(tmp_path)
+    first = FolderIdentity.mark(tmp_path)
     (tmp_path / ".folder-000000000000").touch()  # by another one that had listed the folder before
-    second = FolderIdentity.marked(tmp_path)
+    second = FolderIdentity.mark(tmp_path)
     assert first != second
     first.require()
     second.require()

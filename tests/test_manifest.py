@@ -17,11 +17,11 @@ from reagent_lite.manifest import (
     TRAINING_COPY,
     FolderKind,
     canonical,
-    opened,
+    open_sealed,
     read_document,
+    seal,
     seal_folder,
-    sealed,
-    verified,
+    verify_folder,
 )
 
 KINDS = pytest.mark.parametrize("kind", [BUNDLE, CHECKPOINT, STAGE, TRAINING_COPY, SHARDS], ids=lambda kind: kind.name)
@@ -32,18 +32,18 @@ DOCUMENT = {"schema_version": 1, "b": [1, 2.5], "a": "ä"}
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (json.dumps(json.loads(sealed(DOCUMENT)), sort_keys=True).encode(), "canonical form"),
-        (sealed(DOCUMENT).replace(b"2.5", b"3.5"), "own SHA-256"),
+        (json.dumps(json.loads(seal(DOCUMENT)), sort_keys=True).encode(), "canonical form"),
+        (seal(DOCUMENT).replace(b"2.5", b"3.5"), "own SHA-256"),
         (canonical(DOCUMENT), "own SHA-256 None"),
-        (sealed(DOCUMENT)[:-3], "expected JSON"),
+        (seal(DOCUMENT)[:-3], "expected JSON"),
         (b"[" * 100_000, "expected JSON"),
-        (sealed({"schema_version": 2}), "expected schema version 1, got 2"),
+        (seal({"schema_version": 2}), "expected schema version 1, got 2"),
     ],
 )
 def test_altered_bytes_and_another_schema_version_are_refused(kind: FolderKind, data: bytes, message: str) -> None:
-    assert opened(sealed(DOCUMENT), "m", kind) == DOCUMENT
+    assert open_sealed(seal(DOCUMENT), "m", kind) == DOCUMENT
     with pytest.raises(kind.error, match=f"^m.*{message}") as caught:
-        opened(data, "m", kind)
+        open_sealed(data, "m", kind)
     assert caught.value.problems[0].todo == (kind.outdated if "schema" in message else kind.damaged)
 
 
@@ -58,17 +58,17 @@ def test_every_file_is_held_to_the_manifest(tmp_path: Path, kind: FolderKind) ->
         (tmp_path / name).write_text(name)
     entries = seal_folder(tmp_path, {"kind": "test"})
     assert entries["kept"] == {"size": 4, "sha256": "79f076abdd19a752db7267bfff2f9022161d120dea919fdaca2ffdfc24ca8c96"}
-    manifest, kept = verified(tmp_path, kind, keep=("kept",))
+    manifest, kept = verify_folder(tmp_path, kind, keep=("kept",))
     assert (manifest["kind"], manifest["files"], kept) == ("test", entries, {"kept": b"kept"})
     (tmp_path / "altered").write_text("ALTERED")
     (tmp_path / "removed").rename(tmp_path / "unlisted")
     with pytest.raises(kind.error) as caught:
-        verified(tmp_path, kind)
+        verify_folder(tmp_path, kind)
     problems = {(Path(problem.where).name, problem.todo) for problem in caught.value.problems}
     assert problems == {(name, kind.damaged) for name in ("altered", "removed", "unlisted")}
     for folder, words in (("nothing", f"expected {kind.name}, got "), ("..", f"Name the folder .*{tmp_path.name}")):
         with pytest.raises(kind.error, match=words):
-            verified((tmp_path / folder).resolve(), kind)
+            verify_folder((tmp_path / folder).resolve(), kind)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_every_file_is_held_to_the_manifest(tmp_path: Path, kind: FolderKind) ->
     ],
 )
 def test_entries_of_other_types_and_places_are_refused(tmp_path: Path, files: Any) -> None:
-    (tmp_path / "manifest.json").write_bytes(sealed({"schema_version": 1, "files": files}))
+    (tmp_path / "manifest.json").write_bytes(seal({"schema_version": 1, "files": files}))
     with pytest.raises(DataError, match=r"manifest\.json(, files: expected \{name|: expected names of files)"):
         read_document(tmp_path, STAGE)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from reagent_lite.cli import exit_code
 from reagent_lite.console import logger
-from reagent_lite.errors import ConfigError, Problem, counted
-from reagent_lite.files import appearing_folder, disk_errors, shipped
+from reagent_lite.errors import ConfigError, Problem, pluralize
+from reagent_lite.files import appearing_folder, disk_errors, find_shipped
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,8 +29,8 @@ def _copy(target: Path) -> int:
         raise ConfigError(Problem("--copy", "a folder that does not exist yet", str(target), "Choose another name"))
     errors = disk_errors(str(target), "a folder that can be written", "Choose another folder")
     with errors, appearing_folder(target) as temporary:
-        shutil.copytree(shipped("configs"), temporary, dirs_exist_ok=True)
-    logger.info(f"{counted(len([*target.rglob('*.json')]), 'config')} in {target}; see {target / 'README.md'}")
+        shutil.copytree(find_shipped("configs"), temporary, dirs_exist_ok=True)
+    logger.info(f"{pluralize(len([*target.rglob('*.json')]), 'config')} in {target}; see {target / 'README.md'}")
     return 0
 
 

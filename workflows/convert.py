@@ -7,7 +7,7 @@ if not __package__:  # python workflows/convert.py: this folder would hide Pytho
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from reagent_lite.cli import Command, main_alone
-from reagent_lite.config.convert import ConvertConfig
+from reagent_lite.config.convert_config import ConvertConfig
 from reagent_lite.tasks.convert import convert
 
 COMMAND = Command(

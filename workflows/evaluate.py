@@ -7,7 +7,7 @@ if not __package__:  # python workflows/evaluate.py: this folder would hide Pyth
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from reagent_lite.cli import Command, Flag, main_alone
-from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.tasks.evaluate import evaluate
 
 COMMAND = Command(

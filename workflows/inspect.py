@@ -7,7 +7,7 @@ if not __package__:  # python workflows/inspect.py: this folder would hide Pytho
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from reagent_lite.cli import Command, Flag, main_alone
-from reagent_lite.config.inspect import InspectConfig
+from reagent_lite.config.inspect_config import InspectConfig
 from reagent_lite.tasks.inspect import inspect
 
 COMMAND = Command(

@@ -7,7 +7,7 @@ if not __package__:  # python workflows/normalize.py: this folder would hide Pyt
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from reagent_lite.cli import Command, main_alone
-from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.config.normalize_config import NormalizeConfig
 from reagent_lite.tasks.normalize import normalize
 
 COMMAND = Command(

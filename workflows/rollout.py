@@ -12,7 +12,7 @@ if not __package__:  # python workflows/rollout.py: this folder would hide Pytho
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from reagent_lite.cli import Command, Flag, main_alone
-from reagent_lite.config.rollout import RolloutConfig
+from reagent_lite.config.rollout_config import RolloutConfig
 from reagent_lite.tasks.rollout import compare
 
 COMMAND = Command(

@@ -7,7 +7,7 @@ if not __package__:  # python workflows/score.py: this folder would hide Python'
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from reagent_lite.cli import Command, Flag, main_alone
-from reagent_lite.config.score import ScoreConfig
+from reagent_lite.config.score_config import ScoreConfig
 from reagent_lite.tasks.score import score
 
 COMMAND = Command(

@@ -7,7 +7,7 @@ if not __package__:  # python workflows/serve.py: this folder would hide Python'
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from reagent_lite.cli import Command, Flag, main_alone
-from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.tasks.serve import serve
 
 COMMAND = Command(

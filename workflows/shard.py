@@ -7,7 +7,7 @@ if not __package__:  # python workflows/shard.py: this folder would hide Python'
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from reagent_lite.cli import Command, Flag, main_alone
-from reagent_lite.config.shard import ShardConfig
+from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.tasks.shard import shard
 
 COMMAND = Command(

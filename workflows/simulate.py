@@ -7,7 +7,7 @@ if not __package__:  # python workflows/simulate.py: this folder would hide Pyth
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from reagent_lite.cli import Command, main_alone
-from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.tasks.simulate import simulate
 
 COMMAND = Command(

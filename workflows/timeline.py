@@ -7,7 +7,7 @@ if not __package__:  # python workflows/timeline.py: this folder would hide Pyth
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from reagent_lite.cli import Command, main_alone
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.tasks.timeline import timeline
 
 COMMAND = Command(

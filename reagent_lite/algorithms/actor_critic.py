@@ -14,7 +14,7 @@ from reagent_lite.algorithms.policy_learner import Assign, BatchEvaluation, Poli
 from reagent_lite.models.q_networks import allowed_values
 from reagent_lite.models.value_heads import ScalarHead, Scorer
 from reagent_lite.rl.losses import imitation_loss
-from reagent_lite.rl.td import chosen
+from reagent_lite.rl.td import select_choice
 from reagent_lite.types import TransitionBatch
 
 
@@ -68,7 +68,7 @@ class ActorCritic(PolicyLearner):
         """Returns the loss, a sum weighted by `batch.weight`, and its parts."""
         outputs = allowed_values(self.critic, batch.state, batch.actions)
         logits = self.logits(batch)
-        rows, self.row_errors = self.td_losses(chosen(outputs, batch.action), self.next_outputs(batch), batch)
+        rows, self.row_errors = self.td_losses(select_choice(outputs, batch.action), self.next_outputs(batch), batch)
         weights, further = self.weights(batch, outputs.detach(), logits.detach())
         td_loss = batch.weight.dot(rows)
         actor_loss = batch.weight.dot(weights * imitation_loss(logits, batch.actions.mask, batch.action))

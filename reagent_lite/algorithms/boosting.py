@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from reagent_lite.algorithms.policy_learner import Assign, PolicyLearner, TargetSettings, reward_boost
-from reagent_lite.algorithms.reward_fit import Decisions, RewardFit, TreeSettings, fit_rewards
+from reagent_lite.algorithms.reward_fit import RewardFit, RewardRows, TreeSettings, fit_rewards
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.models.q_networks import chosen_values
 from reagent_lite.models.reward_models import RewardModel, build_reward_model
@@ -42,7 +42,7 @@ class Boosting(PolicyLearner):
         """Returns a learner whose values are 0."""
         return cls(build_reward_model(spec), TargetSettings.of(config, None), reward_boost(config))
 
-    def fit_rows(self, rows: Decisions, settings: TreeSettings) -> None:
+    def fit_rows(self, rows: RewardRows, settings: TreeSettings) -> None:
         """Fits the model to decisions; rl.reward_boost, which is known, is added to its values."""
         self.fit = fit_rewards(self.model, rows, settings)
         if self.reward_boost is not None:

@@ -34,7 +34,7 @@ Read = Callable[[Tensor, Actions], tuple[Tensor, Actions]]
 Loss = Callable[[TransitionBatch, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 
-def unchanged(state: Tensor, actions: Actions) -> tuple[Tensor, Actions]:
+def pass_through(state: Tensor, actions: Actions) -> tuple[Tensor, Actions]:
     """Returns states and choices as they are, for networks that are called with normalized ones."""
     return state, actions
 
@@ -68,7 +68,7 @@ class CPEHeads(nn.Module):
         gamma: float,
         target_update_rate: float,
         num_outcomes: int,
-        read: Read = unchanged,
+        read: Read = pass_through,
     ) -> None:
         super().__init__()
         self.reward_network = reward_network
@@ -148,7 +148,7 @@ def build_cpe_heads(
     *,
     gamma: float,
     target_update_rate: float,
-    read: Read = unchanged,
+    read: Read = pass_through,
 ) -> CPEHeads:
     """Returns heads as wide and deep as the Q-network, with one small initial output per choice and outcome.
 

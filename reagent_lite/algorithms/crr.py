@@ -19,7 +19,7 @@ from reagent_lite.config.algorithm import CRRConfig
 from reagent_lite.models.q_networks import allowed_values
 from reagent_lite.models.value_heads import ScalarHead
 from reagent_lite.rl.policies import Softmax
-from reagent_lite.rl.td import Bounds, chosen, expected_value
+from reagent_lite.rl.td import Bounds, expected_value, select_choice
 from reagent_lite.types import SourceSpec, TransitionBatch
 
 _ACTOR = Softmax(1.0)
@@ -67,7 +67,7 @@ class CRR(ActorCritic):
     def weights(self, batch: TransitionBatch, outputs: Tensor, logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns w(s, a) of the logged actions, [B]; see `ActorCritic.weights`."""
         q = self.head(outputs)
-        advantage = chosen(q, batch.action) - expected_value(q, _ACTOR.propensities(logits, batch.actions.mask))
+        advantage = select_choice(q, batch.action) - expected_value(q, _ACTOR.propensities(logits, batch.actions.mask))
         if self.section.weights == "binary":
             return (advantage > 0).to(q.dtype), {}
         return (advantage / self.section.beta).exp().clamp(max=self.section.max_weight), {}

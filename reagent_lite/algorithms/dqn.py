@@ -28,7 +28,7 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.models.q_networks import allowed_values, build_q_network, chosen_values
 from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead, ScaledHead, Scorer
 from reagent_lite.rl.losses import conservative_loss, imitation_loss
-from reagent_lite.rl.td import Bounds, chosen, double_q_value, greedy_value
+from reagent_lite.rl.td import Bounds, double_q_value, greedy_value, select_choice
 from reagent_lite.types import SourceSpec, TransitionBatch
 
 
@@ -138,7 +138,7 @@ class DQN(PolicyLearner):
         actions = batch.actions
         if alpha:
             outputs = allowed_values(self.q_network, batch.state, actions)
-            logged_outputs = chosen(outputs, batch.action)
+            logged_outputs = select_choice(outputs, batch.action)
         else:
             logged_outputs = chosen_values(self.q_network, batch.state, actions, batch.action)
         rows, self.row_errors = self.td_losses(logged_outputs, self.next_outputs(batch), batch)

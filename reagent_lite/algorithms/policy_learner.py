@@ -21,7 +21,7 @@ from reagent_lite.models.q_networks import NetworkSettings, allowed_values, buil
 from reagent_lite.models.restrictions import Unrestricted
 from reagent_lite.models.value_heads import ScalarHead, Scorer
 from reagent_lite.rl.losses import constant_loss
-from reagent_lite.rl.td import Bounds, chosen, discount, td_target
+from reagent_lite.rl.td import Bounds, discount, select_choice, td_target
 from reagent_lite.types import SourceSpec, TransitionBatch
 
 Assign = Callable[[nn.Module, Mapping[str, Tensor]], None]
@@ -158,7 +158,7 @@ class PolicyLearner(nn.Module, ABC):
         outputs = allowed_values(self.online, batch.state, batch.actions)
         next_outputs = self.next_outputs(batch)
         next_value = self.head(next_outputs.unsqueeze(1)).squeeze(1)
-        losses, _ = self.td_losses(chosen(outputs, batch.action), next_outputs, batch)
+        losses, _ = self.td_losses(select_choice(outputs, batch.action), next_outputs, batch)
         q = self.head(outputs)
         return BatchEvaluation(
             q=q,

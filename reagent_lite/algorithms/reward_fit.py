@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reagent_lite.console import logger
-from reagent_lite.errors import counted
+from reagent_lite.errors import pluralize
 from reagent_lite.models.forest import Forest, tree_values
 from reagent_lite.models.reward_models import ActionRewards, CandidateRewards, Products, RewardModel, TwoValues
 from reagent_lite.rl.reward_losses import LogLoss, RewardLoss, SquaredLoss
@@ -55,7 +55,7 @@ _MOST_MULTIPLICATIONS = 1 << 35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decisions:
+class RewardRows:
     """Rows to fit a reward model to.
 
     Attributes:
@@ -117,11 +117,13 @@ class RewardFit(RewardErrors):
     trees: int
 
     def __str__(self) -> str:
-        on_unseen = f"on rows that it has not seen it explains {explained(self.model, self.constant)} of the variance"
+        on_unseen = (
+            f"on rows that it has not seen it explains {describe_explained(self.model, self.constant)} of the variance"
+        )
         parts = described_parts(self.json())
         if not self.products and not self.trees:
             return f"reward model: {parts}, as nothing else would predict better; {on_unseen} of rewards"
-        linear = explained(self.linear, self.constant)
+        linear = describe_explained(self.linear, self.constant)
         return f"reward model: {parts}; {on_unseen} of rewards (linear alone {linear})"
 
     def json(self) -> dict[str, float | int]:
@@ -186,7 +188,7 @@ class Target:
     span: float = 1.0
 
     @classmethod
-    def of(cls, rows: Decisions) -> "Target":
+    def of(cls, rows: RewardRows) -> "Target":
         """Returns log-odds for rewards of two values, and rewards themselves otherwise."""
         reward = rows.reward
         low, high = reward.aminmax()
@@ -202,7 +204,7 @@ class Target:
         fitted = torch.stack([(self.fold != f).double() for f in range(FOLDS + 1)])
         return self.loss.constant(fitted @ self.value, fitted.sum(1))
 
-    def unseen(self, scores: Tensor) -> Tensor:
+    def predict_unseen(self, scores: Tensor) -> Tensor:
         """Returns the scores [n] of each row by the fit without its fold, of scores [FOLDS + 1, n]."""
         return scores.gather(0, self.fold.unsqueeze(0)).squeeze(0)
 
@@ -215,11 +217,11 @@ class Target:
         return self.span**2 * float((self.value - self.loss.expected(scores)).square().mean())
 
 
-def fit_rewards(model: RewardModel, rows: Decisions, settings: TreeSettings) -> RewardFit:
+def fit_rewards(model: RewardModel, rows: RewardRows, settings: TreeSettings) -> RewardFit:
     """Sets the weights, products and trees of a model; the same rows and settings give the same model."""
     target = Target.of(rows)
     scores = _fit_linear(model, rows, target)
-    linear = target.unseen(scores)
+    linear = target.predict_unseen(scores)
     products = _fit_products(model, rows, target, scores)
     trees = _try_trees(rows, target, linear, model.outputs, settings)
     parts: list[_FittedProducts | _TriedTrees] = []
@@ -229,7 +231,7 @@ def fit_rewards(model: RewardModel, rows: Decisions, settings: TreeSettings) -> 
         if part is None:
             continue
         columns = torch.stack([part.unseen for part in (*parts, part)], 1)
-        more_shares = _mixed(target, linear, columns)
+        more_shares = _mix(target, linear, columns)
         better = linear + columns @ more_shares
         gain = target.losses(predicted) - target.losses(better)
         if gain.mean() > _CERTAIN * gain.std() / math.sqrt(len(gain)):
@@ -250,13 +252,13 @@ def fit_rewards(model: RewardModel, rows: Decisions, settings: TreeSettings) -> 
     return fit
 
 
-def fit_linear(model: RewardModel, rows: Decisions) -> None:
+def fit_linear(model: RewardModel, rows: RewardRows) -> None:
     """Sets the weights of the linear part, and how scores become expected rewards."""
     _fit_linear(model, rows, Target.of(rows))
 
 
 @torch.no_grad()
-def _fit_linear(model: RewardModel, rows: Decisions, target: Target) -> Tensor:
+def _fit_linear(model: RewardModel, rows: RewardRows, target: Target) -> Tensor:
     """Fits the linear part, and returns its scores [FOLDS + 1, n]: without each fold, and of all rows."""
     if isinstance(target.loss, LogLoss):
         low = torch.full((model.outputs,), target.low)
@@ -290,13 +292,13 @@ def num_pairs(candidate_features: int, state_features: int) -> int:
     return pairs if pairs <= _MOST_PAIRS else 0
 
 
-def _pairs(rows: Decisions) -> Tensor:
+def _pairs(rows: RewardRows) -> Tensor:
     """Returns the products of the features of state and candidate, [n, S F] float64."""
     assert rows.chosen is not None
     return (rows.state.double().unsqueeze(2) * rows.chosen.double().unsqueeze(1)).flatten(1)
 
 
-def _by_action(rows: Decisions, outputs: int) -> list[Tensor]:
+def _by_action(rows: RewardRows, outputs: int) -> list[Tensor]:
     """Returns the row numbers of each action."""
     return [(rows.action == action).nonzero().squeeze(1) for action in range(outputs)]
 
@@ -396,7 +398,7 @@ class _FittedProducts:
         model.products = Products(self.first, self.second, (share * self.weight).float())
 
 
-def _fit_products(model: RewardModel, rows: Decisions, target: Target, scores: Tensor) -> _FittedProducts | None:
+def _fit_products(model: RewardModel, rows: RewardRows, target: Target, scores: Tensor) -> _FittedProducts | None:
     """Fits products of two features of the state, or of the candidate; None if they are too many or of no use."""
     inputs = (rows.state if rows.chosen is None else rows.chosen).double()
     first, second = _product_columns(inputs, min(model.outputs, _FEWEST_LEADING) + 1)
@@ -410,7 +412,7 @@ def _fit_products(model: RewardModel, rows: Decisions, target: Target, scores: T
         weight = weight + of_action
     if not weight.any():
         return None
-    unseen = target.unseen(with_products - scores)
+    unseen = target.predict_unseen(with_products - scores)
     return _FittedProducts(first=first, second=second, weight=weight, unseen=unseen)
 
 
@@ -434,7 +436,7 @@ def _product_columns(x: Tensor, fits: int) -> tuple[Tensor, Tensor]:
     return first[:most], second[:most]
 
 
-def _mixed(target: Target, base: Tensor, parts: Tensor) -> Tensor:
+def _mix(target: Target, base: Tensor, parts: Tensor) -> Tensor:
     """Returns the shares of parts [n, M], each from 0 to 1, that added to the base [n] predict unseen rows best."""
     shares = torch.zeros(parts.shape[1], dtype=torch.float64)
     kept = list(range(len(shares)))
@@ -459,7 +461,7 @@ class _TriedTrees:
 
     count: int
     unseen: Tensor
-    rows: Decisions
+    rows: RewardRows
     target: Target
     base: Tensor
     settings: TreeSettings
@@ -477,7 +479,7 @@ class _TriedTrees:
 
 
 def _try_trees(
-    rows: Decisions, target: Target, base: Tensor, outputs: int, settings: TreeSettings
+    rows: RewardRows, target: Target, base: Tensor, outputs: int, settings: TreeSettings
 ) -> _TriedTrees | None:
     """Returns the number of trees that predict unseen rows best; None if none do.
 
@@ -602,14 +604,14 @@ def _float32_below(threshold: float) -> float:
 
 def described_parts(entries: Mapping[str, float | int]) -> str:
     """Returns the parts of a model in words, from its entries of evaluation.json."""
-    products = entries["products"] and counted(
+    products = entries["products"] and pluralize(
         int(entries["products"]), "product of two features", "products of two features"
     )
-    trees = entries["trees"] and counted(int(entries["trees"]), "tree")
+    trees = entries["trees"] and pluralize(int(entries["trees"]), "tree")
     more = " and ".join(part for part in (products, trees) if part)
     return f"linear with {more}" if more else "linear"
 
 
-def explained(error: float, constant: float) -> str:
+def describe_explained(error: float, constant: float) -> str:
     """Returns the share of a variance that a model explains, in words."""
     return f"{1 - error / constant:.2%}" if constant > 0 else "nothing"

@@ -1,6 +1,6 @@
 """The JSON contract: every key typed, checked and described."""
 
-from reagent_lite.config.loader import check, fingerprint, leaves, load_config, parameters, resolved
+from reagent_lite.config.loader import check, expand_config, fingerprint, leaves, load_config, parameters
 from reagent_lite.config.workflow import DqnConfig, ParametricDqnConfig, WorkflowConfig, has_named_actions
 
 __all__ = [
@@ -8,10 +8,10 @@ __all__ = [
     "ParametricDqnConfig",
     "WorkflowConfig",
     "check",
+    "expand_config",
     "fingerprint",
     "has_named_actions",
     "leaves",
     "load_config",
     "parameters",
-    "resolved",
 ]

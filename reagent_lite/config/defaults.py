@@ -53,10 +53,10 @@ def with_defaults_of_2026(tree: Mapping[str, Any]) -> Tree:
     algorithm = tree.get("algorithm", "dqn")
     levels_given = "max_unique_enum_values" in _keys(tree.get("norm_params"))
     if algorithm == "boosting":
-        return _filled(tree, {"rl": DECISIONS["rl"]} if levels_given else DECISIONS)
+        return _fill(tree, {"rl": DECISIONS["rl"]} if levels_given else DECISIONS)
     if algorithm not in _WITH_NETWORK:
         return dict(tree)
-    result = _filled(tree, NETWORK)
+    result = _fill(tree, NETWORK)
     rl = _keys(tree.get("rl"))
     rainbow = _keys(tree.get("rainbow"))
     if not (tree.get("training_data_path") or _keys(tree.get("timeline")).get("inputTableName")):
@@ -64,7 +64,7 @@ def with_defaults_of_2026(tree: Mapping[str, Any]) -> Tree:
     logged = dict(LOGGED)
     if levels_given:
         del logged["norm_params"]
-    result = _filled(result, logged)
+    result = _fill(result, logged)
     if algorithm != "dqn" or _keys(tree.get("simulation")).get("share"):
         return result
     values = dict(VALUES["rl"])
@@ -74,7 +74,7 @@ def with_defaults_of_2026(tree: Mapping[str, Any]) -> Tree:
         del values["value_scale"]
     if rl.get("gamma") == 1:  # without a discount, rewards of both signs have no bounds
         values.pop("value_bounds", None)
-    return _filled(result, {"rl": values})
+    return _fill(result, {"rl": values})
 
 
 def keys_of_2026(algorithm: str) -> Iterator[str]:
@@ -98,7 +98,7 @@ def steps_of_2026(*, continues: bool) -> int:
     return _STEPS if continues else _STEPS_WITHOUT_EPISODES
 
 
-def _filled(tree: Mapping[str, Any], defaults: Tree) -> Tree:
+def _fill(tree: Mapping[str, Any], defaults: Tree) -> Tree:
     result = dict(tree)
     for key, value in defaults.items():
         if not isinstance(value, dict):

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from reagent_lite.config.section import RULES, Section, type_in_words, within
-from reagent_lite.errors import ConfigError, Problem, nearest
+from reagent_lite.errors import ConfigError, Problem, suggest_nearest
 from reagent_lite.strict_json import MAX_DEPTH
 
 Config = TypeVar("Config", bound=Section)
@@ -77,7 +77,7 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
     return config
 
 
-def resolved(config: Section) -> dict[str, Any]:
+def expand_config(config: Section) -> dict[str, Any]:
     """Returns the config with all defaults, as JSON types."""
     return config.model_dump(mode="json")
 
@@ -94,14 +94,14 @@ def parameters(config: Section) -> dict[str, Scalar]:
     """Returns the hyperparameters for trackers: all keys that are not null, lists as JSON text."""
     return {
         key: json.dumps(value) if isinstance(value, list) else value
-        for key, value in leaves(resolved(config)).items()
+        for key, value in leaves(expand_config(config)).items()
         if value is not None
     }
 
 
 def fingerprint(config: Section) -> str:
     """Returns the sha256 of the resolved config without node_index."""
-    tree = resolved(config)
+    tree = expand_config(config)
     tree.pop("node_index", None)
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
@@ -117,7 +117,7 @@ def read_tree(source: Source) -> tuple[dict[str, Any], list[Problem]]:
     """
     if isinstance(source, str | os.PathLike):
         return _read(os.fspath(source))
-    tree = resolved(source) if isinstance(source, Section) else source
+    tree = expand_config(source) if isinstance(source, Section) else source
     if not isinstance(tree, Mapping):
         raise ConfigError(Problem("config", "a config, a dict, or the path of a JSON file", type(source).__name__))
     try:
@@ -139,7 +139,9 @@ def _read(path: str) -> tuple[dict[str, Any], list[Problem]]:
         reason = getattr(error, "strerror", None) or str(error)
         near = ""
         if isinstance(error, FileNotFoundError) and file.parent.is_dir():
-            near = nearest(path, [str(candidate) for candidate in file.parent.glob("*.json")], "Did you mean {}?")
+            near = suggest_nearest(
+                path, [str(candidate) for candidate in file.parent.glob("*.json")], "Did you mean {}?"
+            )
         raise ConfigError(Problem(path, "a readable JSON file", reason, near)) from error
     problems: list[Problem] = []
 
@@ -182,7 +184,7 @@ def _beyond_limits(tree: Any) -> Iterator[Problem]:
             elif isinstance(value, list):
                 below += [(f"{where}.{index}", child) for index, child in enumerate(value)]
             elif isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
-                yield Problem(where, "text without NUL and lone surrogates", _shown(value))
+                yield Problem(where, "text without NUL and lone surrogates", _show_value(value))
             elif isinstance(value, int) and not -(2**63) <= value < 2**63:
                 yield Problem(where, "an integer of 64 bits", f"one of {value.bit_length() + 1} bits")
         level = below
@@ -251,7 +253,7 @@ def _problems(
     if fault["type"] == "extra_forbidden":
         return [Problem(where, "a known key", f"unknown key {str(location[-1])!r}", _advice(model, location))]
     expected = fault["msg"].removeprefix("Input should be ") if len(faults) == 1 else _type_of(model, location)
-    return [Problem(where, expected, _shown(value) + _TYPES.get(type(value), ""))]
+    return [Problem(where, expected, _show_value(value) + _TYPES.get(type(value), ""))]
 
 
 def _type_of(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
@@ -267,7 +269,7 @@ def _type_of(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     return type_in_words(value).replace("`", "")
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 

@@ -32,6 +32,6 @@ def logs_of(path: DataPath) -> tuple[str, ...]:
     return (path,) if isinstance(path, str) else path
 
 
-def shown(path: DataPath) -> str:
+def show_paths(path: DataPath) -> str:
     """Returns the paths as text."""
     return ", ".join(logs_of(path))

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from reagent_lite.config.section import Section
-from reagent_lite.errors import Problem, nearest
-from reagent_lite.estimators import ESTIMATORS_IN_WORDS
+from reagent_lite.errors import Problem, suggest_nearest
+from reagent_lite.estimator_names import ESTIMATORS_IN_WORDS
 
 
 class PublishConfig(Section):
@@ -24,5 +24,7 @@ class PublishConfig(Section):
         if self.estimator not in ESTIMATORS_IN_WORDS:
             advice = f"Known: {', '.join(ESTIMATORS_IN_WORDS)}"
             yield self.wrong(
-                "estimator", "an estimator", nearest(self.estimator, list(ESTIMATORS_IN_WORDS), otherwise=advice)
+                "estimator",
+                "an estimator",
+                suggest_nearest(self.estimator, list(ESTIMATORS_IN_WORDS), otherwise=advice),
             )

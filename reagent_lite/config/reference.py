@@ -3,17 +3,17 @@
 import json
 from typing import Any, Final
 
-from reagent_lite.config.convert import ConvertConfig
-from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.config.inspect import InspectConfig
-from reagent_lite.config.normalize import NormalizeConfig
-from reagent_lite.config.rollout import RolloutConfig
-from reagent_lite.config.score import ScoreConfig
+from reagent_lite.config.convert_config import ConvertConfig
+from reagent_lite.config.evaluate_config import EvaluateConfig
+from reagent_lite.config.inspect_config import InspectConfig
+from reagent_lite.config.normalize_config import NormalizeConfig
+from reagent_lite.config.rollout_config import RolloutConfig
+from reagent_lite.config.score_config import ScoreConfig
 from reagent_lite.config.section import Section, type_in_words
-from reagent_lite.config.serve import ServeConfig
-from reagent_lite.config.shard import ShardConfig
-from reagent_lite.config.simulate import SimulateConfig
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.serve_config import ServeConfig
+from reagent_lite.config.shard_config import ShardConfig
+from reagent_lite.config.simulate_config import SimulateConfig
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.config.workflow import DqnConfig
 
 _WORKFLOWS: Final[dict[str, type[Section]]] = {

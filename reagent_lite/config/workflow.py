@@ -29,7 +29,7 @@ from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.config.rl import RLConfig
 from reagent_lite.config.section import Count, LocalPath, Names, NoEffect, Number, Seed, keys_of
 from reagent_lite.config.simulation import ALSO_WITHOUT_LEARNING, SimulationConfig
-from reagent_lite.config.timeline import QuerySection, TimelineSection
+from reagent_lite.config.timeline_config import QuerySection, TimelineSection
 from reagent_lite.config.tracking import TrackingConfig
 from reagent_lite.config.training import TrainingConfig
 from reagent_lite.errors import Problem

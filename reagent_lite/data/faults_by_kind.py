@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from reagent_lite.errors import MAX_PROBLEMS, Problem, counted, raise_any
+from reagent_lite.errors import MAX_PROBLEMS, Problem, pluralize, raise_any
 
 MAX_EXAMPLES = 3
 """Largest number of rows with the same fault that an error names; further rows are counted."""
@@ -45,7 +45,7 @@ class FaultKind:
             return self.first
         file = where.rstrip(string.digits)  # named once
         examples = ", ".join(f"{other.removeprefix(file)} ({other_got})" for other, other_got in others)
-        more = f"{'at least ' if at_least else ''}{counted(self.count - 1, 'more row')} like it: {examples}"
+        more = f"{'at least ' if at_least else ''}{pluralize(self.count - 1, 'more row')} like it: {examples}"
         return replace(self.first, got=f"{got}; {more}{' and others' if self.count > len(self.examples) else ''}")
 
 

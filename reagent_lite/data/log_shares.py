@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.config.paths import DataPath, logs_of
-from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import location
-from reagent_lite.errors import counted
+from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.errors import pluralize
 
 Shares = list[tuple[str, int, float]]
 """(path, rows, share of all rows) of each of several logs; empty for a single log."""
@@ -70,4 +70,4 @@ def _number_of(name: str) -> int:
 
 def shares_in_words(shares: Iterable[tuple[str, int, float]]) -> str:
     """Returns the rows of each log as text."""
-    return "; ".join(f"{location(log)}: {counted(rows, 'row')}, {share:.1%}" for log, rows, share in shares)
+    return "; ".join(f"{location(log)}: {pluralize(rows, 'row')}, {share:.1%}" for log, rows, share in shares)

@@ -26,23 +26,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.config.columns import PLAIN_CSV, CsvFormat
+from reagent_lite.config.column_names import PLAIN_CSV, CsvFormat
 from reagent_lite.config.paths import DataPath
 from reagent_lite.console import progress
 from reagent_lite.data.buckets import Buckets
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.files import ColumnNames, InputFile
+from reagent_lite.data.formats.format_table import ALL_COLUMNS, first_block, read_blocks
 from reagent_lite.data.formats.frames import location
-from reagent_lite.data.formats.reading import ALL_COLUMNS, first_block, read_blocks
+from reagent_lite.data.formats.input_files import ColumnNames, InputFile
 from reagent_lite.data.formats.schema import in_one_piece, to_numpy
+from reagent_lite.data.rows.block_columns import column_of, holds_maps, numbers, sequence_numbers, strings, texts
 from reagent_lite.data.rows.column_mapping import ColumnMapping
-from reagent_lite.data.rows.columns import column_of, holds_maps, numbers, sequence_numbers, strings, texts
 from reagent_lite.data.rows.contract import are_events, propensity
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, hashes_of_codes, list_hashes, mix, row_hashes
 from reagent_lite.data.rows.maps import features
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
-from reagent_lite.errors import DataError, Problem, counted, listed, raise_any
+from reagent_lite.errors import DataError, Problem, join_names, pluralize, raise_any
 from reagent_lite.files import work_folder
 
 _MEMORY_BYTES = 1 << 28
@@ -339,15 +339,15 @@ def _notes(
         if log in repeated:
             rows = sum(overlap.equal for overlap in repeated[log].values())
             file, line = min(overlap.first for overlap in repeated[log].values())
-            others = listed(names[other - 1] for other in repeated[log])
-            yield f"{name}: repeats {counted(rows, 'row')} of {others}, the first at {files[file].location(line)}"
+            others = join_names(names[other - 1] for other in repeated[log])
+            yield f"{name}: repeats {pluralize(rows, 'row')} of {others}, the first at {files[file].location(line)}"
         if log in colliding:
             ids = sum(overlap.episodes for overlap in colliding[log].values())
             equal = sum(overlap.equal for overlap in colliding[log].values())
             rows = equal + sum(overlap.different for overlap in colliding[log].values())
-            others = listed(names[other - 1] for other in colliding[log])
-            same = f", {equal:,} of {counted(rows, 'row')} with the same sequence_number being the same"
+            others = join_names(names[other - 1] for other in colliding[log])
+            same = f", {equal:,} of {pluralize(rows, 'row')} with the same sequence_number being the same"
             yield (
-                f"{name}: has {counted(ids, 'mdp_id')} of {others} for other episodes{same if equal else ''}; "
+                f"{name}: has {pluralize(ids, 'mdp_id')} of {others} for other episodes{same if equal else ''}; "
                 f"its mdp_ids begin with {prefixes[log]!r} from here on"
             )

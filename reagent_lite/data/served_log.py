@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.data.formats.files import InputFile, damage_reported, local_path, read_bytes
-from reagent_lite.errors import DataError, Problem, counted, listed, raise_any
+from reagent_lite.data.formats.input_files import InputFile, damage_reported, local_path, read_bytes
+from reagent_lite.errors import DataError, Problem, join_names, pluralize, raise_any
 from reagent_lite.files import names_in
 
 WAITING = ".waiting.json"
@@ -55,7 +55,7 @@ class WaitingDecisions:
         return json.dumps(asdict(self)).encode()
 
     def __str__(self) -> str:
-        waiting = counted(self.decisions, "decision waits", "decisions wait")
+        waiting = pluralize(self.decisions, "decision waits", "decisions wait")
         return f"{waiting} for rewards (since {self.since}, {self.reward_seconds:g} s each) and in no file yet"
 
 
@@ -108,7 +108,7 @@ def _missing(folder: str, log: str, files: tuple[InputFile, ...]) -> tuple[Probl
     )
     todo = (
         "Serve with this folder again: when reward_seconds have passed, all decisions are written. "
-        f"If the database of the log is lost, leave out {listed(file.name for file in unknown)}"
+        f"If the database of the log is lost, leave out {join_names(file.name for file in unknown)}"
     )
     return (Problem(folder, expected, got, todo),)
 

@@ -11,17 +11,17 @@ from contextlib import closing
 
 import pyarrow as pa
 
-from reagent_lite.config.columns import Columns, LogColumns
+from reagent_lite.config.column_names import Columns, LogColumns
 from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.console import progress
-from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.format_table import ALL_COLUMNS, read_blocks
 from reagent_lite.data.formats.frames import Log, path_of
-from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
-from reagent_lite.data.formats.schema import conformed, in_one_piece, is_text, merge_fields
-from reagent_lite.data.rows.columns import require_one_order
-from reagent_lite.data.rows.table import features_as, features_type, typed_table
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.formats.schema import conform, in_one_piece, is_text, merge_fields
+from reagent_lite.data.rows.block_columns import require_one_order
+from reagent_lite.data.rows.typed_columns import features_as, features_type, typed_table
+from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import DataError, Problem
 
 
@@ -49,7 +49,7 @@ def survey(files: tuple[InputFile, ...]) -> dict[str, pa.Field]:
     fields: dict[str, pa.Field] = {}
     with closing(typed_tables(files, "surveying")) as tables:
         for table, where in tables:
-            fields = merged(fields, table, where)
+            fields = widen_fields(fields, table, where)
     return fields
 
 
@@ -74,12 +74,12 @@ def read_log(log: Log, columns: Columns | None = None) -> pa.Table:
     fields: dict[str, pa.Field] = {}
     tables = []
     for table, where in typed_tables(data_files(path_of(log), columns), "reading"):
-        fields = merged(fields, table, where)
+        fields = widen_fields(fields, table, where)
         tables.append(table)
     return pa.concat_tables([with_types(table, fields) for table in tables])
 
 
-def merged(before: dict[str, pa.Field], table: pa.Table, where: str) -> dict[str, pa.Field]:
+def widen_fields(before: dict[str, pa.Field], table: pa.Table, where: str) -> dict[str, pa.Field]:
     """Returns columns whose types hold the values of all tables so far.
 
     Args:
@@ -114,4 +114,4 @@ def with_types(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
         if column.type != kind and widest == wanted_widest:
             array = features_as(in_one_piece(table.column(number)), kind)
             table = table.set_column(number, column.name, array)
-    return conformed(table, fields)
+    return conform(table, fields)

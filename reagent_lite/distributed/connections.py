@@ -13,9 +13,9 @@ from socket import socket
 from typing import Any
 
 from reagent_lite.console import logger
+from reagent_lite.distributed.key_value_store import LostError
 from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.network import Address, connection_error, listening
-from reagent_lite.distributed.store import LostError
 from reagent_lite.errors import Problem
 
 _MOST_FULLY_CONNECTED = 32  # largest number of machines that all connect to each other
@@ -54,7 +54,7 @@ class Connections:
         if self._server is not None:
             self._server.close()
 
-    def unreached(self, seconds: float, patience: float) -> list[Problem]:
+    def find_unreached(self, seconds: float, patience: float) -> list[Problem]:
         """Returns the pairs of machines that cannot connect, the same on every machine.
 
         Args:
@@ -91,7 +91,7 @@ class Connections:
         with suppress(LostError):
             self._membership.give("disconnected", self._unreached_of(others, error_of))
 
-    def disconnected(self) -> list[Problem]:
+    def find_disconnected(self) -> list[Problem]:
         """Returns the pairs of machines without a connection, according to every machine's `try_again`."""
         with suppress(LostError):
             return self._problems([table or {} for table in self._membership.given("disconnected")])

@@ -16,7 +16,7 @@ Rows = TransitionBatch | Tensor | Mapping[str, TransitionBatch]
 """Rows of a batch, or of a batch for each agent type."""
 
 
-def divided(inputs: Sequence[Rows], devices: Sequence[torch.device]) -> list[tuple[Any, ...]]:
+def divide_inputs(inputs: Sequence[Rows], devices: Sequence[torch.device]) -> list[tuple[Any, ...]]:
     """Splits the inputs' rows into consecutive parts, at most one per device; sizes differ by at most one row."""
     return list(zip(*(_parts(each, devices) for each in inputs), strict=True))
 
@@ -31,7 +31,7 @@ def _parts(rows: Rows, devices: Sequence[torch.device]) -> list[Any]:
     return [part.to(device) for part, device in zip(rows.split(counts), used, strict=True)]
 
 
-def summed(losses: Sequence[Loss], device: torch.device) -> Loss:
+def sum_losses(losses: Sequence[Loss], device: torch.device) -> Loss:
     """Returns the sums of losses and of each metric on a device; weights are shares of the whole batch."""
     total = torch.stack([loss.to(device) for loss, _ in losses]).sum()
     names = losses[0][1]
@@ -52,7 +52,7 @@ class DividedOverGpus(nn.DataParallel):  # type: ignore[type-arg]
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
         """Divides rows; see `divided`."""
-        parts = divided(inputs, self._devices)
+        parts = divide_inputs(inputs, self._devices)
         return parts, [{}] * len(parts)
 
     def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> list[Any]:
@@ -65,4 +65,4 @@ class DividedOverGpus(nn.DataParallel):  # type: ignore[type-arg]
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
         """Sums losses; see `summed`."""
-        return summed(outputs, self._devices[0])
+        return sum_losses(outputs, self._devices[0])

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from reagent_lite.console import log_as, machine_logger
 from reagent_lite.distributed.divided import DividedOverGpus
 from reagent_lite.distributed.worker import ProgressReport
-from reagent_lite.errors import Problem, RendezvousError, counted, first_line
+from reagent_lite.errors import Problem, RendezvousError, first_line, pluralize
 
 # buffers are constants here, or statistics that synchronize themselves; torch 2.13 renamed the argument
 _BUFFERS_STAY_LOCAL: dict[str, Any] = (
@@ -199,14 +199,14 @@ class Group:
             return
         yield tensor
         for rank, shape in enumerate(shapes[1:], start=1):
-            yield _received(math.prod(shape) * tensor.element_size(), rank).view(tensor.dtype).view(shape)
+            yield _receive(math.prod(shape) * tensor.element_size(), rank).view(tensor.dtype).view(shape)
 
     def scatter_bytes(self, parts: Iterator[bytes] | None) -> bytes:
         """Returns this rank's part of rank 0's data; rank 0 takes one part at a time from `parts`, its own first."""
         if not self.is_first:
             size = torch.zeros(1, dtype=torch.int64)
             dist.recv(size, 0)
-            return _received(int(size), 0).numpy().tobytes()
+            return _receive(int(size), 0).numpy().tobytes()
         assert parts is not None
         first_part = next(parts)
         for rank in range(1, self.world_size):
@@ -291,7 +291,7 @@ def _send(block: Tensor, rank: int) -> None:
         dist.send(part, rank)
 
 
-def _received(size: int, rank: int) -> Tensor:
+def _receive(size: int, rank: int) -> Tensor:
     block = torch.empty(size, dtype=torch.uint8)
     for part in torch.split(block, _PART_BYTES):
         dist.recv(part, rank)
@@ -299,7 +299,7 @@ def _received(size: int, rank: int) -> Tensor:
 
 
 @contextmanager
-def joined(
+def join_group(
     ranks: ProcessRanks, device: torch.device, timeout_seconds: float = 7200.0, *, gpus: int = 1
 ) -> Iterator[Group]:
     """Joins the run's process group for the duration of the block.
@@ -363,12 +363,12 @@ def _arrive(store: Any, ranks: ProcessRanks, timeout: timedelta) -> None:
                 raise _absent(ranks, timeout, f"no sign of rank {missing}", error) from error
             if all(rank in absent for rank in range(ranks.rank)):  # only the lowest rank that has arrived logs it
                 machine_logger.info(
-                    f"start of {counted(ranks.world_size, 'process')}: waiting for rank {missing}; "
+                    f"start of {pluralize(ranks.world_size, 'process')}: waiting for rank {missing}; "
                     f"{left - _LOG_SECONDS:.0f} s left"
                 )
 
 
 def _absent(ranks: ProcessRanks, timeout: timedelta, got: str, error: Exception) -> RendezvousError:
-    where = f"start of {counted(ranks.world_size, 'process')}"
+    where = f"start of {pluralize(ranks.world_size, 'process')}"
     expected = f"all of them within {timeout.total_seconds():g} s"
     return RendezvousError(Problem(where, expected, got, first_line(error)))

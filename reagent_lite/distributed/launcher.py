@@ -22,9 +22,9 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.connections import Connections
 from reagent_lite.distributed.group import ATTEMPT_VARIABLE
-from reagent_lite.distributed.membership import GLOO_VARIABLE, Failure, LaunchError, Membership, polled
-from reagent_lite.distributed.rendezvous import Rendezvous
-from reagent_lite.distributed.store import Background, LostError
+from reagent_lite.distributed.key_value_store import Background, LostError
+from reagent_lite.distributed.meeting import Rendezvous
+from reagent_lite.distributed.membership import GLOO_VARIABLE, Failure, LaunchError, Membership, poll
 from reagent_lite.distributed.worker import Reports, stop_signals
 from reagent_lite.errors import (
     ConfigError,
@@ -33,7 +33,7 @@ from reagent_lite.errors import (
     Problem,
     RendezvousError,
     UnavailableError,
-    counted,
+    pluralize,
 )
 from reagent_lite.files import FolderIdentity, scratch_folder, wait_for
 from reagent_lite.memory import oom_kills
@@ -90,7 +90,7 @@ def choose_processes(config: WorkflowConfig) -> Processes:
         return processes
     count = explicit or (gpus if config.use_all_avail_gpus else 1)
     if count > gpus:
-        expected = f"at most the {counted(gpus, 'GPU')} of this machine"
+        expected = f"at most the {pluralize(gpus, 'GPU')} of this machine"
         todo = "Lower it, or set use_gpu to false for CPU processes"
         raise ConfigError(Problem("num_processes_per_node", expected, str(count), todo))
     return Processes(count, "cuda")
@@ -139,7 +139,7 @@ def launch(
             if stop.number and failure.restart:
                 raise Preempted(signal.Signals(stop.number).name, f"{failure.reason}\n{_CONTINUE}")
             if not restart:
-                tried = f"\nThe run had been restarted {counted(restarted, 'time')}" if restarted else ""
+                tried = f"\nThe run had been restarted {pluralize(restarted, 'time')}" if restarted else ""
                 raise LaunchError(failure.model_copy(update={"reason": failure.reason + tried}))
             restarted += 1
             stop.advice = _CONTINUE
@@ -233,7 +233,7 @@ class Attempt:
         """
 
         def check() -> list[Problem]:
-            problems = self._connections.unreached(_CONNECT_SECONDS, _CONNECT_SECONDS)
+            problems = self._connections.find_unreached(_CONNECT_SECONDS, _CONNECT_SECONDS)
             if folder is not None and not problems:
                 wait_for(folder.require, folder.folder, "model_output_path")
             return problems
@@ -306,11 +306,11 @@ class Attempt:
         connecting.submit(self._connections.try_again)
         connecting.close()
         if len(self._membership.declarations) > 1:
-            first = polled(self._membership.poll, self._lost_after + _MACHINE_SECONDS, _WATCH_SECONDS)
+            first = poll(self._membership.poll, self._lost_after + _MACHINE_SECONDS, _WATCH_SECONDS)
             if first is not None:
                 return first
-        disconnected = "".join(f"{problem}\n" for problem in self._connections.disconnected())
-        reason = (disconnected or self._membership.awaited()) + failure.reason
+        disconnected = "".join(f"{problem}\n" for problem in self._connections.find_disconnected())
+        reason = (disconnected or self._membership.describe_awaited()) + failure.reason
         return self._membership.abort(failure.model_copy(update={"reason": reason}))
 
     @property

@@ -21,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.declarations import Declaration
+from reagent_lite.distributed.key_value_store import Link, LostError, SignedStore
 from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.network import Address, addresses, local_address, route_to
-from reagent_lite.distributed.store import Link, LostError, SignedStore
 from reagent_lite.distributed.worker import WorkerProgress, awaited_ranks
 from reagent_lite.errors import PeerError, Problem
 
@@ -78,7 +78,7 @@ class LaunchError(PeerError):
         self.exit_code = failure.exit_code
 
 
-def polled(check: Callable[[], T], seconds: float, pause: float = ROUND_SECONDS / 4) -> T:
+def poll(check: Callable[[], T], seconds: float, pause: float = ROUND_SECONDS / 4) -> T:
     """Returns the first true result of `check`, or its result after some seconds."""
     deadline = time.monotonic() + seconds
     while not (result := check()) and time.monotonic() < deadline:
@@ -112,7 +112,7 @@ class Heartbeats:
             for node, beat in beats.items()
         }
 
-    def lost(self) -> list[int]:
+    def find_lost(self) -> list[int]:
         """Returns the machines that have been silent for more than lost_after."""
         now = time.monotonic()
         return [node for node, (_, since) in self._seen.items() if now - since > self._lost_after]
@@ -264,7 +264,7 @@ class Membership:
         text = json.dumps(value)
         self._link.call(lambda store: store.set(key, text))
 
-    def awaited(self) -> str:
+    def describe_awaited(self) -> str:
         """Returns a line for each rank that the others have waited for too long; "" if a rank's progress is unknown."""
         keys = [f"progress/{declaration.node}" for declaration in self.declarations]
         try:
@@ -298,11 +298,11 @@ class Membership:
             if self.node == 0:
                 self._link.call(lambda store: store.set("next", "restart" if restart else "end"))
             elif not done:
-                decision = polled(lambda: self._link.call(lambda store: store.get("next")), _LEAVE_SECONDS)
+                decision = poll(lambda: self._link.call(lambda store: store.get("next")), _LEAVE_SECONDS)
                 restart = restart if decision is None else decision == "restart"
             self._link.call(lambda store: store.set(f"left/{self.node}", "1"))
             if self.node == 0:
-                polled(self._others_left, _FINISH_SECONDS if done else _LEAVE_SECONDS)
+                poll(self._others_left, _FINISH_SECONDS if done else _LEAVE_SECONDS)
         self._link.close()
         if not restart:
             self._close()
@@ -329,7 +329,7 @@ class Membership:
     def _watch(self, store: SignedStore) -> None:
         left = {node for node in self._others if store.get(f"left/{node}") is not None}
         self._beats.note({node: store.get(f"beat/{node}") for node in self._others if node not in left})
-        if silent := self._beats.lost():
+        if silent := self._beats.find_lost():
             names = ", ".join(self.declarations[node].name for node in silent)
             Failure(reason=f"{names}: no heartbeat for {self._settings.lost_after_seconds:g} s").set(store)
 

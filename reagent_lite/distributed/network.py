@@ -81,7 +81,7 @@ def local_address(wanted: str | None) -> Address:
     raise RendezvousError(Problem("rendezvous.interface", expected, repr(wanted)))
 
 
-def resolved(host: str, port: int) -> str:
+def resolve_host(host: str, port: int) -> str:
     """Returns the numeric address of a host name.
 
     Raises:
@@ -120,7 +120,7 @@ def address_for(host: str, port: int, wanted: str | None) -> Address | None:
     """
     if wanted is not None:
         return local_address(wanted)
-    address = resolved(host, port)
+    address = resolve_host(host, port)
     source = route_to(address, port)
     if source is not None and source.is_loopback and host != address:
         with suppress(RendezvousError):  # a machine without a network: all processes are on this machine

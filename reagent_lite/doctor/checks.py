@@ -39,12 +39,12 @@ def warning(name: str, detail: str, todo: str) -> Row:
     return Row(name=name, state="warning", found=detail, todo=todo)
 
 
-def failed(name: str, detail: str, todo: str) -> Row:
+def fail(name: str, detail: str, todo: str) -> Row:
     """Returns the row of a problem that prevents training."""
     return Row(name=name, state="FAILED", found=detail, todo=todo)
 
 
-def skipped(name: str, why: str) -> Row:
+def skip(name: str, why: str) -> Row:
     """Returns the row of a check that did not run."""
     return Row(name=name, state="skipped", found=why)
 
@@ -52,13 +52,13 @@ def skipped(name: str, why: str) -> Row:
 def of_error(name: str, error: ReagentLiteError) -> Row:
     """Returns the row of a check that ended with an error."""
     if not error.problems:
-        return failed(name, str(error), "")
+        return fail(name, str(error), "")
     faults = "\n".join(problem.fault for problem in error.problems)
     advice = "\n".join(dict.fromkeys(problem.todo for problem in error.problems if problem.todo))
-    return failed(name, faults, advice or "Set it to the expected value")
+    return fail(name, faults, advice or "Set it to the expected value")
 
 
-def checked(name: str, check: Callable[[], Row | Iterable[Row]]) -> Iterator[Row]:
+def run_check(name: str, check: Callable[[], Row | Iterable[Row]]) -> Iterator[Row]:
     """Yields the rows of a check; an error becomes its last row, so that later checks still run."""
     try:
         rows = check()
@@ -66,9 +66,9 @@ def checked(name: str, check: Callable[[], Row | Iterable[Row]]) -> Iterator[Row
     except ReagentLiteError as error:
         yield of_error(name, error)
     except OSError as error:
-        yield failed(name, f"{type(error).__name__}: {error}", "Give this user access, or choose another path")
+        yield fail(name, f"{type(error).__name__}: {error}", "Give this user access, or choose another path")
     except Exception as error:  # a check that fails must not hide the results of the others
-        yield failed(name, f"the check itself ended with {type(error).__name__}: {error}", "Report it")
+        yield fail(name, f"the check itself ended with {type(error).__name__}: {error}", "Report it")
 
 
 def show(title: str, rows: list[Row]) -> None:

@@ -11,27 +11,27 @@ import torch
 
 from reagent_lite import __version__
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
-from reagent_lite.config.paths import DataPath, shown
+from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.data.copy.location import locations_of
-from reagent_lite.data.features.normalization import left_out_features, read_normalization
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.features.normalization_files import left_out_features, read_normalization
+from reagent_lite.data.stage_folder import data_files
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.launcher import Processes
-from reagent_lite.distributed.network import addresses, listening, local_address, resolved
+from reagent_lite.distributed.meeting import host_and_port
+from reagent_lite.distributed.network import addresses, listening, local_address, resolve_host
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.distributed.rendezvous import host_and_port
-from reagent_lite.doctor.checks import Row, failed, of_error, ok, skipped, warning
-from reagent_lite.errors import ConfigError, DataError, NoRowsError, counted, needing
+from reagent_lite.doctor.checks import Row, fail, of_error, ok, skip, warning
+from reagent_lite.errors import ConfigError, DataError, NoRowsError, needing, pluralize
 from reagent_lite.files import free_disk_bytes, is_writable, nearest_existing
 from reagent_lite.memory import size_text
 from reagent_lite.run.agents import agent_types
 from reagent_lite.run.dry_run import DryRun, memory_lines, warnings_of
-from reagent_lite.run.memory import networks
+from reagent_lite.run.memory_needs import networks
 from reagent_lite.run.normalization import with_missing_fitted
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
-from reagent_lite.sim.sources import find_environment
-from reagent_lite.training.tracking import require_trackers
+from reagent_lite.sim.kernel_sources import find_environment
+from reagent_lite.training.trackers import require_trackers
 from reagent_lite.types import SourceSpec
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _PACKED_COPY_RATIO = 10.0  # the same, relative to compressed input
 _MODEL_COPIES = 4  # ONNX, TorchScript, weights, and the previous folder until the new one replaces it
 
 
-def versions() -> Row:
+def check_versions() -> Row:
     """Reports the installed versions."""
     parts = [f"python {sys.version.split()[0]}", f"torch {torch.__version__}", f"CUDA {torch.version.cuda or 'none'}"]
     if torch.cuda.is_available():
@@ -52,7 +52,7 @@ def versions() -> Row:
 
 def devices(processes: Processes) -> Iterator[Row]:
     """Reports the processes and the GPUs they will use."""
-    count = counted(processes.count, f"{processes.device_type} process")
+    count = pluralize(processes.count, f"{processes.device_type} process")
     if processes.note:
         todo = "Set use_gpu to false to use the CPU; else check nvidia-smi, CUDA_VISIBLE_DEVICES and torch's CUDA build"
         yield warning("processes", f"{count}: {processes.note}", todo)
@@ -76,7 +76,7 @@ def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
     method = config.init_method or ""
     listed = ", ".join(f"{candidate.interface} {candidate.address}" for candidate in addresses()) or "none"
     if node.count == 1:
-        yield skipped("network", f"not needed by one machine, which has {listed}")
+        yield skip("network", f"not needed by one machine, which has {listed}")
         return
     address = local_address(settings.interface)
     text = f"{address.interface} {address.address} of {listed}"
@@ -94,7 +94,7 @@ def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
 
 def _meeting_point(method: str, node: Node) -> Row:
     host, port = host_and_port(method)
-    address = resolved(host, port)
+    address = resolve_host(host, port)
     if node.index == 0:
         listening(address, port).close()
     is_free = "" if node.index else f", whose port {port} is free here"
@@ -111,16 +111,16 @@ def _host_name() -> Row:
     return ok("host name", f"{name} is {', '.join(resolved_to)}")
 
 
-def model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | None) -> Row:
+def check_model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | None) -> Row:
     """Checks the folder of the model and of checkpoints."""
     name = "model_output_path"
     if node.index:
-        return skipped(name, "only node 0 writes there")
+        return skip(name, "only node 0 writes there")
     folder = config.folder
     existing = nearest_existing(folder)
     todo = "Choose a folder that this user can write, or free some space"
     if not existing.is_dir():
-        return failed(name, f"{existing} is a file", todo)
+        return fail(name, f"{existing} is a file", todo)
     with tempfile.TemporaryFile(dir=existing) as probe:
         probe.write(b"probe")
     free = free_disk_bytes(existing)
@@ -129,7 +129,7 @@ def model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | None) ->
         return ok(name, text)
     need = networks(config, spec).bytes * (config.checkpoint.keep + 1 + _MODEL_COPIES)
     text += f"; {size_text(need)} for checkpoints and model, without replay"
-    return ok(name, text) if free > need else failed(name, text, todo)
+    return ok(name, text) if free > need else fail(name, text, todo)
 
 
 def dataset_folder(config: WorkflowConfig) -> Row:
@@ -138,7 +138,7 @@ def dataset_folder(config: WorkflowConfig) -> Row:
     text = f"{folder}: {size_text(free_disk_bytes(nearest_existing(folder)))} free"
     if is_writable(folder):
         return ok("simulation.dataset", f"{text}, writable")
-    return failed("simulation.dataset", text, "Choose a folder that this user can write, and that all machines see")
+    return fail("simulation.dataset", text, "Choose a folder that this user can write, and that all machines see")
 
 
 def copy_folder(config: WorkflowConfig, path: DataPath) -> Row:
@@ -150,21 +150,21 @@ def copy_folder(config: WorkflowConfig, path: DataPath) -> Row:
     try:
         with needing("data", name):
             from reagent_lite.data.copy.first_look import standing_copy
-            from reagent_lite.data.rows.items import given_items
+            from reagent_lite.data.rows.item_files import given_items
             from reagent_lite.run.stages import pairing_of
         files = data_files(path, columns)
         items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
     except (ConfigError, DataError):
-        return skipped(name, "there is no data to copy")
+        return skip(name, "there is no data to copy")
     pairing = pairing_of(config, path)
     standing = standing_copy(path, actions, directory, columns, pairing, items)
     if standing is not None:
-        return ok(name, f"up to date in {standing[0]}: {counted(standing[1].rows, 'row')}")
+        return ok(name, f"up to date in {standing[0]}: {pluralize(standing[1].rows, 'row')}")
     folders = [location.parent for location in locations_of(path, actions, directory, columns, pairing, items)]
     writable = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"
     if not writable:
-        return failed(name, f"none of {', '.join(map(str, folders))} can be written", todo)
+        return fail(name, f"none of {', '.join(map(str, folders))} can be written", todo)
     packed = sum(file.size for file in files if file.compression or file.extension == ".parquet")
     need = _COPY_RATIO * (sum(file.size for file in files) - packed) + _PACKED_COPY_RATIO * packed
     free = free_disk_bytes(writable[0])
@@ -176,7 +176,7 @@ def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterat
     """Reads and checks the first rows of a path, and checks that normalization files cover their features."""
     with needing("data", key):
         from reagent_lite.data.copy.first_look import first_rows
-        from reagent_lite.data.rows.items import given_items
+        from reagent_lite.data.rows.item_files import given_items
     items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
     try:
         files = data_files(path, config.data.columns)
@@ -189,8 +189,8 @@ def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterat
             yield warning(key, row.found, "This machine trains without rows; copy its shard there if it has one")
         return
     total = size_text(sum(file.size for file in files))
-    read = counted(rows.rows, "row has", "rows have")
-    yield ok(key, f"{shown(path)}: {counted(len(files), 'file')}, {total}; the first {read} no fault")
+    read = pluralize(rows.rows, "row has", "rows have")
+    yield ok(key, f"{show_paths(path)}: {pluralize(len(files), 'file')}, {total}; the first {read} no fault")
     yield from _normalization(with_missing_fitted(config), rows)
 
 
@@ -205,7 +205,7 @@ def _normalization(config: WorkflowConfig, rows: "FirstRows") -> Iterator[Row]:
                 continue
             yield ok(
                 key,
-                f"{path}: {counted(len(spec.feature_ids), 'feature')} in {counted(spec.width, 'column')}; "
+                f"{path}: {pluralize(len(spec.feature_ids), 'feature')} in {pluralize(spec.width, 'column')}; "
                 f"covers {rows.file}",
             )
 
@@ -214,7 +214,7 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
     """Compiles the environment, and checks the CUDA toolkit if processes have GPUs."""
     settings = config.simulation
     if settings is None:
-        yield skipped("environment", "the config has no simulation section")
+        yield skip("environment", "the config has no simulation section")
         return
     device = processes.device(0)
     if device.type == "cuda" and settings.backend != "cpu" and not settings.in_python:
@@ -225,12 +225,12 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
         elif settings.backend == "auto":
             yield warning("GPU toolkit", problem, "Without it environments run on the CPU")
         else:
-            yield failed("GPU toolkit", problem, "Or set simulation.backend to auto: environments then run on the CPU")
+            yield fail("GPU toolkit", problem, "Or set simulation.backend to auto: environments then run on the CPU")
             return
     backend = open_backend(settings, device)
     spec = backend.spec
     runs = "steps in Python" if settings.in_python else f"compiles for {backend.device.type}"
-    text = f"{spec.name} {runs}: {counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"
+    text = f"{spec.name} {runs}: {pluralize(spec.observation_size, 'feature')}, {pluralize(spec.num_actions, 'choice')}"
     if spec.candidates and not isinstance(config, ParametricDqnConfig):
         yield warning("environment", f"{text}; they differ from step to step", "Train with workflows.parametric_dqn")
         return
@@ -252,5 +252,5 @@ def memory(run: DryRun) -> Row:
     if not run.suffices:
         return warning("memory", text, f"{next(warnings_of(run))}; lower it, or use more machines")
     if run.spec is None:
-        return skipped("memory", "known only after the data has been read")
+        return skip("memory", "known only after the data has been read")
     return ok("memory", text)

@@ -18,12 +18,12 @@ from typing import Any
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.connections import Connections, peers
 from reagent_lite.distributed.declarations import Declaration, compare
+from reagent_lite.distributed.key_value_store import LostError
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.meeting_file import MeetingFile
 from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.distributed.store import LostError
-from reagent_lite.doctor.checks import Row, failed, of_error, ok, warning
+from reagent_lite.doctor.checks import Row, fail, of_error, ok, warning
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.files import write_synced
 from reagent_lite.run.declaring import prepare_rendezvous
@@ -52,22 +52,22 @@ def meet(
         if config.init_method is not None and config.init_method.startswith("file:"):
             folder = MeetingFile.of(config.init_method).path.parent
             config = config.model_copy(update={"init_method": f"{config.init_method}.doctor"})
-        membership, declaration = _joined(config, node, processes, seconds)
+        membership, declaration = _join(config, node, processes, seconds)
     except ReagentLiteError as error:
         advice = "" if folder is None else f" {folder} must be the same share everywhere, and node 0's port reachable."
         row = of_error("machines meet", error)
-        return [failed(row.name, row.found, f"{row.todo}.{advice} Run the doctor on all machines at once")]
+        return [fail(row.name, row.found, f"{row.todo}.{advice} Run the doctor on all machines at once")]
     try:
         for rows_of_step in _examine(membership, declaration, failures, folder, seconds):
             rows += rows_of_step
     except LostError as error:
-        rows.append(failed("machines stay together", str(error), "Look at the doctor's report there"))
+        rows.append(fail("machines stay together", str(error), "Look at the doctor's report there"))
     finally:
         membership.finish()
     return rows
 
 
-def _joined(config: WorkflowConfig, node: Node, processes: Processes, seconds: float) -> tuple[Membership, Declaration]:
+def _join(config: WorkflowConfig, node: Node, processes: Processes, seconds: float) -> tuple[Membership, Declaration]:
     """Joins the others; returns the membership, and this machine's declaration to a run.
 
     The declarations are compared afterwards, as a difference would end the rendezvous.
@@ -101,7 +101,7 @@ def _examine(
 def _fit(facts: list[Any]) -> list[Row]:
     problems, notes = compare([Declaration.model_validate(fact["declaration"]) for fact in facts])
     name = "machines fit together"
-    rows = [failed(name, problem.fault, problem.todo or "Use the same config file") for problem in problems]
+    rows = [fail(name, problem.fault, problem.todo or "Use the same config file") for problem in problems]
     rows += [warning(name, note, "Install the same release on every machine") for note in notes]
     return rows or [ok(name, "the same config, versions and kind of device; no GPU is used twice")]
 
@@ -110,8 +110,8 @@ def reach_others(membership: Membership, seconds: float) -> list[Row]:
     """Connects to other machines; every machine gets the result of all pairs."""
     name = "machines reach each other"
     with closing(Connections(membership)) as connections:
-        problems = connections.unreached(_CONNECT_SECONDS, seconds)
-    rows = [failed(name, problem.fault, problem.todo) for problem in problems]
+        problems = connections.find_unreached(_CONNECT_SECONDS, seconds)
+    rows = [fail(name, problem.fault, problem.todo) for problem in problems]
     count = len(membership.declarations)
     per_machine = len(peers(0, count))
     return rows or [ok(name, f"{count * per_machine} connections, each machine to {per_machine} others")]
@@ -169,7 +169,7 @@ def _rows_of_share(
 ) -> list[Row]:
     name = f"share: {what}"
     rows = [
-        (warning if writer else failed)(
+        (warning if writer else fail)(
             name,
             f"node {writer} cannot write in {folder}: {why}",
             "Only node 0 has to write there" if writer else "Mount it writable there",
@@ -178,7 +178,7 @@ def _rows_of_share(
     ]
     seen = [(delay, reader, writer) for reader, table in enumerate(tables) for writer, delay in table]
     rows += [
-        failed(
+        fail(
             name,
             f"node {reader} does not see the file that node {writer} wrote in {folder} within {seconds:g} s",
             f"Mount the same share at {folder} on every machine; if its caches are slow, raise --wait",
@@ -228,4 +228,4 @@ def _other_machines(node: int, facts: list[Any]) -> Row:
     if not failures:
         return ok("the other machines", "no check failed that prevents training")
     lines = (f"node {i} ({facts[i]['declaration']['host']}): {', '.join(names)}" for i, names in failures.items())
-    return failed("the other machines", "\n".join(lines), "Look at the doctor's report there")
+    return fail("the other machines", "\n".join(lines), "Look at the doctor's report there")

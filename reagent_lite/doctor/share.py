@@ -10,10 +10,10 @@ from pathlib import Path
 from shutil import disk_usage
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.distributed.key_value_store import reach
 from reagent_lite.distributed.meeting_file import MeetingFile, Record
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.distributed.store import reach
-from reagent_lite.doctor.checks import Row, failed, ok, skipped, warning
+from reagent_lite.doctor.checks import Row, fail, ok, skip, warning
 from reagent_lite.files import write_synced
 from reagent_lite.memory import size_text
 from reagent_lite.mounts import find_mount
@@ -23,21 +23,21 @@ _LITTLE_BYTES = 1 << 20  # far more than a record, which has 1 kB
 _PROBE = b"probe of the doctor\n" * 200
 
 
-def share(config: WorkflowConfig, node: Node) -> Iterator[Row]:
+def check_share(config: WorkflowConfig, node: Node) -> Iterator[Row]:
     """Checks the folder of init_method; only node 0 has to write it."""
     method = config.init_method
     if node.count == 1 or (method is not None and not method.startswith("file:")):
-        yield skipped("share", "not needed by one machine" if node.count == 1 else f"{method} needs no file")
+        yield skip("share", "not needed by one machine" if node.count == 1 else f"{method} needs no file")
         return
     if method is None:
         todo = "Name a file in a folder that all machines share, such as file:///share/run.rdzv; it need not exist"
-        yield failed("share", f"{node.count} machines and no init_method", todo)
+        yield fail("share", f"{node.count} machines and no init_method", todo)
         return
     file = MeetingFile.of(method)
     folder = file.path.parent
     if not folder.is_dir():
         state = "a file" if folder.exists() else "not there"
-        yield failed("share", f"{folder} is {state}", "Mount the share there, or point init_method at a folder of it")
+        yield fail("share", f"{folder} is {state}", "Mount the share there, or point init_method at a folder of it")
         return
     yield from _mount(folder)
     yield from _speed(folder, node)
@@ -48,7 +48,7 @@ def share(config: WorkflowConfig, node: Node) -> Iterator[Row]:
 def _mount(folder: Path) -> Iterator[Row]:
     mount = find_mount(folder)
     if mount is None:
-        yield skipped("share: mount", "this system does not list its mounts")
+        yield skip("share: mount", "this system does not list its mounts")
         return
     if mount.is_network:
         yield ok("share: mount", str(mount))
@@ -71,7 +71,7 @@ def _speed(folder: Path, node: Node) -> Iterator[Row]:
             todo = "Only node 0 has to write here; the doctor cannot measure how soon others see its files"
             yield warning(name, reason, todo)
         else:
-            yield failed(name, reason, "Mount it writable for this user, or free some space")
+            yield fail(name, reason, "Mount it writable for this user, or free some space")
         return
     times = ", ".join(f"{step} {1000 * duration:.1f} ms" for step, duration in seconds.items())
     slow = warning(name, times, "Joining takes longer; check the load of the share's server")
@@ -112,7 +112,7 @@ def _room(folder: Path) -> Row:
     status = folder.stat()
     text = f"{size_text(free)} free; {folder} belongs to {_user(status.st_uid)}, mode {status.st_mode & 0o7777:o}"
     if free < _LITTLE_BYTES:
-        return failed("share: room", text, "Free some space on the share")
+        return fail("share: room", text, "Free some space on the share")
     return ok("share: room", f"{text}; this is {_user(os.getuid())}")
 
 

@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reagent_lite.algorithms.bcq import LoggingPolicy
-from reagent_lite.algorithms.cpe_heads import Read, unchanged
+from reagent_lite.algorithms.cpe_heads import Read, pass_through
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.hashes import Hashes, mix
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import LoggedRows, rows_in_order
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import counted
+from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.calibration import QUANTILES, Calibration, Tally
 from reagent_lite.evaluation.curvature import MOST_TERMS, Terms, quantiles
-from reagent_lite.evaluation.episodes import TrainEvalLogs, spread
+from reagent_lite.evaluation.scored_episodes import TrainEvalLogs, spread
 from reagent_lite.types import SourceSpec, TransitionBatch
 
 FOLDS = 5
@@ -61,7 +61,7 @@ class Behavior:
 
 
 def estimated_behavior(
-    sides: TrainEvalLogs, rows: LoggedRows, spec: SourceSpec, read: Read = unchanged, features: tuple[str, ...] = ()
+    sides: TrainEvalLogs, rows: LoggedRows, spec: SourceSpec, read: Read = pass_through, features: tuple[str, ...] = ()
 ) -> Behavior:
     """Returns the probability of each logged choice by a policy fitted to other episodes; every rank calls it.
 
@@ -117,7 +117,7 @@ def fit_logging_policy(
     numbers = np.arange(len(copy)) if rows.usable is None else rows.usable.cpu().numpy()
     width = _width(rows, spec)
     fitted_rows = spread(shards.part(numbers), _most_rows(rows, spec))
-    parts = list(_choices(rows, fitted_rows, folds, unchanged, width))
+    parts = list(_choices(rows, fitted_rows, folds, pass_through, width))
     policies, *_ = fitted_policy(parts, FoldedSoftmax.uniform(spec), shards.group)
     parameters = policies.parameters.mean(0)
     weight = parameters[:-1].view(-1, spec.num_state_features + 1)
@@ -168,7 +168,7 @@ def replaced_propensities(behavior: Behavior | None, counts: Mapping[str, int], 
     if behavior is None or not logged:
         return ()
     advice = 'evaluation.propensities "logged" uses it' if logged == rows else "log it in every row to use it"
-    return (f"{logged:,} of {counted(rows, 'row has', 'rows have')} a propensity, which is not used: {advice}",)
+    return (f"{logged:,} of {pluralize(rows, 'row has', 'rows have')} a propensity, which is not used: {advice}",)
 
 
 def _choices(
@@ -337,7 +337,7 @@ def fitted_policy(
     parameters = best.parameters
     least = _held_out_loss(best, parts, group)
     for penalty in _PENALTIES:
-        parameters = _minimized(parameters, penalty, parts, group)
+        parameters = _minimize(parameters, penalty, parts, group)
         policy = FoldedSoftmax(parameters)
         loss = _held_out_loss(policy, parts, group)
         if loss >= least:
@@ -379,7 +379,7 @@ class _LoggingModel:
             curved, curved_loss, penalty = fitted_policy(curved_parts, FoldedSoftmax.uniform(wider), group)
             if curved_loss < loss:
                 # weaker than predicts best: curvature that shrunken terms leave biases estimates
-                policy = FoldedSoftmax(_minimized(curved.parameters, penalty * _WEAKER, curved_parts, group))
+                policy = FoldedSoftmax(_minimize(curved.parameters, penalty * _WEAKER, curved_parts, group))
                 parts = curved_parts
             else:
                 of_state = of_action = Terms.none()
@@ -460,7 +460,7 @@ def _held_out_loss(policy: FoldedSoftmax, parts: Sequence[LoggedChoices], group:
     return float(group.all_reduce(total))
 
 
-def _minimized(first: Tensor, penalty: float, parts: Sequence[LoggedChoices], group: Group) -> Tensor:
+def _minimize(first: Tensor, penalty: float, parts: Sequence[LoggedChoices], group: Group) -> Tensor:
     """Returns the parameters with the least penalized loss over the rows of all ranks, starting at `first`."""
     parameters = first.clone().requires_grad_()
     count = float(group.all_reduce(torch.tensor(float(sum(len(rows.action) for rows in parts)))))

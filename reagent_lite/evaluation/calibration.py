@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import counted
+from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.interval import number, percent
 
 _EDGES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 1.0)
@@ -80,7 +80,7 @@ class Calibration:
         if not self.calibrated:
             return f"propensities are estimated and not calibrated ({worst})"
         return (
-            f"propensities are estimated; calibrated in {counted(len(self.groups), 'group')} of choices (largest z = "
+            f"propensities are estimated; calibrated in {pluralize(len(self.groups), 'group')} of choices (largest z = "
             f"{worst.z:.1f}), which would show deviations of {percent(self.resolution)}"
         )
 

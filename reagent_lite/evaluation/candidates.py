@@ -15,7 +15,7 @@ from torch import Tensor
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, in_order
 from reagent_lite.distributed.group import Group
-from reagent_lite.evaluation.interval import finite
+from reagent_lite.evaluation.interval import none_if_infinite
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.item_table import ItemTable
 from reagent_lite.types import FeatureSpec
@@ -60,7 +60,7 @@ def candidate_choices(
     def chunks() -> Iterable[tuple[EvaluationPage, Tensor]]:
         for start in range(0, len(page), size):
             rows = torch.arange(start, min(start + size, len(page)))
-            raw = candidate_features(copy, numbers[start : start + size], ids, page.mask.shape[1])
+            raw = gather_candidate_features(copy, numbers[start : start + size], ids, page.mask.shape[1])
             yield page.rows(rows), _by_level(torch.from_numpy(raw), features)
 
     named = None if items is None else NamedItems(items, ids, features)
@@ -119,13 +119,13 @@ def tally(
         lengths.index_add_(0, length_bin, ones)
         if named is not None:
             named.add(page, features)
-        weights, values = _weighted(page, features)
+        weights, values = _weigh_features(page, features)
         moments += torch.stack((weights.sum((1, 2)), (weights * values).sum((1, 2))), 1)
     weight, total = group.all_reduce(moments).unbind(1)
     mean = total / weight
     squares = torch.zeros_like(mean)
     for page, features in chunks():  # a second pass: a sum of squares alone would lose a small spread to rounding
-        weights, values = _weighted(page, features)
+        weights, values = _weigh_features(page, features)
         squares += (weights * (values - mean.nan_to_num(0.0)[:, None, None]).square()).sum((1, 2))
     stddev = (group.all_reduce(squares) / weight).sqrt()
     rows, same, propensity, probability_sum = group.all_reduce(sums).tolist()
@@ -138,7 +138,7 @@ def tally(
         "by_propensity": _by_propensity(group.all_reduce(bins), rows) if propensities_known else [],
         "candidates": {_length(k): count / rows for k, count in enumerate(group.all_reduce(lengths).tolist()) if count},
         "features": {
-            str(name): _compared(means, stddevs)
+            str(name): _compare_means(means, stddevs)
             for name, means, stddevs in zip(ids, mean.T.tolist(), stddev.T.tolist(), strict=True)
         },
     }
@@ -149,7 +149,7 @@ class NamedItems:
 
     def __init__(self, items: ItemTable, ids: Sequence[int], features: Sequence[FeatureSpec] = ()) -> None:
         self._items = items
-        table = FeatureMatrix(items.feature_ids, items.values).aligned(tuple(ids))
+        table = FeatureMatrix(items.feature_ids, items.values).align(tuple(ids))
         if features:
             table = _by_level(torch.from_numpy(table).unsqueeze(1), features).squeeze(1).numpy()
         self._table = table
@@ -181,7 +181,7 @@ def _pair(shares: Tensor) -> dict[str, float]:
     return {"logged": logged, "policy": policy}
 
 
-def _weighted(page: EvaluationPage, features: Tensor) -> tuple[Tensor, Tensor]:
+def _weigh_features(page: EvaluationPage, features: Tensor) -> tuple[Tensor, Tensor]:
     """Returns weights [2, N, K, F] of features, by the log's choice and by the policy's, and values [N, K, F]."""
     chosen = torch.zeros_like(page.model_propensities).scatter_(1, page.action.unsqueeze(1), 1.0)
     present = ~features.isnan() & page.mask.unsqueeze(2)
@@ -212,20 +212,21 @@ def _by_propensity(bins: Tensor, rows: float) -> list[dict[str, float]]:
     ]
 
 
-def _compared(means: Sequence[float], stddevs: Sequence[float]) -> dict[str, Any]:
+def _compare_means(means: Sequence[float], stddevs: Sequence[float]) -> dict[str, Any]:
     """Returns means and standard deviations of log and policy, and the standardized difference of the means.
 
     The difference is (policy - logged) / sqrt(mean variance). Austin (2009).
     """
     logged, policy = (
-        {"mean": finite(mean), "stddev": finite(stddev)} for mean, stddev in zip(means, stddevs, strict=True)
+        {"mean": none_if_infinite(mean), "stddev": none_if_infinite(stddev)}
+        for mean, stddev in zip(means, stddevs, strict=True)
     )
     scale = math.sqrt((stddevs[0] ** 2 + stddevs[1] ** 2) / 2)
-    difference = finite((means[1] - means[0]) / scale) if scale > 0 else None
+    difference = none_if_infinite((means[1] - means[0]) / scale) if scale > 0 else None
     return {"logged": logged, "policy": policy, "difference": difference}
 
 
-def candidate_features(
+def gather_candidate_features(
     copy: TrainingCopy, numbers: NDArray[np.int64], ids: Sequence[int], num_choices: int
 ) -> NDArray[np.float32]:
     """Returns raw features of the rows' candidates, [n, K, F]; NaN if absent or after a list's end."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.errors import counted
+from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.hidden_cause import HiddenCause
 from reagent_lite.evaluation.interval import Interval
@@ -38,7 +38,7 @@ from reagent_lite.rl.estimators import (
     ESTIMATORS,
     LOGGED,
     continuation,
-    logged_returns,
+    logged_returns_of,
     logged_rewards,
     mean_return,
     mean_reward,
@@ -381,7 +381,7 @@ def missing_estimates(*, rows: int, without_propensity: int, unfitted: str, unes
     """
     reasons = dict.fromkeys(MODELLED, unfitted) if unfitted else {}
     if without_propensity:
-        rows_have = counted(rows, "row of the log has", "rows of the log have")
+        rows_have = pluralize(rows, "row of the log has", "rows of the log have")
         why = f", and none is estimated: {unestimated}" if unestimated else f"; log it, or set {ESTIMATE}"
         reasons |= dict.fromkeys(WEIGHTED, f"{without_propensity:,} of {rows_have} no propensity{why}")
     return reasons
@@ -479,7 +479,7 @@ def _bases(
         evidence = estimator.evidence
         if evidence is not None and evidence not in contributions:
             contribution = evidence(sums, outcome)
-            logged = logged_returns if estimator.sequential else logged_rewards
+            logged = logged_returns_of if estimator.sequential else logged_rewards
             shift = float((logged(sums, outcome).outcome - contribution.outcome).mean())
             if sums.unit is not None:
                 contribution = contribution.joined(sums.unit)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from reagent_lite.config.evaluation import GuardrailConfig
-from reagent_lite.errors import counted
+from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.cpe import ESTIMATE, CPEResult, Estimate
 from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import Interval, number, percent
@@ -107,7 +107,9 @@ class Comparison:
         return tuple(row for row in self.rows if row.verdict is Verdict.TRUSTWORTHY and row.difference.defined)
 
 
-def compared(result: CPEResult, *, simulated: Interval | None = None, decides: bool = True) -> Iterator[Comparison]:
+def compare_with_log(
+    result: CPEResult, *, simulated: Interval | None = None, decides: bool = True
+) -> Iterator[Comparison]:
     """Yields comparisons with the logged policy's value; that of the reward's return decides.
 
     Only the reward per row is compared if nothing later counts (gamma 0) or every episode is a single row.
@@ -136,7 +138,7 @@ def compared(result: CPEResult, *, simulated: Interval | None = None, decides: b
             )
 
 
-def compared_models(differences: Mapping[str, Sequence[Estimate]], *, by_row: bool) -> Iterator[Comparison]:
+def compare_models(differences: Mapping[str, Sequence[Estimate]], *, by_row: bool) -> Iterator[Comparison]:
     """Yields comparisons of two models; that of the reward's return decides.
 
     Args:
@@ -214,9 +216,9 @@ def evidence_of(
     """
     comparisons: list[Comparison] = []
     if result is not None:
-        models = compared_models(differences or {}, by_row=result.by_row)
+        models = compare_models(differences or {}, by_row=result.by_row)
         simulated = None if played is None else estimated.simulated(played)
-        comparisons = [*compared(result, simulated=simulated, decides=not differences)]
+        comparisons = [*compare_with_log(result, simulated=simulated, decides=not differences)]
         # the same outcomes of the same log
         comparisons += [
             replace(other, events=logged.events, outlying=logged.outlying)
@@ -297,13 +299,13 @@ _TABLE: tuple[tuple[bool | None, bool | None, bool | None, Choice, tuple[Standin
 """The first row that fits is the decision."""
 
 
-def decide(evidence: Evidence) -> ShipDecision:
+def decide_findings(evidence: Evidence) -> ShipDecision:
     """Returns the decision for all findings, by the table above.
 
     Being better than random actions does not count if a comparison with another policy is undecided. Estimates on
     episodes from a policy's training data flatter it and do not count in its favour.
     """
-    findings = tuple(_exploring(_unflattered(finding, evidence), evidence) for finding in _findings(evidence))
+    findings = tuple(_exploring(_withdraw_flattered(finding, evidence), evidence) for finding in _findings(evidence))
     by_standing = {standing: [finding for finding in findings if finding.standing is standing] for standing in Standing}
     if by_standing[Standing.UNDECIDED]:
         by_standing[Standing.BETTER] = [finding for finding in by_standing[Standing.BETTER] if not finding.weak]
@@ -398,7 +400,7 @@ def _finding(
     return Finding(source=source, standing=standing, reason=reason, next_step=next_step, weak=weak)
 
 
-def _unflattered(finding: Finding, evidence: Evidence) -> Finding:
+def _withdraw_flattered(finding: Finding, evidence: Evidence) -> Finding:
     """Returns the finding, or an undecided one if it favours a policy that has learned from scored episodes."""
     flattered = {
         Standing.BETTER: "policy" if evidence.seen else "",
@@ -429,7 +431,9 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
     if gate is not None and not gate.passed:  # a fulfilled condition says nothing about the logged policy
         yield _finding(FindingSource.GATE, Standing.WORSE, f"publish_if blocks the export: {gate.reason}")
     deciding = [comparison for comparison in evidence.comparisons if comparison.decides]
-    violated_first = sorted(_guarded(evidence, deciding), key=lambda finding: finding.standing is not Standing.WORSE)
+    violated_first = sorted(
+        _check_guardrails(evidence, deciding), key=lambda finding: finding.standing is not Standing.WORSE
+    )
     yield from violated_first
     for comparison in deciding:
         yield _from_log(comparison, evidence.result)
@@ -448,7 +452,7 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
         yield _from_simulation(evidence.played)
 
 
-def _guarded(evidence: Evidence, deciding: Sequence[Comparison]) -> Iterator[Finding]:
+def _check_guardrails(evidence: Evidence, deciding: Sequence[Comparison]) -> Iterator[Finding]:
     """Yields a finding for each guardrail that is violated, or that the log does not show to be kept."""
     source = FindingSource.GUARDRAIL
     for name, guardrail in evidence.guardrails.items():
@@ -576,7 +580,7 @@ def _more_data(row: Estimate, reference: Interval | None, result: CPEResult | No
         return f"{_score(count, unscored)}{'; it takes ' if needed else ''}{', '.join(needed)}."
     if not needed:
         return f"log more episodes than the {count:,} that were scored, or run an A/B test."
-    scored = counted(count, "episode was", "episodes were")
+    scored = pluralize(count, "episode was", "episodes were")
     return f"log more: {scored} scored, it takes {', '.join(needed)}; or run an A/B test."
 
 

@@ -6,22 +6,22 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from reagent_lite.config import resolved
-from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config import expand_config
+from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.data.log_shares import shares_of_counts
 from reagent_lite.evaluation.cpe import CPEResult, Estimate
 from reagent_lite.evaluation.decision import (
     Evidence,
     ShipDecision,
     best_key,
-    decide,
+    decide_findings,
     deciding_estimate,
     evidence_of,
 )
 from reagent_lite.evaluation.estimates import Estimates, EvaluatedPolicy
 from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.exported_model import ExportedModel
-from reagent_lite.evaluation.interval import finite
+from reagent_lite.evaluation.interval import none_if_infinite
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.played import AGAINST, EstimatedReturn, Played
@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
         return {item.name: _plain(getattr(value, item.name)) for item in fields(value) if item.name not in _NOT_WRITTEN}
     if isinstance(value, tuple):
         return [_plain(element) for element in value]
-    return finite(value) if isinstance(value, float) else value
+    return none_if_infinite(value) if isinstance(value, float) else value
 
 
 def values(result: CPEResult) -> dict[str, float]:
@@ -221,7 +221,7 @@ class Findings:
     @cached_property
     def decisions(self) -> tuple[ShipDecision, ...]:
         """Recommendation about each model."""
-        return tuple(map(decide, self._evidence))
+        return tuple(map(decide_findings, self._evidence))
 
     @property
     def explanations(self) -> tuple[Explanation, ...]:
@@ -268,7 +268,7 @@ class Findings:
     def document(self) -> dict[str, Any]:
         """Returns the content of the report file; undefined values are null, sections that do not apply are absent."""
         document: dict[str, Any] = {
-            "config": resolved(self.config),
+            "config": expand_config(self.config),
             "gamma": self.gamma,
             "warnings": list(self.warnings),
             "decision": self.decision.json(),
@@ -323,7 +323,7 @@ class Findings:
         scores = {} if self.estimates is None else values(self.estimates.results[self.best])
         if self.played is not None:
             scores |= self.played.scores()
-        return {tag: finite(value) for tag, value in scores.items()}
+        return {tag: none_if_infinite(value) for tag, value in scores.items()}
 
     def estimate_rows(self) -> tuple[dict[str, Any], ...]:
         """Returns `estimate_rows` for all models."""

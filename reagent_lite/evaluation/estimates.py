@@ -13,26 +13,26 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.algorithms.cpe_heads import PolicyProbabilities
-from reagent_lite.config.evaluate import UNIFORM, EvaluateConfig
-from reagent_lite.config.paths import shown
+from reagent_lite.config.evaluate_config import UNIFORM, EvaluateConfig
+from reagent_lite.config.paths import show_paths
 from reagent_lite.data.copy.texts import require_texts
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.matrices import PolicyColumn
-from reagent_lite.data.sampling.normalized import raw_columns
+from reagent_lite.data.sampling.normalized import open_raw_columns
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import build_rows
 from reagent_lite.data.sampling.spans import single_steps
 from reagent_lite.distributed.group import Group, ProcessRanks
-from reagent_lite.errors import DataError, Problem, counted
+from reagent_lite.errors import DataError, Problem, pluralize
 from reagent_lite.evaluation.behavior import estimated_behavior, replaced_propensities, without_propensity
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, differences
-from reagent_lite.evaluation.episodes import TrainEvalLogs, scored_episodes, spread
 from reagent_lite.evaluation.evaluator import EvaluationRows, PolicyEvaluator, own_seed
 from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.exported_model import ExportedModel, ExportedPolicy, Reading
-from reagent_lite.evaluation.fitting import split_log
 from reagent_lite.evaluation.given_policy import GivenPolicy
 from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.policy_models import split_log
+from reagent_lite.evaluation.scored_episodes import TrainEvalLogs, scored_episodes, spread
 from reagent_lite.export.choices import Choices
 from reagent_lite.item_table import ItemTable
 
@@ -129,12 +129,12 @@ class EvaluationLog:
         scored = scored_episodes(sides, settings, config.seed, few=fitted)
         if not len(scored.numbers):
             raise DataError(
-                Problem(shown(config.data_path), "an episode of which every action is known, to score", "none")
+                Problem(show_paths(config.data_path), "an episode of which every action is known, to score", "none")
             )
         split = split_log(sides, scored, config.evaluation)
         spans = models[0].spans(copy) if models else single_steps(copy)
-        features = raw_columns(copy.candidates) if copy.parametric else None
-        rows = build_rows(copy, spans, np.arange(len(copy)), raw_columns(copy.state), features)
+        features = open_raw_columns(copy.candidates) if copy.parametric else None
+        rows = build_rows(copy, spans, np.arange(len(copy)), open_raw_columns(copy.state), features)
         reading = models[0].reading if models else Reading.fitted(copy, config)
         behavior = None
         if settings.propensities == "estimate":
@@ -285,21 +285,23 @@ def _feature_warnings(model: ExportedModel, copy: TrainingCopy) -> list[str]:
         missing = sorted(set(read) - set(logged))
         if read and len(missing) == len(read):
             where = f"{model.key} {model.path}"
-            raise DataError(Problem(where, f"a log with some of the {kind} features {_listed(read)}", _listed(logged)))
+            raise DataError(
+                Problem(where, f"a log with some of the {kind} features {_list_ids(read)}", _list_ids(logged))
+            )
         if unknown:
             warnings.append(
-                f"{model.key} does not know {counted(len(unknown), f'{kind} feature')} of the log, "
-                f"left out: {_listed(unknown)}"
+                f"{model.key} does not know {pluralize(len(unknown), f'{kind} feature')} of the log, "
+                f"left out: {_list_ids(unknown)}"
             )
         if missing:
             warnings.append(
                 f"{len(missing)} of {len(read)} {kind} features that {model.key} reads are missing in "
-                f"every row of the log: {_listed(missing)}"
+                f"every row of the log: {_list_ids(missing)}"
             )
     return warnings
 
 
-def _listed(ids: Sequence[int]) -> str:
+def _list_ids(ids: Sequence[int]) -> str:
     more = ", ..." if len(ids) > _NAMED_FEATURES else ""
     return ", ".join(map(str, ids[:_NAMED_FEATURES])) + more if len(ids) else "none"
 
@@ -319,7 +321,7 @@ def _never_logged(policy: EvaluatedPolicy, page: EvaluationPage, log: Evaluation
     ]
     if more := unlogged[_NAMED_ACTIONS:]:
         sentences.append(
-            f"{policy.key} takes {counted(len(more), 'more action')} that no row of the log has, "
+            f"{policy.key} takes {pluralize(len(more), 'more action')} that no row of the log has, "
             f"together in {share[more].sum():.1%} of the scored rows"
         )
     return sentences

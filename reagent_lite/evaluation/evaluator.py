@@ -34,10 +34,18 @@ from reagent_lite.evaluation.cpe import (
     evaluate_page,
     missing_estimates,
 )
-from reagent_lite.evaluation.episodes import ScoredEpisodes, TrainEvalLogs
 from reagent_lite.evaluation.explanation import Explanation, Reader, explain
-from reagent_lite.evaluation.fitting import Learning, PolicyModels, Split, fit_passes, fit_plan, fit_steps, num_steps
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
+from reagent_lite.evaluation.policy_models import (
+    Learning,
+    PolicyModels,
+    Split,
+    fit_passes,
+    fit_plan,
+    fit_steps,
+    num_steps,
+)
+from reagent_lite.evaluation.scored_episodes import ScoredEpisodes, TrainEvalLogs
 from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.segment_effects import EffectSettings
 from reagent_lite.item_table import ItemTable

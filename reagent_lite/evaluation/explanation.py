@@ -19,10 +19,10 @@ from torch import Tensor
 
 from reagent_lite.algorithms.cpe_heads import PolicyProbabilities
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.evaluation.candidates import candidate_features
+from reagent_lite.evaluation.candidates import gather_candidate_features
 from reagent_lite.evaluation.cpe import WEIGHTED, limit
-from reagent_lite.evaluation.episodes import spread
 from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.scored_episodes import spread
 from reagent_lite.evaluation.segment import StateFeatures, texts_of
 from reagent_lite.evaluation.segment_effects import EffectSettings, Segments, choosing_rows, effects_by_segment
 from reagent_lite.evaluation.small_tree import WITHOUT_SPLITS, SmallTree, grow_tree
@@ -262,7 +262,7 @@ class _LoggedChoices:
         """Returns raw features of candidates [n, K, C]; None for named actions."""
         if not self.parametric:
             return None
-        return candidate_features(self.copy, numbers, self.copy.action_ids, self.page.mask.shape[1])
+        return gather_candidate_features(self.copy, numbers, self.copy.action_ids, self.page.mask.shape[1])
 
     @staticmethod
     def joined(state: NDArray[np.float32], candidates: NDArray[np.float32] | None) -> NDArray[np.float32]:
@@ -428,14 +428,14 @@ def _importance(choices: _LoggedChoices, tree: SmallTree, reader: Reader, genera
     before = policy(state, actions)
     changes = {}
     for index, (name, filled) in enumerate(zip(names, columns, strict=True)):
-        shuffled = _shuffled(state, actions, list(filled), generator, of_candidates=index >= len(reader.state))
+        shuffled = _shuffle(state, actions, list(filled), generator, of_candidates=index >= len(reader.state))
         change = 0.0 if shuffled is None else float((policy(*shuffled) - before).abs().sum(1).mean()) / 2
         changes[name] = change
     ordered = sorted(changes.items(), key=lambda change: -change[1])
     return Importance(changes=dict(ordered), rows=len(rows), of_tree=reader.probabilities is None)
 
 
-def _shuffled(
+def _shuffle(
     state: Tensor, actions: Actions, columns: list[int], generator: np.random.Generator, *, of_candidates: bool
 ) -> tuple[Tensor, Actions] | None:
     """Returns states and choices with shuffled columns; None if all values are equal."""

@@ -18,15 +18,15 @@ from reagent_lite.algorithms.cpe_heads import CPEHeads, Read, build_cpe_heads
 from reagent_lite.algorithms.policy_learner import network_settings
 from reagent_lite.config import check
 from reagent_lite.config.algorithm import Q_TEMPERATURE
-from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.config.paths import DataPath, shown
+from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.config.training import TrainingConfig
-from reagent_lite.data.copy.features import summarize_copy
+from reagent_lite.data.copy.feature_summaries import summarize_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.features.column_fits import fit_columns
 from reagent_lite.data.features.feature_types import MIN_PRESENT_VALUES
-from reagent_lite.data.features.fitting import fit_columns
-from reagent_lite.data.features.normalization import parse_normalization
+from reagent_lite.data.features.normalization_files import parse_normalization
 from reagent_lite.data.sampling.discounts import time_discounts
 from reagent_lite.data.sampling.normalized import Reordered
 from reagent_lite.data.sampling.spans import Spans, single_steps, time_steps
@@ -70,7 +70,7 @@ class Reading:
         texts = {str(feature) for column in columns.values() for feature in column.levels}
         overrides = {feature: "ENUM" if feature in texts else "DO_NOT_PREPROCESS" for feature in rare}
         settings = NormParams(feature_overrides=overrides)
-        specs = fit_columns(columns, settings, where=shown(config.data_path))
+        specs = fit_columns(columns, settings, where=show_paths(config.data_path))
         return cls(normalization={key: specs[name].spec for key, name in names.items()}, training=TrainingConfig())
 
     def spec(self, copy: TrainingCopy) -> SourceSpec:
@@ -206,7 +206,7 @@ class ExportedModel:
         if discounts is None:
             return
         todo = "Give the log times in the unit of the log that the model was trained on"
-        if problem := discounts.problem(f"{self.key} {self.path}, on {shown(path)}", todo):
+        if problem := discounts.problem(f"{self.key} {self.path}, on {show_paths(path)}", todo):
             raise DataError(problem)
         kept = self.time_discount
         warnings = (discounts.warning(), discounts.differs_from(kept))

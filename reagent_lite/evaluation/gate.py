@@ -5,7 +5,7 @@ from typing import Any
 
 from reagent_lite.config.publish import PublishConfig
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, Family
-from reagent_lite.evaluation.interval import finite, number
+from reagent_lite.evaluation.interval import none_if_infinite, number
 from reagent_lite.evaluation.verdict import Verdict
 
 
@@ -24,7 +24,7 @@ class Gate:
     document: dict[str, Any]
 
 
-def decide(result: CPEResult, condition: PublishConfig) -> Gate:
+def apply_gate(result: CPEResult, condition: PublishConfig) -> Gate:
     """Returns whether an evaluation fulfils a condition, and why."""
     settings = condition.model_dump(mode="json")
     for outcome in result.outcomes:
@@ -40,7 +40,7 @@ def decide(result: CPEResult, condition: PublishConfig) -> Gate:
 def _decide(estimate: Estimate, family: Family, condition: PublishConfig, settings: dict[str, Any]) -> Gate:
     above = condition.lower_bound_above
     bound, tested = (0.0, estimate.difference) if above == "logged" else (above, estimate.figure)
-    lower = finite(tested.low)
+    lower = none_if_infinite(tested.low)
     name = f"{condition.estimator} of {condition.outcome}"
     passed = False
     if lower is None:

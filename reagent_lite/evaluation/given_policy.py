@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from reagent_lite.algorithms.cpe_heads import PolicyProbabilities
-from reagent_lite.config.evaluate import COLUMN, LOGGED, UNIFORM, EvaluateConfig
+from reagent_lite.config.evaluate_config import COLUMN, LOGGED, UNIFORM, EvaluateConfig
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.data.sampling.source import FeatureColumns
-from reagent_lite.errors import counted
+from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.cpe import MODELLED
 from reagent_lite.evaluation.evaluator import EvaluationRows
 from reagent_lite.rl.estimators import ESTIMATORS
@@ -128,5 +128,5 @@ def _unknown_next(copy: TrainingCopy) -> dict[str, str]:
     unknown = int(((np.asarray(copy.bootstrap) > 0) & ~followed).sum())
     if not unknown:
         return {}
-    reason = f"the next state of {counted(unknown, 'row')} is not a row of the log, so the policy is unknown there"
+    reason = f"the next state of {pluralize(unknown, 'row')} is not a row of the log, so the policy is unknown there"
     return {name: reason for name in MODELLED if ESTIMATORS[name].sequential}

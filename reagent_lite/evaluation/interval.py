@@ -29,7 +29,11 @@ class Interval:
 
     def json(self) -> dict[str, float | None]:
         """Returns value, low and high, null if undefined."""
-        return {"value": finite(self.value), "low": finite(self.low), "high": finite(self.high)}
+        return {
+            "value": none_if_infinite(self.value),
+            "low": none_if_infinite(self.low),
+            "high": none_if_infinite(self.high),
+        }
 
     def tags(self, name: str) -> dict[str, float]:
         """Returns the interval as TensorBoard tags: `{name}/mean`, `/lower` and `/upper`."""
@@ -69,7 +73,7 @@ class Interval:
         return number(end) if vanished or decimals > 6 else text
 
 
-def finite(value: float | None) -> float | None:
+def none_if_infinite(value: float | None) -> float | None:
     """Returns a figure, or None (null in JSON) for NaN and infinity."""
     return value if value is not None and math.isfinite(value) else None
 

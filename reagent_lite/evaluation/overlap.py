@@ -54,13 +54,13 @@ def matched_events(weights: torch.Tensor, outcomes: torch.Tensor) -> Events | No
     if not event.any() or float(event.double().mean()) >= _USUAL_SHARE:
         return None
     return Events(
-        unsized=_unsized(distance[event]),
+        unsized=_count_unsized(distance[event]),
         expected=float(effective_sample_size(weights) * event.double().mean()),
         seen=float(effective_sample_size(weights[event])),
     )
 
 
-def _unsized(distance: torch.Tensor) -> int:
+def _count_unsized(distance: torch.Tensor) -> int:
     """Returns Events.unsized for the distances [n] of events from the usual outcome."""
     groups = [(distance.abs(), _SPREAD)]
     sides = [-distance[distance < 0], distance[distance > 0]]
@@ -203,7 +203,7 @@ def measure_overlap(
     unsupported = (propensity >= 1 - _CERTAIN) & (probability < 1 - _CERTAIN)
     episode = page.episode[rows]
     last = rows[torch.cat((episode[1:] != episode[:-1], torch.ones(1, dtype=torch.bool)))]
-    untried_share, expected_tries = untried(alternatives)
+    untried_share, expected_tries = measure_untried(alternatives)
     enough = by_step >= config.min_effective_episodes
     return Overlap(
         num_rows=len(rows),
@@ -234,7 +234,7 @@ def measure_overlap(
     )
 
 
-def untried(alternatives: Alternatives) -> tuple[float, float]:
+def measure_untried(alternatives: Alternatives) -> tuple[float, float]:
     """Returns which share of the policy's decisions the log hardly tries, and how often it is expected to try them."""
     rows = alternatives.hardly_tried
     share = float(alternatives.wanted[rows].sum()) / len(alternatives.wanted)

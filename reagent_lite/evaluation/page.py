@@ -18,7 +18,7 @@ from reagent_lite.algorithms.cpe_heads import CPEHeads, PolicyProbabilities, out
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.distributed.group import Group
 from reagent_lite.rl.sums import EpisodeTable
-from reagent_lite.rl.td import chosen, expected_value
+from reagent_lite.rl.td import expected_value, select_choice
 from reagent_lite.types import TransitionBatch
 
 REWARD_NAME = "Reward"
@@ -115,7 +115,7 @@ class EvaluationPage:
 
     def at_logged(self, values: Tensor) -> Tensor:
         """Returns values [N, K] at the logged choice, [N]."""
-        return chosen(values, self.action)
+        return select_choice(values, self.action)
 
 
 def build_page(
@@ -151,7 +151,7 @@ def build_page(
         if values is not None:
             columns[name] = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))[order]
     for name in [*parts[0]]:  # parts are emptied meanwhile, so that memory holds the page once
-        whole = torch.cat([padded(name, part.pop(name), num_choices) for part in parts])
+        whole = torch.cat([pad_column(name, part.pop(name), num_choices) for part in parts])
         columns[name] = whole.index_select(0, order)
     if models is None:
         zero = torch.zeros(1, 1, 1, dtype=torch.float64)
@@ -179,13 +179,13 @@ def gather_page(part: EvaluationPage, sequence: Tensor, group: Group) -> Evaluat
     indices = torch.split(_order(*map(torch.cat, keys)), list(sizes)) if group.is_first else ()
     columns = {}
     for name, column in part.columns.items():
-        whole = _joined(group.gather(padded(name, column, num_choices)), indices, sum(sizes))
+        whole = _join_parts(group.gather(pad_column(name, column, num_choices)), indices, sum(sizes))
         if whole is not None:
             columns[name] = whole
     return EvaluationPage(names=part.names, **columns) if group.is_first else None
 
 
-def padded(name: str, column: Tensor, num_choices: int) -> Tensor:
+def pad_column(name: str, column: Tensor, num_choices: int) -> Tensor:
     """Pads a page's column with zeros to a number of choices, if it has an axis of choices."""
     missing = num_choices - column.shape[1] if name in BY_CHOICE else 0
     if not missing:
@@ -272,7 +272,7 @@ def _columns_of(batch: TransitionBatch, policy: PolicyProbabilities, models: CPE
     if models is not None:
         reward_model, q_values = models.predict(batch.state, batch.actions)
         next_q = _allowed_only(models.predict(batch.next_state, batch.next_actions)[1], batch.next_actions.mask)
-        next_propensities = _normalized(policy(batch.next_state, batch.next_actions).double())
+        next_propensities = _normalize(policy(batch.next_state, batch.next_actions).double())
         predictions = {
             "reward_model": _allowed_only(reward_model, batch.actions.mask),
             "q_values": _allowed_only(q_values, batch.actions.mask),
@@ -284,7 +284,7 @@ def _columns_of(batch: TransitionBatch, policy: PolicyProbabilities, models: CPE
         "steps": batch.steps.double(),
         "bootstrap": batch.bootstrap.double(),
         "propensity": batch.propensity.double(),
-        "model_propensities": _normalized(policy(batch.state, batch.actions).double()),
+        "model_propensities": _normalize(policy(batch.state, batch.actions).double()),
         "outcomes": outcomes_of(batch).double(),
         **predictions,
     }
@@ -310,7 +310,7 @@ def _runs(episode: Tensor) -> tuple[Tensor, Tensor]:
     return rank, lengths
 
 
-def _normalized(propensities: Tensor) -> Tensor:
+def _normalize(propensities: Tensor) -> Tensor:
     # float32 probabilities sum to 1 up to 1e-7, an error that grows in products over hundreds of steps
     total = propensities.sum(1, keepdim=True).nan_to_num(1.0)  # NaN if some probabilities are unknown
     return propensities.nan_to_num(0.0) / total.clamp(min=torch.finfo(torch.float64).tiny)
@@ -327,7 +327,7 @@ def _order(sequence: Tensor, episode: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
 
 
-def _joined(parts: Iterator[Tensor], indices: Sequence[Tensor], num_rows: int) -> Tensor | None:
+def _join_parts(parts: Iterator[Tensor], indices: Sequence[Tensor], num_rows: int) -> Tensor | None:
     """Returns a column of num_rows rows with each part at its indices; None if there are no parts."""
     whole = None
     # `parts` is the first argument of zip, which advances it on every rank: on ranks other than 0 it sends and ends

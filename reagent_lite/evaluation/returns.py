@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reagent_lite.sim.env import VectorEnv, require_finite_returns
-from reagent_lite.sim.rollout import Actor, Observer, Step, play_step
+from reagent_lite.sim.experience import Actor, Observer, Step, play_step
 
 _CHECK_EVERY = 16  # steps; checking whether all episodes are over waits for the device
 

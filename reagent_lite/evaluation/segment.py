@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from reagent_lite.categories import code_of
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.sampling.repetitions import hashes_of
-from reagent_lite.errors import counted
+from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.interval import number
 
 _MOST_CONDITIONS = 3
@@ -146,5 +146,5 @@ class StateFeatures:
         )
         more = len(names) - _NAMED_VALUES
         listed = ", ".join(names[:_NAMED_VALUES])
-        rest = f" or {counted(more, 'other value')}" if more > 0 else ""
+        rest = f" or {pluralize(more, 'other value')}" if more > 0 else ""
         return f"{self.names[column]} {listed}{rest}"

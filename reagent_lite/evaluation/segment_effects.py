@@ -27,7 +27,7 @@ from reagent_lite.evaluation.page import EvaluationPage, held_out
 from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.small_tree import grow_tree
 from reagent_lite.evaluation.verdict import Verdict
-from reagent_lite.rl.estimators import ESTIMATORS, logged_returns, returns_of_episodes
+from reagent_lite.rl.estimators import ESTIMATORS, logged_returns_of, returns_of_episodes
 from reagent_lite.rl.sums import OF_LOG
 
 _CHOOSING_SHARE = 1 / 3
@@ -254,7 +254,7 @@ def _effects_of(page: EvaluationPage, gamma: float, *, by_row: bool) -> NDArray[
     of_episodes = replace(page, unit=page.episode)
     sums = sums_of_rows(of_episodes, torch.arange(len(page)), gamma, OF_LOG)
     evaluated = returns_of_episodes(sums, 0)
-    logged = logged_returns(sums, 0).total
+    logged = logged_returns_of(sums, 0).total
     effect = evaluated.total - logged - (evaluated.weight - 1) * logged.mean()
     assert sums.unit is not None
     in_order = torch.zeros_like(effect)

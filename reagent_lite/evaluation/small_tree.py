@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reagent_lite.errors import counted
+from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.interval import number
 from reagent_lite.evaluation.segment import StateFeatures
 
@@ -81,15 +81,15 @@ class Condition:
             return f"{name} absent"
         if math.isinf(self.low) and math.isinf(self.high):
             return f"{name} present"
-        limits = [f"above {_written(self.low)}"] if math.isfinite(self.low) else []
-        limits += [f"at most {_written(self.high)}"] if math.isfinite(self.high) else []
+        limits = [f"above {_write_limit(self.low)}"] if math.isfinite(self.low) else []
+        limits += [f"at most {_write_limit(self.high)}"] if math.isfinite(self.high) else []
         return f"{name} {' and '.join(limits)}{absent}"
 
     def _words_of_levels(self, texts: dict[float, str], absent: str) -> str:
         assert self.levels is not None
         names = sorted(texts.get(code, number(code)) for code in self.levels)
         more = len(names) - _NAMED_LEVELS
-        rest = [counted(more, "other value")] if more > 0 else []
+        rest = [pluralize(more, "other value")] if more > 0 else []
         *first, last = [*names[:_NAMED_LEVELS], *rest] or ["absent"]
         listed = f"{', '.join(first)} or {last}" if first else last
         return f"other than {listed}{absent}" if self.other else f"{listed}{absent if names else ''}"
@@ -322,5 +322,5 @@ def _shortest_between(values: NDArray[np.float64], threshold: float) -> float:
     return low
 
 
-def _written(limit: float) -> str:
+def _write_limit(limit: float) -> str:
     return f"{limit:,.0f}" if limit == round(limit) and abs(limit) < 1e15 else f"{limit:.7g}"

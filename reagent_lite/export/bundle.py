@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from reagent_lite.errors import BundleError, Problem, counted, listed, raise_any
+from reagent_lite.errors import BundleError, Problem, join_names, pluralize, raise_any
 from reagent_lite.export.exploration import certain_share
-from reagent_lite.export.features import FeatureMap, FeatureSet, checked_array
+from reagent_lite.export.feature_set import FeatureMap, FeatureSet, checked_array
 from reagent_lite.export.tolerance import Tolerance, compare_choices
 from reagent_lite.feature_ids import read
 from reagent_lite.item_table import ITEMS_FILE, UNKNOWN, ItemTable, are_ids
-from reagent_lite.manifest import BUNDLE, FILE_NAME, verified
+from reagent_lite.manifest import BUNDLE, FILE_NAME, verify_folder
 from reagent_lite.raw_values import raw_columns
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Bundle:
         self.items = items
         self.item_id: str = data.get("item_id", "")
         self.possible_items: str | None = data.get("possible_items")
-        self._item_values = None if items is None else items.aligned(self.action_feature_ids)
+        self._item_values = None if items is None else items.align(self.action_feature_ids)
         self._session = session
         self._inputs = [entry.name for entry in session.get_inputs()]
         self._files = files
@@ -125,11 +125,11 @@ class Bundle:
         self.levels = {"state": self._state.levels, "action": self._action.levels}
 
     def __repr__(self) -> str:
-        candidates = listed(self._action.columns)
+        candidates = join_names(self._action.columns)
         choices = f"candidates of {candidates}" if self.parametric else f"actions {', '.join(self.action_names)}"
         if self.items is not None:
-            choices = f"{counted(len(self.items), 'item')} of {candidates}"
-        state = listed(self._state.columns)
+            choices = f"{pluralize(len(self.items), 'item')} of {candidates}"
+        state = join_names(self._state.columns)
         return f"<Bundle {self.workflow}: state features {state}; {choices}; policy {self.policy}>"
 
     @property
@@ -148,7 +148,7 @@ class Bundle:
     def certain_share(self) -> float:
         """Share of the recorded decisions of golden.json that the policy takes with certainty, see `exploration`."""
         outputs = json.loads(self._files[GOLDEN_FILE])["outputs"]
-        return certain_share(_recorded(outputs["propensities"]), _recorded(outputs["choices"]))
+        return certain_share(_read_recorded(outputs["propensities"]), _read_recorded(outputs["choices"]))
 
     def with_items(self, items: ItemTable, where: str) -> "Bundle":
         """Returns the model with another item table, such as a newer one.
@@ -174,7 +174,7 @@ class Bundle:
             raise BundleError(Problem(where, expected, f"the id {ids[0]!r}"))
         rows = self.items.rows(ids)
         unknown = dict.fromkeys(repr(item) for item, row in zip(ids, rows.tolist(), strict=True) if row == UNKNOWN)
-        expected = f"ids of the {counted(len(self.items), 'item')} in the item table {self.items.sha256[:12]}"
+        expected = f"ids of the {pluralize(len(self.items), 'item')} in the item table {self.items.sha256[:12]}"
         raise_any([Problem(where, expected, item) for item in unknown], BundleError)
         return self._item_values[rows]
 
@@ -322,8 +322,8 @@ class Bundle:
         where = f"{MODEL_FILE} on {GOLDEN_FILE}"
         try:
             golden = json.loads(self._files[GOLDEN_FILE])
-            feed = {name: _recorded(golden["inputs"][name]) for name in self._inputs}
-            live = {name: _recorded(golden["outputs"][name]) for name in ("q", "choices")}
+            feed = {name: _read_recorded(golden["inputs"][name]) for name in self._inputs}
+            live = {name: _read_recorded(golden["outputs"][name]) for name in ("q", "choices")}
             tolerance = Tolerance(**{name: _bound(value) for name, value in golden["tolerance"].items()})
             q, choices = self._session.run(["q", "choices"], feed)
             for name, array in (("q", q), ("choices", choices)):
@@ -352,7 +352,7 @@ class Bundle:
             every = np.repeat(self._item_values[None], num_rows, axis=0)
             return every, np.ones(every.shape[:2], np.bool_)
         if candidates is None or len(candidates) != num_rows:
-            expected = f"{counted(num_rows, 'list')} of candidates, one per row of values"
+            expected = f"{pluralize(num_rows, 'list')} of candidates, one per row of values"
             raise BundleError(
                 Problem("candidates", expected, "nothing" if candidates is None else f"{len(candidates)}")
             )
@@ -402,7 +402,7 @@ def load_bundle(path: str | os.PathLike[str], *, threads: int = 0) -> Bundle:
     import onnxruntime  # not before it is needed, as it starts threads
 
     folder = Path(path)
-    manifest, files = _verified(folder)
+    manifest, files = _verify_bundle(folder)
     _require_model(folder, manifest)
     where = str(folder / MODEL_FILE)
     try:
@@ -413,8 +413,8 @@ def load_bundle(path: str | os.PathLike[str], *, threads: int = 0) -> Bundle:
         advice = "Install the release of onnxruntime that manifest.json names under versions, or a later one"
         raise BundleError(Problem(where, "a model that onnxruntime loads", str(error), advice)) from error
     if missing := _OUTPUTS - {entry.name for entry in session.get_outputs()}:
-        expected = f"the outputs {listed(sorted(_OUTPUTS))}"
-        raise BundleError(Problem(where, expected, f"no {listed(sorted(missing))}", _EXPORT_AGAIN))
+        expected = f"the outputs {join_names(sorted(_OUTPUTS))}"
+        raise BundleError(Problem(where, expected, f"no {join_names(sorted(missing))}", _EXPORT_AGAIN))
     widths = [entry.shape[-1] if entry.shape else None for entry in session.get_inputs()]
     states = len(manifest["state_feature_ids"])
     candidates = len(manifest["action_feature_ids"])
@@ -481,13 +481,13 @@ _KEYS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
 }
 
 
-def _verified(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _verify_bundle(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Returns manifest and files of a single bundle, even if the folder is replaced while it is read."""
     while True:
         before = _identity(folder)
         try:
             keep = (MODEL_FILE, GOLDEN_FILE, CONFIG_FILE, NORMALIZATION_FILE)
-            return verified(folder, BUNDLE, keep, if_present=(ITEMS_FILE,))
+            return verify_folder(folder, BUNDLE, keep, if_present=(ITEMS_FILE,))
         except BundleError:
             if _identity(folder) == before:
                 raise
@@ -507,7 +507,7 @@ def _bound(value: Any) -> float:
     return float(value)
 
 
-def _recorded(lists: Any) -> NDArray[Any]:
+def _read_recorded(lists: Any) -> NDArray[Any]:
     """Returns the array of nested JSON lists: bool as it is, numbers as float32 with null for NaN."""
     array = np.array(lists)
     return array if array.dtype == np.bool_ else np.array(lists, dtype=np.float32)

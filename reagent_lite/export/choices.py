@@ -75,7 +75,7 @@ class Choices:
         return probabilities.log().float().to(state.device)
 
 
-def kind_of(*, parametric: bool) -> str:
+def kind_of_model(*, parametric: bool) -> str:
     """Returns the kind of a model in words."""
     return f"a model of {CHOICES[parametric]}"
 
@@ -89,7 +89,7 @@ def several_types(spec: EnvSpec, where: str) -> list[Problem]:
     return [Problem(where, "an environment with one type of agents", got, advice)]
 
 
-def misfits(bundle: Bundle, spec: EnvSpec, where: str) -> list[Problem]:
+def compare_with_environment(bundle: Bundle, spec: EnvSpec, where: str) -> list[Problem]:
     """Returns the reasons why a model cannot play in an environment.
 
     The names of actions may have another order. The environment must have every feature that the model reads.
@@ -102,8 +102,8 @@ def misfits(bundle: Bundle, spec: EnvSpec, where: str) -> list[Problem]:
     problems = []
     advice = f"Use the environment that it was trained in, or train in {spec.name}"
     if spec.candidates and not bundle.parametric:
-        expected = f"{kind_of(parametric=True)}, as {spec.name} has candidates that differ from step to step"
-        problems.append(Problem(where, expected, kind_of(parametric=False), advice))
+        expected = f"{kind_of_model(parametric=True)}, as {spec.name} has candidates that differ from step to step"
+        problems.append(Problem(where, expected, kind_of_model(parametric=False), advice))
     elif not bundle.parametric and set(bundle.action_names) != set(spec.action_names):
         problems.append(
             Problem(

@@ -5,8 +5,8 @@ import re
 from html import escape
 from typing import Final
 
-from reagent_lite.errors import counted, listed, printable
-from reagent_lite.export.content import BundleContent
+from reagent_lite.errors import join_names, pluralize, printable
+from reagent_lite.export.bundle_content import BundleContent
 from reagent_lite.export.exploration import EXPLORE, lack_of_exploration
 from reagent_lite.export.predictor import Predictor
 from reagent_lite.item_table import ITEMS_FILE, ItemTable
@@ -70,7 +70,7 @@ def model_card(predictor: Predictor, content: BundleContent, certain_share: floa
         "Origin": _origin(content),
     }
     body = "\n".join(f"\n## {title}\n\n{text}" for title, text in sections.items())
-    steps = f", {counted(content.steps, 'optimizer step')}" if content.steps else ""
+    steps = f", {pluralize(content.steps, 'optimizer step')}" if content.steps else ""
     title = f"# {content.workflow} policy{steps}\n"
     decision = f"\n{content.decision}\n" if content.decision else ""
     return f"{title}{decision}{body}\n"
@@ -104,14 +104,14 @@ def _use(predictor: Predictor, content: BundleContent) -> str:
 def _choices(predictor: Predictor, items: ItemTable | None) -> str:
     if not predictor.parametric:
         return "\n".join(f"{i}. {_code(name)}" for i, name in enumerate(predictor.action_names))
-    ids = ", ".join(plain(str(feature)) for feature in predictor.action_feature_ids)
+    ids = ", ".join(escape_text(str(feature)) for feature in predictor.action_feature_ids)
     features = f"Each row has a list of candidates of any length. Features of a candidate, in this order: {ids}."
     if items is None:
         return features
     return (
-        f"{features}\n\nCandidates may be given by id: {counted(len(items), 'item')} in `{ITEMS_FILE}`, hash "
-        f"`{items.sha256}`, such as {plain(listed(items.ids))}. `predict_rows` takes lists of ids. Without lists it "
-        "chooses among all items, and its indices are those of `bundle.items.ids`."
+        f"{features}\n\nCandidates may be given by id: {pluralize(len(items), 'item')} in `{ITEMS_FILE}`, hash "
+        f"`{items.sha256}`, such as {escape_text(join_names(items.ids))}. `predict_rows` takes lists of ids. Without "
+        "lists it chooses among all items, and its indices are those of `bundle.items.ids`."
     )
 
 
@@ -137,10 +137,10 @@ def _features(ids: tuple[int, ...], parameters: dict[str, str]) -> str:
     for name in map(str, ids):
         feature = json.loads(parameters.get(name, "{}"))
         levels = feature.get("levels") or ()
-        kind = f"{counted(len(levels), 'level')}, as texts" if levels else feature.get("feature_type", "")
-        rows.append(f"| {plain(name)} | {kind} |")
+        kind = f"{pluralize(len(levels), 'level')}, as texts" if levels else feature.get("feature_type", "")
+        rows.append(f"| {escape_text(name)} | {kind} |")
         codes = zip(levels, feature.get("possible_values") or (), strict=False)
-        categories += [f"| {plain(name)} | {_code(level)} | {code!r} |" for level, code in codes]
+        categories += [f"| {escape_text(name)} | {_code(level)} | {code!r} |" for level, code in codes]
     table = "\n".join(("| feature, in column order | type |", "|---|---|", *rows))
     if not categories:
         return table
@@ -171,7 +171,7 @@ def _code(text: str) -> str:
     return f"{fence} {line} {fence}" if "`" in line else f"{fence}{line}{fence}"
 
 
-def plain(text: str) -> str:
+def escape_text(text: str) -> str:
     """Returns the text on one line, with markup of Markdown and HTML escaped."""
     line = escape(printable(" ".join(text.split())), quote=False)
     return re.sub(r"[\\`*\[\]|~:]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", line)

@@ -1,6 +1,6 @@
 """Replaces the item table that a model was exported with by a newer one."""
 
-from reagent_lite.data.rows.items import read_items
+from reagent_lite.data.rows.item_files import read_items
 from reagent_lite.errors import BundleError, Problem, raise_any
 from reagent_lite.export.bundle import Bundle
 

@@ -170,7 +170,7 @@ def _unary(operator: str) -> _Call:
     return lambda w, x, *_, **__: w.add(operator, w.name_of(x))
 
 
-def _compared(operator: str) -> _Call:
+def _write_comparison(operator: str) -> _Call:
     """Writes a comparison of tensors and numbers, each cast to their common type."""
 
     def write(w: _Writer, *x: Any) -> str:
@@ -180,7 +180,7 @@ def _compared(operator: str) -> _Call:
     return write
 
 
-def _reduced(operator: str) -> _Call:
+def _write_reduction(operator: str) -> _Call:
     """Writes a reduction; its axes count from the first, as onnxruntime confuses negative axes if there are no rows."""
 
     def write(w: _Writer, x: Node, dim: int | Sequence[int], keepdim: bool = False) -> str:
@@ -199,11 +199,11 @@ def _argmax(w: _Writer, x: Node, dim: int, keepdim: bool = False) -> str:
     return w.add("ArgMax", w.name_of(x), axis=dim % w.value_of(x).dim(), keepdims=int(keepdim))
 
 
-def _reshaped(w: _Writer, x: Node, *sizes: Any) -> str:
+def _write_reshape(w: _Writer, x: Node, *sizes: Any) -> str:
     return w.add("Reshape", w.name_of(x), w.sizes(sizes[0] if isinstance(sizes[0], Sequence) else sizes))
 
 
-def _flattened(w: _Writer, x: Node, start_dim: int = 0, end_dim: int = -1) -> str:
+def _write_flatten(w: _Writer, x: Node, start_dim: int = 0, end_dim: int = -1) -> str:
     """Flattens to two axes, as ONNX does."""
     axes = w.value_of(x).dim()
     if w.value.dim() != 2:
@@ -292,9 +292,9 @@ _CALLS: Final[dict[str, _Call]] = {
     "and_": _elementwise("And"),
     "cat": lambda w, tensors, dim=0: w.add("Concat", *map(w.operand, tensors), axis=dim),
     "clamp": _clamp,
-    "eq": _compared("Equal"),
+    "eq": _write_comparison("Equal"),
     "exp": _elementwise("Exp"),
-    "ge": _compared("GreaterOrEqual"),
+    "ge": _write_comparison("GreaterOrEqual"),
     "invert": _elementwise("Not"),
     "isinf": _unary("IsInf"),
     "isnan": _unary("IsNaN"),
@@ -303,7 +303,7 @@ _CALLS: Final[dict[str, _Call]] = {
     "maximum": _elementwise("Max"),
     "minimum": _elementwise("Min"),
     "mul": _elementwise("Mul"),
-    "ne": lambda w, *x: w.add("Not", _compared("Equal")(w, *x)),
+    "ne": lambda w, *x: w.add("Not", _write_comparison("Equal")(w, *x)),
     "or_": _elementwise("Or"),
     "sub": _elementwise("Sub"),
     "truediv": _elementwise("Div"),
@@ -312,22 +312,22 @@ _CALLS: Final[dict[str, _Call]] = {
     "arange": lambda w, end, **_: w.add("Range", w.constant(0), w.add("Squeeze", w.name_of(end)), w.constant(1)),
     "double": lambda w, x: w.operand(x),
     "expand": lambda w, x, *sizes: w.add("Expand", w.name_of(x), w.sizes([1 if s == -1 else s for s in sizes])),
-    "flatten": _flattened,
+    "flatten": _write_flatten,
     "getattr": _shape,
     "getitem": _item,
     "index_select": lambda w, x, dim, index: w.add("Gather", w.name_of(x), w.name_of(index), axis=dim),
     "squeeze": lambda w, x, dim: w.add("Squeeze", w.name_of(x), w.ints(dim)),
     "to": lambda w, x, _: w.operand(x),
     "unsqueeze": lambda w, x, dim: w.add("Unsqueeze", w.name_of(x), w.ints(dim)),
-    "view": _reshaped,
+    "view": _write_reshape,
     "view_as": lambda w, x, other: w.add("Reshape", w.name_of(x), w.add("Shape", w.name_of(other))),
     # over an axis
-    "amax": _reduced("ReduceMax"),
+    "amax": _write_reduction("ReduceMax"),
     "any": _any,
     "argmax": _argmax,
-    "mean": _reduced("ReduceMean"),
+    "mean": _write_reduction("ReduceMean"),
     "softmax": lambda w, x, dim, **_: w.add("Softmax", w.name_of(x), axis=dim),
-    "sum": _reduced("ReduceSum"),
+    "sum": _write_reduction("ReduceSum"),
     # layers
     "batch_norm": _batch_norm,
     "dropout": lambda w, x, **_: w.name_of(x),

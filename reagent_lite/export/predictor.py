@@ -115,7 +115,7 @@ class DiscretePredictor(Predictor):
         state = self.state_preprocessor(values, presence)
         q = self.scorer(state, action_mask, None)
         refused = infinite(values, presence).any(1)
-        return decide(q, self.restriction(state, action_mask, None), refused, self.policy)
+        return choose_actions(q, self.restriction(state, action_mask, None), refused, self.policy)
 
 
 class ParametricPredictor(Predictor):
@@ -179,7 +179,7 @@ class ParametricPredictor(Predictor):
         features = self.action_preprocessor(action_values, usable)
         q = self.scorer(state, action_mask, features)
         choices = self.restriction(state, action_mask, features)
-        return decide(q, choices, in_state | in_candidates, self.policy)
+        return choose_actions(q, choices, in_state | in_candidates, self.policy)
 
 
 def infinite(values: Tensor, presence: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ def infinite(values: Tensor, presence: Tensor) -> Tensor:
     return torch.isinf(values) & presence
 
 
-def decide(q: Tensor, mask: Tensor, refused: Tensor, policy: TargetPolicy) -> Outputs:
+def choose_actions(q: Tensor, mask: Tensor, refused: Tensor, policy: TargetPolicy) -> Outputs:
     """Returns q, the greedy choice, the policy's propensities and choices; see `DiscretePredictor.forward`.
 
     Args:

@@ -102,8 +102,8 @@ class DiscreteModule(_CallContract):
     def __init__(self, predictor: Predictor) -> None:
         super().__init__(predictor)
         self.action_names = list(predictor.action_names)
-        state = _normalized(self.state_preprocessor, len(self.state_ids))
-        self.scorer = _traced(predictor, state, torch.ones(len(state), len(self.action_names), dtype=torch.bool))
+        state = _normalize_example(self.state_preprocessor, len(self.state_ids))
+        self.scorer = _trace(predictor, state, torch.ones(len(state), len(self.action_names), dtype=torch.bool))
 
     def forward(self, state_with_presence: tuple[Tensor, Tensor]) -> tuple[list[str], Tensor]:
         """Returns the action names and q [N, A] with all actions allowed."""
@@ -125,10 +125,10 @@ class ParametricModule(_CallContract):
         super().__init__(predictor)
         self.lists = _needs_candidate_list(predictor)
         self.action_preprocessor = predictor.get_submodule("action_preprocessor")
-        state = _normalized(self.state_preprocessor, len(self.state_ids))
-        action = _normalized(self.action_preprocessor, len(self.action_ids))
+        state = _normalize_example(self.state_preprocessor, len(self.state_ids))
+        action = _normalize_example(self.action_preprocessor, len(self.action_ids))
         features = torch.stack((action, action), 1)
-        self.scorer = _traced(predictor, state, torch.ones(features.shape[:2], dtype=torch.bool), features)
+        self.scorer = _trace(predictor, state, torch.ones(features.shape[:2], dtype=torch.bool), features)
 
     def forward(
         self, state_with_presence: tuple[Tensor, Tensor], action_with_presence: tuple[Tensor, Tensor]
@@ -139,7 +139,7 @@ class ParametricModule(_CallContract):
         state = self.state_preprocessor(state_values, _present(state_values, state_presence))
         action = self.action_preprocessor(action_values, _present(action_values, action_presence))
         if self.lists and state.shape[0] > 0:
-            states, features, mask, group, slot = candidate_lists(state, action)
+            states, features, mask, group, slot = group_candidates(state, action)
             q = self.scorer(states, mask, features)[group, slot].unsqueeze(1)
         else:
             alone = torch.ones((state.shape[0], 1), dtype=torch.bool, device=state.device)
@@ -147,7 +147,7 @@ class ParametricModule(_CallContract):
         return ["Q"], q
 
 
-def candidate_lists(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def group_candidates(state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gathers pairs with equal states into one list of candidates per state; memory is G * K * W.
 
     Args:
@@ -182,13 +182,13 @@ class _RestrictedScorer(nn.Module):
         return torch.where(self.restriction(state, mask, features), q, q - _EXCLUDED)
 
 
-def _traced(predictor: Predictor, *example: Tensor) -> nn.Module:
+def _trace(predictor: Predictor, *example: Tensor) -> nn.Module:
     # check_trace compares the example only; the check of the written file compares many rows
     traced: nn.Module = torch.jit.trace(_RestrictedScorer(predictor), example, check_trace=False)  # type: ignore[no-untyped-call]
     return traced
 
 
-def _normalized(preprocessor: nn.Module, num_features: int) -> Tensor:
+def _normalize_example(preprocessor: nn.Module, num_features: int) -> Tensor:
     """Returns [3, W], an output of the preprocessor as an example for tracing the scorer."""
     shape = (_EXAMPLE_ROWS, num_features)
     return preprocessor(torch.zeros(shape), torch.ones(shape, dtype=torch.bool))  # type: ignore[no-any-return]
@@ -212,7 +212,7 @@ def _separate_calls(predictor: Predictor, values: Tensor, presence: Tensor) -> I
         yield torch.arange(values.shape[0])
         return
     state = predictor.state_preprocessor(values, presence)
-    slot = candidate_lists(state, state)[4]
+    slot = group_candidates(state, state)[4]
     for number in range(int(slot.max()) + 1):
         yield (slot == number).nonzero().squeeze(1)
 

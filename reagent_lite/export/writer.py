@@ -19,15 +19,15 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.console import logger
-from reagent_lite.errors import BundleError, Problem, counted
+from reagent_lite.errors import BundleError, Problem, pluralize
 from reagent_lite.export.bundle import CONFIG_FILE, EVALUATION_FILE, GOLDEN_FILE, NORMALIZATION_FILE, load_bundle
-from reagent_lite.export.content import BundleContent, SampleRows
+from reagent_lite.export.bundle_content import BundleContent, SampleRows
 from reagent_lite.export.exploration import certain_share
 from reagent_lite.export.formats import FORMATS, has_own_network
 from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import Inputs, Predictor, Replay
 from reagent_lite.export.tolerance import Tolerance
-from reagent_lite.feature_ids import written
+from reagent_lite.feature_ids import write_ids
 from reagent_lite.files import appearing_folder, scratch_folder
 from reagent_lite.item_table import ITEMS_FILE
 from reagent_lite.manifest import FILE_NAME, canonical, seal_folder
@@ -152,8 +152,8 @@ def _golden(live: Predictor, content: BundleContent) -> dict[str, Any]:
 def _manifest(live: Predictor, content: BundleContent) -> dict[str, Any]:
     return {
         "workflow": content.workflow,
-        "state_feature_ids": written(live.state_feature_ids),
-        "action_feature_ids": written(live.action_feature_ids),
+        "state_feature_ids": write_ids(live.state_feature_ids),
+        "action_feature_ids": write_ids(live.action_feature_ids),
         "action_names": list(live.action_names),
         "policy": policy_json(live.policy),
         "steps": content.steps,
@@ -219,7 +219,7 @@ def check_live(predictor: Predictor, batches: list[Inputs]) -> None:
     pairs = zip(batches, outputs, strict=True)
     rows_without = sum(int((inputs[-1].any(1) & ~choices.any(1)).sum()) for inputs, (*_, choices) in pairs)
     if rows_without:
-        got = f"none in {counted(rows_without, 'row')}"
+        got = f"none in {pluralize(rows_without, 'row')}"
         advice = "The model of the log that restricts them diverged: lower the learning rate or look at the data"
         raise BundleError(Problem("choices of the live network", "at least one allowed choice per row", got, advice))
 
@@ -267,7 +267,7 @@ def check_special(file: str, replay: Replay, sample: Inputs, tolerance: Toleranc
     finite = np.isfinite(live)
     tolerance.compare(f"{file}, extreme inputs", live[finite], written_q[finite], todo)
     if others := int(np.isfinite(written_q[~finite]).sum()):
-        values = counted(others, "q is", "q are")
+        values = pluralize(others, "q is", "q are")
         where = "where those of the live network are NaN or infinite, for infinite or huge inputs"
         logger.warning(f"{file}: {values} finite {where}: refuse these before the file is called, as the server does")
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from reagent_lite.errors import ConfigError, Problem, first_line
-from reagent_lite.rl.td import chosen
+from reagent_lite.rl.td import select_choice
 from reagent_lite.types import Actions, SourceSpec
 
 _GAINS: Final = {"elu": 2**0.5, "gelu": 2**0.5, "silu": 2**0.5}
@@ -211,7 +211,7 @@ def _skips_padding(network: nn.Module, actions: Actions) -> bool:
 def chosen_values(network: nn.Module, state: Tensor, actions: Actions, choice: Tensor) -> Tensor:
     """Returns [B, H] of one choice per row, [B] int64; scores only this candidate if possible."""
     if actions.features is None or network.needs_candidate_list:
-        return chosen(allowed_values(network, state, actions), choice)
+        return select_choice(allowed_values(network, state, actions), choice)
     single = only_choice(actions, choice)
     return network(state, single.mask, single.features).squeeze(1)  # type: ignore[no-any-return]
 
@@ -221,7 +221,7 @@ def only_choice(actions: Actions, choice: Tensor) -> Actions:
     if actions.features is None:
         return actions
     mask = actions.mask.gather(1, choice.unsqueeze(1))
-    return Actions(mask=mask, features=chosen(actions.features, choice).unsqueeze(1))
+    return Actions(mask=mask, features=select_choice(actions.features, choice).unsqueeze(1))
 
 
 def build_q_network(spec: SourceSpec, settings: NetworkSettings) -> nn.Module:

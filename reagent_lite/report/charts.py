@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.evaluation.trust import Verdict
-from reagent_lite.report.content import Chart, Column, Table, left_out
+from reagent_lite.report.content import Chart, Column, Table, note_omitted
 
 Point = tuple[float, float]
 
@@ -114,7 +114,7 @@ def ticks(low: float, high: float) -> tuple[float, ...]:
     return tuple(float(f"{i * step:.12g}") for i in range(first, max(last, first + 1) + 1))
 
 
-def thinned(points: Sequence[Point], most: int) -> tuple[Point, ...]:
+def thin(points: Sequence[Point], most: int) -> tuple[Point, ...]:
     """Returns at most `most` points (x, y): both ends, and the lowest and highest point in equal intervals of x.
 
     Points may be added and thinned again; all parts of x keep the same resolution.
@@ -148,7 +148,7 @@ def curve_chart(curves: Curves) -> Chart:
         parts.append(_text(_LEFT - 6, y(tick) + 4, _short(tick), anchor="end", kind="tick"))
     for tick in ticks(x.low, max(xs)):
         if x.low <= tick <= x.high:
-            parts.append(_centred(x(tick), _BOTTOM + 16, _short(tick), kind="tick"))
+            parts.append(_centre_text(x(tick), _BOTTOM + 16, _short(tick), kind="tick"))
     for index, line in enumerate(lines):
         at = [(x(step), y(value)) for step, value in line.points]
         joined = len(at) - line.final
@@ -171,7 +171,7 @@ def curve_chart(curves: Curves) -> Chart:
         x_of_name, anchor = (_LEFT + 4, "start") if left > right else (_RIGHT, "end")
         parts.append(_segment("mark", _LEFT, height, _RIGHT, height))
         parts.append(_text(x_of_name, height - 4, mark[1], anchor=anchor))
-    parts += [_centred((_LEFT + _RIGHT) / 2, _BOTTOM + 34, curves.x), _text(2, 12, curves.y)]
+    parts += [_centre_text((_LEFT + _RIGHT) / 2, _BOTTOM + 34, curves.x), _text(2, 12, curves.y)]
     ends = "; ".join(f"{line.name} ends at {number(line.points[-1][1])}" for line in lines)
     words = f"{curves.y} over {curves.x}{', logarithmic axis' if y.logarithmic else ''}. {ends}"
     rows = [(line.name, *point) for line in lines for point in _table_points(line.points)]
@@ -180,7 +180,7 @@ def curve_chart(curves: Curves) -> Chart:
         title=curves.title,
         svg=_svg(curves.title, words, _BOTTOM + 40, parts),
         legend=(*((_swatch(index), line.name) for index, line in enumerate(lines)), *_final_legend(lines)),
-        note=left_out(len(curves.lines) - len(lines), "curves", "metrics.jsonl"),
+        note=note_omitted(len(curves.lines) - len(lines), "curves", "metrics.jsonl"),
         table=Table(title=f"{curves.title}, some points", columns=columns, rows=rows),
     )
 
@@ -232,7 +232,7 @@ def interval_chart(
         # no line crosses a text: neither the name of a later mark nor those of a row
         for first, stop in ([(top + 6, start)] if free else []) + lanes:
             parts.append(_segment(f"mark{kind}", x(figure.value), first, x(figure.value), stop))
-        parts.append(_centred(x(figure.value), top, labels[name]))
+        parts.append(_centre_text(x(figure.value), top, labels[name]))
     for row, (name, figure, verdict) in enumerate(rows):
         top = start + _ROW * row
         state = _CLASSES[verdict]
@@ -243,7 +243,7 @@ def interval_chart(
     parts.append(_segment("axis", _EDGE, bottom, _RIGHT, bottom))
     for tick in x.ticks:
         parts.append(_segment("axis", x(tick), bottom, x(tick), bottom + 4))
-        parts.append(_centred(x(tick), bottom + 17, _short(tick), kind="tick"))
+        parts.append(_centre_text(x(tick), bottom + 17, _short(tick), kind="tick"))
     words = [f"{name} {figure.written(figure.value)}" for name, figure in marks.items()]
     words += [f"{name} {figure.written(figure.value)}, {words_of[verdict]}" for name, figure, verdict in rows]
     return Chart(title=title, svg=_svg(title, "; ".join(words), bottom + 24, parts))
@@ -317,7 +317,7 @@ def _text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = 
     return _tag("text", words, class_=kind, x=x, y=y, text_anchor=anchor)
 
 
-def _centred(x: float, y: float, words: str, *, kind: str = "label") -> Markup:
+def _centre_text(x: float, y: float, words: str, *, kind: str = "label") -> Markup:
     """Returns text centred at x, moved if it would otherwise cross the drawing's edges on a phone."""
     half = _half_width(words)
     return _text(min(max(x, half), _WIDTH - half), y, words, anchor="middle", kind=kind)

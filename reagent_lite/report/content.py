@@ -113,7 +113,7 @@ def made_now(seconds: float) -> str:
     return f"Written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, after a run of {length} (hours, minutes, seconds)."
 
 
-def written(cell: Cell, kind: CellKind = "name") -> str:
+def format_cell(cell: Cell, kind: CellKind = "name") -> str:
     """Returns a cell as the page and the model card show it."""
     if isinstance(cell, int):
         return f"{cell:,}"
@@ -122,6 +122,6 @@ def written(cell: Cell, kind: CellKind = "name") -> str:
     return printable(str(cell))
 
 
-def left_out(count: int, what: str, where: str) -> str:
+def note_omitted(count: int, what: str, where: str) -> str:
     """Returns a sentence about omitted entries, or "" if there are none."""
     return f"{count:,} more {what} in {where}." if count > 0 else ""

@@ -4,8 +4,8 @@ import json
 import math
 from pathlib import Path
 
-from reagent_lite.report.charts import Curves, Line, curve_chart, thinned
-from reagent_lite.report.content import PageSection, left_out
+from reagent_lite.report.charts import Curves, Line, curve_chart, thin
+from reagent_lite.report.content import PageSection, note_omitted
 
 Series = dict[str, list[tuple[float, float]]]
 """{tag: (step, value) ascending in step}; the later value counts if a step has two."""
@@ -60,7 +60,7 @@ def read_series(file: Path) -> Series:
                     values = series.setdefault(tag, {})
                     values[step] = value
                     if len(values) > _HELD_POINTS:
-                        series[tag] = dict(thinned(sorted(values.items()), _MOST_POINTS))
+                        series[tag] = dict(thin(sorted(values.items()), _MOST_POINTS))
     return {tag: sorted(values.items()) for tag, values in series.items()}
 
 
@@ -81,7 +81,7 @@ def last(series: Series, tag: str) -> float | None:
 def curves_section(series: Series) -> PageSection:
     """Returns the charts of a run."""
     curves = curves_of(series)
-    rest = left_out(len(curves) - _MOST_CHARTS, "curves", "metrics.jsonl")
+    rest = note_omitted(len(curves) - _MOST_CHARTS, "curves", "metrics.jsonl")
     return PageSection(title="Learning curves", charts=tuple(map(curve_chart, curves[:_MOST_CHARTS])), rest=(rest,))
 
 
@@ -134,7 +134,7 @@ def _by_name(title: str, unit: str, prefix: str, curved: Series, mark: tuple[flo
 
 
 def _line(name: str, tag: str, curved: Series) -> Line:
-    points = thinned(curved[tag], _MOST_POINTS)
+    points = thin(curved[tag], _MOST_POINTS)
     low, high = (dict(curved.get(tag.replace("/mean", end), [])) for end in ("/lower", "/upper"))
     band = tuple((low.get(x, value), high.get(x, value)) for x, value in points)  # of no width if undefined
     final = tag.startswith(_FINAL) and "training_return" not in tag

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from reagent_lite.config import resolved
-from reagent_lite.config.paths import shown
+from reagent_lite.config import expand_config
+from reagent_lite.config.paths import show_paths
 from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
-from reagent_lite.errors import counted
+from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.played import AGAINST, AIM, MODEL
 from reagent_lite.report.content import Cell, PageSection, Report, Table, made_now
@@ -35,7 +35,7 @@ def report_of_evaluation(findings: Findings, where: str, seconds: float) -> Repo
         rows=[[str(model.path), *(model.origin[key] for key in _ORIGIN)] for model in findings.models],
     )
     return Report(
-        title=f"Evaluation of {shown(config.model)}",
+        title=f"Evaluation of {show_paths(config.model)}",
         decision=decision,
         notes=(*findings.warnings, *evaluation_notes(evidence.result)),
         facts=tuple(_facts(findings)),
@@ -54,7 +54,7 @@ def report_of_evaluation(findings: Findings, where: str, seconds: float) -> Repo
             actions_section(shares, where),
             candidates_section(choices.get("candidates"), where),
             PageSection(title="Data lineage", tables=(lineage,)),
-            config_section(resolved(config)),
+            config_section(expand_config(config)),
         ),
     )
 
@@ -63,7 +63,7 @@ def _facts(findings: Findings) -> Iterator[tuple[str, Cell]]:
     if findings.estimates is not None:
         counts = findings.estimates.log.counts
         path = findings.config.data_path
-        yield "Log", shown(path)
+        yield "Log", show_paths(path)
         if shares := shares_of_counts(path, findings.estimates.log.copy.counts):
             yield "Rows by log", shares_in_words(shares)
         yield "Episodes scored", f"{counts['scored_episodes']:,} of {counts['episodes']:,}"
@@ -85,8 +85,8 @@ def _simulated_note(findings: Findings) -> str:
     if played is None:
         return ""
     sentences = [
-        f"{counted(played.episodes, 'episode')} of {played.env} for each policy, with the same starts, of at most "
-        f"{counted(played.time_limit, 'step')}; discounted by {findings.gamma:g} a step."
+        f"{pluralize(played.episodes, 'episode')} of {played.env} for each policy, with the same starts, of at most "
+        f"{pluralize(played.time_limit, 'step')}; discounted by {findings.gamma:g} a step."
     ]
     if findings.comparable:
         sentences.append(f"The discounted return is {AIM}.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from reagent_lite.evaluation.decision import ShipDecision
 from reagent_lite.evaluation.document import ESTIMATE_COLUMNS
 from reagent_lite.report.content import Report, Table
-from reagent_lite.report.page import rendered
+from reagent_lite.report.html_page import render_template
 
 SEGMENT_COLUMNS = (
     "policy", "rows_with", "share", "count", "effective", "logged", "new", "difference", "low", "high", "standing",
@@ -116,7 +116,7 @@ class Result:
         return frame_of(rows, columns)
 
     def _repr_html_(self) -> str | None:
-        return None if self.brief is None else rendered("brief.html.j2", self.brief.decision, brief=self.brief)
+        return None if self.brief is None else render_template("brief.html.j2", self.brief.decision, brief=self.brief)
 
 
 def _segment_rows(effects: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from reagent_lite.errors import counted
+from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.interval import Interval, number
 from reagent_lite.report.charts import Curves, Line, curve_chart
 from reagent_lite.report.content import Cell, Chart, Table
-from reagent_lite.report.templates import filled
+from reagent_lite.report.templates import fill_template
 
 _KINDS: Final = {
     "better": ("good", "✓"), "worse": ("bad", "✕"), "invalid": ("bad", "✕"), "not told apart": ("unclear", "?"),
@@ -39,7 +39,7 @@ def render_rollout(document: Mapping[str, Any]) -> str:
         (event["time"].replace("T", " ")[:16] + " UTC", event["event"], event["share"], event["cause"])
         for event in reversed(document["events"][-50:])
     ]
-    return filled(
+    return fill_template(
         "rollout.html.j2",
         title="Rollout of a new model",
         kind=kind,
@@ -65,7 +65,7 @@ def _sentences(document: Mapping[str, Any]) -> Iterator[str]:
     days = (document["last"] - document["first"]) / 86_400e6
     if reward["units_to_go"] and days > 0:
         left = reward["units_to_go"] / comparison["units"] * days
-        unit = counted(round(left), "day") if left >= 2 else f"{max(24 * left, 0.1):,.1f} hours"
+        unit = pluralize(round(left), "day") if left >= 2 else f"{max(24 * left, 0.1):,.1f} hours"
         yield f"At the present rate the difference would be known in about {unit}."
 
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reagent_lite.algorithms.reward_fit import described_parts, explained
-from reagent_lite.config import WorkflowConfig, fingerprint, resolved
-from reagent_lite.config.paths import shown
+from reagent_lite.algorithms.reward_fit import describe_explained, described_parts
+from reagent_lite.config import WorkflowConfig, expand_config, fingerprint
+from reagent_lite.config.paths import show_paths
 from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.sampling.discounts import TimeDiscounts
-from reagent_lite.data.stage import StageManifest
-from reagent_lite.errors import counted
-from reagent_lite.evaluation.decision import Choice, ShipDecision, decide, evidence_of
+from reagent_lite.data.stage_folder import StageManifest
+from reagent_lite.errors import pluralize
+from reagent_lite.evaluation.decision import Choice, ShipDecision, decide_findings, evidence_of
 from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.gate import Gate
@@ -30,9 +30,9 @@ from reagent_lite.evaluation.played import MODEL, EstimatedReturn
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import write_whole
 from reagent_lite.item_table import ItemTable
-from reagent_lite.report.content import Cell, Column, PageSection, Report, Table, left_out, made_now
+from reagent_lite.report.content import Cell, Column, PageSection, Report, Table, made_now, note_omitted
 from reagent_lite.report.curves import Series, curves_section, last, read_series
-from reagent_lite.report.page import render
+from reagent_lite.report.html_page import render
 from reagent_lite.report.sections import (
     Shares,
     actions_section,
@@ -177,7 +177,7 @@ def report_of_run(folder: Path, figures: RunFigures) -> Report:
             features_section(figures.normalization, figures.facts.features, figures.facts.note),
             drift_section(config),
             lineage_section(figures.facts.sources),
-            config_section(resolved(config)),
+            config_section(expand_config(config)),
         ),
     )
 
@@ -212,10 +212,10 @@ def evaluation_of_run(
     evidence = evidence_of(
         result, played, estimated, seen=evaluation.seen, gate=gate, guardrails=config.evaluation.guardrails
     )
-    decision = decide(evidence)
+    decision = decide_findings(evidence)
     others = evaluation.document.get("agents", {}).get("others", "")
     ending = f"; in all of them {others}." if others else "."
-    note = "" if played is None else f"{counted(played.episodes, 'episode')} of {played.env}{ending}"
+    note = "" if played is None else f"{pluralize(played.episodes, 'episode')} of {played.env}{ending}"
     if "agents" in evaluation.document and decision.choice is Choice.SHIP:
         decision = replace(decision, next_step=_AGAINST_OTHERS)
     return Report(
@@ -249,8 +249,8 @@ def _reward_facts(document: Mapping[str, Any]) -> tuple[tuple[str, Cell], ...]:
     if errors is None:
         return ()
     constant = errors["constant_error"]
-    of_model = explained(errors["error"], constant)
-    of_line = explained(errors["linear_error"], constant)
+    of_model = describe_explained(errors["error"], constant)
+    of_line = describe_explained(errors["linear_error"], constant)
     if "trees" not in errors:
         return (("Rewards explained", f"{of_model} of their variance in scored rows; a linear model: {of_line}"),)
     model = described_parts(errors)
@@ -304,7 +304,7 @@ def _facts(figures: RunFigures) -> tuple[tuple[str, Cell], ...]:
     config = figures.config
     env = f"simulation of {config.simulation.env}" if config.simulation else ""
     return (
-        ("Learned from", shown(config.training_data_path) or env),
+        ("Learned from", show_paths(config.training_data_path) or env),
         ("Optimizer steps", figures.steps),
         ("Rows learned from, repeats included", figures.rows),
         *_discount_facts(config, figures.facts.discounts),
@@ -351,7 +351,9 @@ def features_section(
         sampled = facts.get(column, {}).get(id_of(name))
         figures = (None, None, None) if sampled is None else (sampled.present, sampled.mean, sampled.stddev)
         levels = parameter.get("levels") or ()
-        kind = f"{parameter['feature_type']}, {counted(len(levels), 'level')}" if levels else parameter["feature_type"]
+        kind = (
+            f"{parameter['feature_type']}, {pluralize(len(levels), 'level')}" if levels else parameter["feature_type"]
+        )
         other = None if sampled is None or parameter["feature_type"] != FeatureType.ENUM else sampled.other
         rows.append((name, column, kind, *figures, other))
     table = Table(
@@ -366,7 +368,7 @@ def features_section(
             ("Other values", "number"),
         ),
         rows=rows,
-        note=left_out(len(entries) - len(rows), "features", "normalization.json"),
+        note=note_omitted(len(entries) - len(rows), "features", "normalization.json"),
     )
     return PageSection(title="Features", notes=(note,), tables=(table,) if rows else ())
 
@@ -408,7 +410,7 @@ def drift_section(config: WorkflowConfig) -> PageSection:
             ("Values not in the reference", "share"),
         ),
         rows=rows,
-        note=left_out(len(drifted) - len(rows), "features", "drift.json"),
+        note=note_omitted(len(drifted) - len(rows), "features", "drift.json"),
     )
     return PageSection(title="Drift", tables=(table,) if rows else ())
 
@@ -441,13 +443,13 @@ def lineage_section(sources: Sequence[DataSource]) -> PageSection:
             if stage is not None:
                 tables += _stage(use, folder, stage)
     shown = [table for table in tables if table.rows]
-    rest = left_out(len(shown) - _MOST_TABLES, "tables", "the manifests of the stages")
+    rest = note_omitted(len(shown) - _MOST_TABLES, "tables", "the manifests of the stages")
     return PageSection(title="Data lineage", tables=tuple(shown[:_MOST_TABLES]), rest=(rest,))
 
 
 def _files(title: str, files: Sequence[tuple[str, int, str]]) -> Table:
     columns: tuple[Column, ...] = (("File", "name"), ("Bytes", "number"), ("SHA-256", "name"))
-    note = left_out(len(files) - _MOST_FILES, "files", "the manifest")
+    note = note_omitted(len(files) - _MOST_FILES, "files", "the manifest")
     return Table(title=title, columns=columns, rows=files[:_MOST_FILES], note=note)
 
 
@@ -489,5 +491,5 @@ def config_section(config: Mapping[str, Any]) -> PageSection:
     """Returns the resolved config, folded."""
     text = json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False)
     shown = text[:_MOST_CONFIG_LETTERS]
-    rest = left_out(len(text) - len(shown), "letters", "config.json")
+    rest = note_omitted(len(text) - len(shown), "letters", "config.json")
     return PageSection(title="Config", rest=(rest,), folded=("The resolved config", shown))

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.errors import counted
-from reagent_lite.estimators import ESTIMATORS_IN_WORDS
+from reagent_lite.errors import pluralize
+from reagent_lite.estimator_names import ESTIMATORS_IN_WORDS
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.cpe import CPEResult, Estimate
 from reagent_lite.evaluation.decision import Choice, Comparison, Evidence, ShipDecision
@@ -17,9 +17,9 @@ from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.export.exploration import EXPLORE, lack_of_exploration
-from reagent_lite.report.charts import Curves, Line, curve_chart, interval_chart, thinned
-from reagent_lite.report.content import Cell, Chart, Column, PageSection, Table, left_out, written
-from reagent_lite.report.explanation import explanation_sections
+from reagent_lite.report.charts import Curves, Line, curve_chart, interval_chart, thin
+from reagent_lite.report.content import Cell, Chart, Column, PageSection, Table, format_cell, note_omitted
+from reagent_lite.report.explanation_sections import explanation_sections
 
 _MOST_COMPARISONS = 12  # six outcomes
 _MOST_ACTIONS = 200
@@ -46,7 +46,7 @@ def evaluation_notes(result: CPEResult | None) -> tuple[str, ...]:
         return ("No episodes could be scored: nothing was estimated from the log.",)
     notes = []
     if result.num_rows_beyond_horizon:
-        rows = counted(result.num_rows_beyond_horizon, "row")
+        rows = pluralize(result.num_rows_beyond_horizon, "row")
         notes.append(f"Not scored: {rows} beyond evaluation.max_horizon.")
     if lack := lack_of_exploration(result.overlap.certain_share):
         notes.append(f"The policy {lack}. One that explores has {EXPLORE}.")
@@ -155,7 +155,7 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
             _estimates_chart(comparison, plain, "" if index else note) for index, comparison in enumerate(shown)
         ),
         tables=(*(_estimates_table(comparison, level) for comparison in shown), *_glossary(shown)),
-        rest=(left_out(len(comparisons) - len(shown), "comparisons", where),),
+        rest=(note_omitted(len(comparisons) - len(shown), "comparisons", where),),
         in_brief=len(shown),
     )
 
@@ -174,7 +174,7 @@ def _evidence_note(overlap: Overlap | None) -> str:
         return ""
     at = f" (effective episodes at step {overlap.judged_step})" if overlap.horizon > 1 else ""
     return (
-        f"{counted(overlap.num_episodes, 'scored episode')}, worth {number(overlap.effective_episodes)} of the "
+        f"{pluralize(overlap.num_episodes, 'scored episode')}, worth {number(overlap.effective_episodes)} of the "
         f"policy's own{at}; the mean weight of a row is {overlap.mean_weight.written(overlap.mean_weight.value)} and "
         "should be 1."
     )
@@ -298,7 +298,7 @@ def weights_section(overlap: Overlap | None, enough: float) -> PageSection:
     )
     charts = []
     for name, values, mark in by_step if several else ():
-        points = thinned([(float(step), value) for step, value in enumerate(values)], _MOST_POINTS)
+        points = thin([(float(step), value) for step, value in enumerate(values)], _MOST_POINTS)
         lines = (Line(name=name, points=points),)
         chart_title = f"{name.capitalize()} by step"
         charts.append(curve_chart(Curves(title=chart_title, x="step of the episode", y=name, lines=lines, mark=mark)))
@@ -338,7 +338,7 @@ def actions_section(shares: Shares, where: str) -> PageSection:
         title="Shares of actions on evaluated rows",
         columns=(("Action", "name"), *bars),
         rows=[(name, *(values[column] for column in used)) for name, values in shown],
-        note=left_out(len(shares) - len(shown), "actions", where),
+        note=note_omitted(len(shares) - len(shown), "actions", where),
     )
     return PageSection(title="Actions", tables=(table,) if shares else ())
 
@@ -367,7 +367,7 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> PageSe
             title="Shares of items on evaluated rows, most chosen first",
             columns=(("Item", "name"), ("Log", "bar"), ("Mean propensity of the evaluated policy", "bar")),
             rows=[(name, shares_of["logged"], shares_of["policy"]) for name, shares_of in named],
-            note=left_out(len(items) - len(named), "items", where),
+            note=note_omitted(len(items) - len(named), "items", where),
         ),
         Table(
             title="Features of chosen candidates, largest difference first",
@@ -381,7 +381,7 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> PageSe
                 (name, _moments(feature["logged"]), _moments(feature["policy"]), feature["difference"])
                 for name, feature in shown
             ],
-            note=left_out(len(features) - len(shown), "features", where),
+            note=note_omitted(len(features) - len(shown), "features", where),
         ),
         Table(
             title="Probability of the logged candidate, under the log and under the policy",
@@ -404,7 +404,7 @@ def candidates_section(document: Mapping[str, Any] | None, where: str) -> PageSe
     )
     known_by = "Items are known by their features, which" if items else "Candidates have no names: their features"
     note = f"{known_by} show how the policy's choices differ from the log's. A difference of 1 is a standard deviation."
-    facts = ((name, written(share, "share")) for name, share in shares.items() if share is not None)
+    facts = ((name, format_cell(share, "share")) for name, share in shares.items() if share is not None)
     return PageSection(
         title="Actions",
         notes=(note,),

@@ -7,14 +7,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from reagent_lite.errors import counted
+from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.interval import Interval
-from reagent_lite.report.content import Cell, written
+from reagent_lite.report.content import Cell, format_cell
 
 _LONGEST_WORD = 15
 
 
-def filled(template: str, **figures: Any) -> str:
+def fill_template(template: str, **figures: Any) -> str:
     """Returns a rendered template; all text is escaped."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -23,8 +23,8 @@ def filled(template: str, **figures: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"breakable": breakable, "written": written, "full": full, "long": long}
-    environment.globals |= {"counted": counted}
+    environment.filters |= {"breakable": breakable, "written": format_cell, "full": full, "long": long}
+    environment.globals |= {"counted": pluralize}
     return environment.get_template(template).render(**figures)
 
 

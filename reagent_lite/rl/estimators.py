@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from reagent_lite.rl.likelihood import Contributions
-from reagent_lite.rl.magic import blended, step_returns
+from reagent_lite.rl.magic import blend_returns, step_returns
 from reagent_lite.rl.sums import EpisodeSums, Estimator, Evidence, Finish
 
 
@@ -74,21 +74,21 @@ def _of_episodes(
 
 def logged_rewards(sums: EpisodeSums, outcome: int) -> Contributions:
     """Returns r of each row, summed by episode."""
-    return _unweighted(sums.per_episode("reward", outcome), sums.per_episode("rows", outcome))
+    return _weigh_equally(sums.per_episode("reward", outcome), sums.per_episode("rows", outcome))
 
 
-def logged_returns(sums: EpisodeSums, outcome: int) -> Contributions:
+def logged_returns_of(sums: EpisodeSums, outcome: int) -> Contributions:
     """Returns sum_t D_t r_t of each episode."""
-    return _unweighted(sums.per_episode("discounted_reward", outcome), sums.per_episode("episodes", outcome))
+    return _weigh_equally(sums.per_episode("discounted_reward", outcome), sums.per_episode("episodes", outcome))
 
 
 def continued_returns(sums: EpisodeSums, outcome: int) -> Contributions:
     """Returns sum_t D_t r_t of each episode, plus the value model's expectation after its cut."""
     returns = sums.per_episode("discounted_reward", outcome) + sums.per_episode("tail", outcome)
-    return _unweighted(returns, sums.per_episode("episodes", outcome))
+    return _weigh_equally(returns, sums.per_episode("episodes", outcome))
 
 
-def _unweighted(total: Tensor, size: Tensor) -> Contributions:
+def _weigh_equally(total: Tensor, size: Tensor) -> Contributions:
     return Contributions(total=total, size=size, weight=torch.ones_like(size), outcome=total / size)
 
 
@@ -133,7 +133,7 @@ def mean_reward(reward: Tensor, rows: Tensor) -> Tensor:
     return reward / rows
 
 
-@estimator("mean_return", sequential=True, evidence=logged_returns)
+@estimator("mean_return", sequential=True, evidence=logged_returns_of)
 def mean_return(discounted_reward: Tensor, episodes: Tensor) -> Tensor:
     """Returns the logged policy's mean discounted return per episode."""
     return discounted_reward / episodes
@@ -231,7 +231,7 @@ def weighted_doubly_robust(first_value: Tensor, episodes: Tensor, corrections: T
     return first_value / episodes + corrections.sum(1)
 
 
-@estimator("MAGIC", sequential=True, model=True, weighted=True, finish=blended)
+@estimator("MAGIC", sequential=True, model=True, weighted=True, finish=blend_returns)
 def magic(first_value: Tensor, episodes: Tensor, corrections: Tensor) -> Tensor:
     """Returns the blend of j-step returns with the least estimated error: MAGIC; Thomas & Brunskill (2016).
 

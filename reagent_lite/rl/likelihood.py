@@ -270,7 +270,7 @@ class _IntervalProblem:
         points = torch.stack([torch.cat(rows) for rows in zip((total, first.size, *controls), corners, strict=True)])
         counts = torch.ones_like(points[0])
         counts[-corners.shape[1] :] = _CORNER
-        points, counts = _merged(points, counts)
+        points, counts = _merge_points(points, counts)
         critical = NormalDist().inv_cdf((1 + level) / 2) * (1 + 0.6 / (min(informative) + 0.42) ** 0.5) ** 0.5
         return cls(points=points, counts=counts, critical=critical)
 
@@ -345,7 +345,7 @@ def _highest(deviation: Tensor) -> int:
     return int(high[order[min(index, len(high) - 1)]])
 
 
-def _merged(points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+def _merge_points(points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Returns distinct points [k, P] and how often each counts, [P].
 
     A log with few different weights and rewards has few distinct points, however long it is.
@@ -365,14 +365,14 @@ def _informative(residual: Tensor, controls: Tensor) -> float:
     if not scale > 0:
         return 0.0
     residual = residual / scale
-    controls = _scaled(controls)
+    controls = _scale(controls)
     explained = torch.linalg.lstsq(controls @ controls.T, controls @ residual, driver="gelsd").solution @ controls
     squares = (residual - explained).square()
     total = float(squares.sum())
     return total**2 / float(squares.square().sum()) if total > _ROUNDING * len(residual) else 0.0
 
 
-def _scaled(values: Tensor) -> Tensor:
+def _scale(values: Tensor) -> Tensor:
     """Scales values so that the largest magnitude on the last axis is 1; zeros stay zeros."""
     return values / values.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
 
@@ -389,7 +389,7 @@ def _ends(problems: Sequence[_IntervalProblem]) -> list[tuple[float, float]]:
         counts = torch.stack([pad(problem.counts, sides[:2]) for problem, sides in zip(problems, missing, strict=True)])
     values = points[:, 0]
     sizes = points[:, 1]
-    controls = _scaled(points[:, 2:])
+    controls = _scale(points[:, 2:])
     start, least = _maximize(controls, counts, controls.new_zeros(len(problems), controls.shape[1]))
     shares = counts / _inside(controls, start)
     total = (shares * sizes).sum(1)

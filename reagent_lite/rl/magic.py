@@ -73,7 +73,7 @@ def covariance(contributions: Iterable[Tensor], mean: Tensor) -> Tensor:
     return n * scatter / max(n - 1, 1)
 
 
-def blended(returns: Tensor, sums: EpisodeSums, outcome: int) -> Tensor:
+def blend_returns(returns: Tensor, sums: EpisodeSums, outcome: int) -> Tensor:
     """Returns the blend in each sample, [R], of its j-step returns [R, m]; row 0 is the log itself."""
     contributions = step_contributions(sums, outcome)
     if sums.unit is not None:

@@ -36,7 +36,7 @@ _STEPS = 100  # between the smallest and the largest difference on each side, 9.
 _AT_ONCE = 2**18  # numbers in memory while values are added
 
 
-def grown(capitals: Floats, gains: Floats) -> Floats:
+def grow(capitals: Floats, gains: Floats) -> Floats:
     """Returns [n, J, ...], the capitals after each of n bets, for capitals [J, ...] and gains [n, ...] >= -1.
 
     A gain is what the largest possible bet would earn, per unit of it; player j bets the share FRACTIONS[j].
@@ -93,7 +93,7 @@ class BettingSequence:
                 (self.differences - value) / (high - self.differences),
             )
             for side, gain in enumerate(gains):
-                capitals = grown(self.capitals[side], gain)
+                capitals = grow(self.capitals[side], gain)
                 self.capitals[side] = capitals[-1]
                 with np.errstate(over="ignore", under="ignore"):
                     self.highest[side] = np.maximum(self.highest[side], capitals.mean(1).max(0))
@@ -181,4 +181,4 @@ def ratio_capitals(capitals: Floats, is_new: NDArray[Any], share: Floats) -> Flo
     """
     excess = (is_new - share) / share  # the gain of the largest bet on more, whose loss is at most 1
     shortage = (share - is_new) / (1 - share)
-    return np.stack([grown(capitals[0], excess), grown(capitals[1], shortage)], 1)
+    return np.stack([grow(capitals[0], excess), grow(capitals[1], shortage)], 1)

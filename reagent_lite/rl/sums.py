@@ -73,7 +73,7 @@ Values = Callable[[EpisodeTable], Tensor]
 """Returns the terms of a sum, [n, L] or [n, 1]."""
 
 
-def switched(tau: float) -> Values:
+def switch_weights(tau: float) -> Values:
     """Returns w (r - r_hat) [w <= tau] of every row."""
     return lambda e: torch.where(e.weight <= tau, e.weight, 0) * (e.reward - e.reward_taken)
 
@@ -107,7 +107,7 @@ SUMS: Final[dict[str, Values]] = {
     "weighted_reward": lambda e: e.weight * e.reward,
     "residual": lambda e: e.weight * (e.reward - e.reward_taken),
     "unweighted_residual": lambda e: e.reward - e.reward_taken,
-    "switched_residual": switched(SWITCH_TAU),
+    "switched_residual": switch_weights(SWITCH_TAU),
     "shrunk_residual": shrunk(SHRINKAGE),
     "first_value": lambda e: e.value_expected[:, :1],
     "decisions": lambda e: e.discount * e.rho * e.reward,

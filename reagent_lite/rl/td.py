@@ -31,7 +31,7 @@ def greedy_choice(q: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, q, -torch.inf).argmax(1)
 
 
-def chosen(q: Tensor, choice: Tensor) -> Tensor:
+def select_choice(q: Tensor, choice: Tensor) -> Tensor:
     """Returns q at one choice per row, [B] or [B, H], for q [B, K] or [B, K, H]."""
     index = choice.view(-1, 1, *[1] * (q.dim() - 2)).expand(-1, 1, *q.shape[2:])
     return q.gather(1, index).squeeze(1)
@@ -58,7 +58,7 @@ def greedy_value(q: Tensor, outputs: Tensor, mask: Tensor) -> Tensor:
 
     q is [B, K], outputs [B, K] or [B, K, H], both of the same network; a row with no allowed choice gives 0.
     """
-    return double_q_value(q, partial(chosen, outputs), mask)
+    return double_q_value(q, partial(select_choice, outputs), mask)
 
 
 def expected_value(q: Tensor, propensities: Tensor) -> Tensor:

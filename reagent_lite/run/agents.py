@@ -16,12 +16,12 @@ from torch import Tensor
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.simulation import LEARN, RANDOM
-from reagent_lite.errors import BundleError, ConfigError, Problem, counted, nearest, raise_any
+from reagent_lite.errors import BundleError, ConfigError, Problem, pluralize, raise_any, suggest_nearest
 from reagent_lite.export.bundle import load_bundle
-from reagent_lite.export.choices import Choices, kind_of, misfits
+from reagent_lite.export.choices import Choices, compare_with_environment, kind_of_model
 from reagent_lite.manifest import FILE_NAME
 from reagent_lite.sim.env import ObservationPolicy, VectorEnv
-from reagent_lite.sim.rollout import ONLY, Actor
+from reagent_lite.sim.experience import ONLY, Actor
 from reagent_lite.sim.spec import EnvSpec
 
 _KEY = "simulation.policies"
@@ -60,7 +60,7 @@ class AgentType:
         first = torch.arange(env.num_envs, device=env.device) * env.spec.agents
         return (first.unsqueeze(1) + torch.tensor(self.agents, device=env.device)).flatten()
 
-    def fixed(self, env: VectorEnv) -> Actor:
+    def fixed_actor(self, env: VectorEnv) -> Actor:
         """Returns the actor of a type that does not learn: its exported model, or uniformly random actions."""
         # at temperature 1, the softmax of the logarithms of probabilities is the probabilities
         epsilon = torch.zeros(1, device=env.device)
@@ -74,7 +74,7 @@ class AgentType:
 
     def __str__(self) -> str:
         does = {LEARN: "learns", RANDOM: "plays uniformly random actions"}.get(self.plays, f"plays {self.plays}")
-        return f"{self.name} ({counted(len(self.agents), 'agent')}) {does}"
+        return f"{self.name} ({pluralize(len(self.agents), 'agent')}) {does}"
 
 
 def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
@@ -143,7 +143,7 @@ def unknown_types(policies: Mapping[str, str], spec: EnvSpec, key: str) -> list[
             f"{key}.{name}",
             f"one of {', '.join(names)}, the types of agents of {spec.name}",
             repr(name),
-            nearest(name, names),
+            suggest_nearest(name, names),
         )
         for name in policies
         if name not in names
@@ -174,11 +174,11 @@ def agent_type(
     if not folder.is_dir():
         quoted = ", ".join(f'"{word}"' for word in words)
         expected = f"{quoted} or the folder of an exported model"
-        raise ConfigError(Problem(f"{key}.{name}", expected, repr(plays), nearest(plays, words)))
+        raise ConfigError(Problem(f"{key}.{name}", expected, repr(plays), suggest_nearest(plays, words)))
     bundle = load_bundle(folder)
-    problems = misfits(bundle, spec, where)
+    problems = compare_with_environment(bundle, spec, where)
     if bundle.parametric and not parametric:
-        problems = [Problem(where, kind_of(parametric=False), kind_of(parametric=True))]
+        problems = [Problem(where, kind_of_model(parametric=False), kind_of_model(parametric=True))]
     raise_any(problems, BundleError)
     digest = hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()
     policy = Choices.in_simulation(bundle, spec).logarithms

@@ -11,18 +11,18 @@ from pathlib import Path
 import torch
 
 from reagent_lite import __version__
-from reagent_lite.config import WorkflowConfig, resolved
+from reagent_lite.config import WorkflowConfig, expand_config
 from reagent_lite.config.paths import logs_of
 from reagent_lite.console import logger
-from reagent_lite.data.formats.files import list_input
+from reagent_lite.data.formats.input_files import list_input
 from reagent_lite.distributed.declarations import Declaration, check_compatibility, digest_of_code, shared_keys
 from reagent_lite.distributed.gpus import used_gpus
 from reagent_lite.distributed.group import Group
 from reagent_lite.distributed.launcher import Processes
+from reagent_lite.distributed.meeting import Rendezvous
 from reagent_lite.distributed.membership import GLOO_VARIABLE
 from reagent_lite.distributed.network import address_for
 from reagent_lite.distributed.nodes import Node, job_name
-from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.errors import NoRowsError, ReagentLiteError, needing
 
 
@@ -96,7 +96,7 @@ def _declaration(config: WorkflowConfig, node: Node, processes: Processes) -> De
         device=processes.device_type,
         versions=_versions(processes),
         gpus=used_gpus(processes.count) if node.count > 1 and processes.device_type == "cuda" else (),
-        config=shared_keys(resolved(config)),
+        config=shared_keys(expand_config(config)),
         problem=problem,
         exit_code=code,
         job=job_name(config.rendezvous.job, config.model_output_path, os.environ),
@@ -109,7 +109,7 @@ def _find_data(config: WorkflowConfig) -> None:
     for key in ("training_data_path", "eval_data_path"):
         for path in logs_of(getattr(config, key) or ()):
             with needing("data", key):
-                from reagent_lite.data.formats.reading import READERS
+                from reagent_lite.data.formats.format_table import READERS
             with contextlib.suppress(NoRowsError):  # the ranks find out whether others have rows
                 list_input(path, tuple(READERS))
 

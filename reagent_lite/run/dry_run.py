@@ -11,27 +11,27 @@ from typing import Any, TypeVar
 import torch
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.config.paths import shown
+from reagent_lite.config.paths import show_paths
 from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import ProcessRanks
 from reagent_lite.distributed.launcher import Processes
-from reagent_lite.errors import ConfigError, NoCompilerError, ReagentLiteError, counted, needing
+from reagent_lite.errors import ConfigError, NoCompilerError, ReagentLiteError, needing, pluralize
 from reagent_lite.files import scratch_folder
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
-from reagent_lite.run.memory import Need, networks, simulation_memory
+from reagent_lite.run.memory_needs import Need, networks, simulation_memory
 from reagent_lite.run.normalization import given_normalization, with_missing_fitted
-from reagent_lite.run.roles.policies import most_env_steps_ahead
+from reagent_lite.run.roles.published_policies import most_env_steps_ahead
 from reagent_lite.run.simulated import simulated_plan
 from reagent_lite.sim.backend import Backend
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.gymnasium_backend import GymnasiumBackend
 from reagent_lite.sim.gymnasium_env import open_envs
-from reagent_lite.sim.sources import find_environment
+from reagent_lite.sim.kernel_sources import find_environment
 from reagent_lite.sim.spec import EnvSpec
-from reagent_lite.training.tracking import require_trackers
+from reagent_lite.training.trackers import require_trackers
 from reagent_lite.types import SourceSpec
 
 T = TypeVar("T")
@@ -186,9 +186,9 @@ def require_first_rows(config: WorkflowConfig) -> Discounts:
         return discounts
     with needing("data", "training_data_path"):
         from reagent_lite.data.copy.first_look import first_rows
-        from reagent_lite.data.rows.items import given_items
+        from reagent_lite.data.rows.item_files import given_items
         from reagent_lite.data.sampling.discounts import TimeDiscounts, suggested_unit
-        from reagent_lite.data.stage import data_files
+        from reagent_lite.data.stage_folder import data_files
     items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
     for path in paths:
         try:
@@ -201,8 +201,8 @@ def require_first_rows(config: WorkflowConfig) -> Discounts:
             unit = config.rl.time_diff_unit_length
             of_path = TimeDiscounts.of(first.time_diff, unit_length=unit, gamma=config.rl.gamma)
             if of_path is not None:
-                discounts.lines.append(f"{shown(path)}: {of_path}, in the first {counted(first.rows, 'row')}")
-                if problem := of_path.problem(shown(path), suggested_unit(of_path.time_diff)):
+                discounts.lines.append(f"{show_paths(path)}: {of_path}, in the first {pluralize(first.rows, 'row')}")
+                if problem := of_path.problem(show_paths(path), suggested_unit(of_path.time_diff)):
                     discounts.warnings.append(f"the run ends with this error if other rows are alike: {problem}")
     return discounts
 
@@ -212,8 +212,8 @@ def _logged_input(config: WorkflowConfig) -> LoggedInput:
         return LoggedInput()
     with needing("data", "training_data_path"):
         from reagent_lite.data.copy.first_look import holds_events, rows_by_metadata, standing_copy
-        from reagent_lite.data.rows.items import given_items
-        from reagent_lite.data.stage import data_files
+        from reagent_lite.data.rows.item_files import given_items
+        from reagent_lite.data.stage_folder import data_files
         from reagent_lite.run.stages import pairing_of
     path = config.training_data_path
     data = config.data
@@ -274,7 +274,7 @@ def _simulation_needs(config: WorkflowConfig, env: VectorEnv, types: tuple[Agent
     replay = Need(
         name="replay",
         bytes=memory.replay,
-        formula=f"{settings.replay.capacity:,} rows x {memory.row:,} bytes{several} / {counted(world, 'process')}",
+        formula=f"{settings.replay.capacity:,} rows x {memory.row:,} bytes{several} / {pluralize(world, 'process')}",
     )
     environments = Need(
         name="environments",
@@ -288,7 +288,7 @@ def _free(processes: Processes) -> tuple[int | None, str]:
     """Returns the free bytes for one process, or None if they are not known, and the memory they are part of."""
     count = processes.count
     if processes.device_type == "cpu":
-        return free_bytes(torch.device("cpu")) // count, f"this machine's free memory / {counted(count, 'process')}"
+        return free_bytes(torch.device("cpu")) // count, f"this machine's free memory / {pluralize(count, 'process')}"
     used = used_gpus(count * processes.gpus)
     free = [gpu.free for gpu in list_gpus() if gpu.uuid in used and gpu.total]
     return min(free, default=None), "the fullest GPU's free memory"
@@ -306,7 +306,7 @@ def lines_of(run: DryRun) -> Iterator[str]:
     if not run.config.collects:
         yield (
             f"checkpoints: {' and '.join(steps + minutes) or 'one at the end'}, the newest {checkpoint.keep} are kept; "
-            f"at most {counted(run.config.restarts, 'restart')} after a failure"
+            f"at most {pluralize(run.config.restarts, 'restart')} after a failure"
         )
     yield from (f"memory per process: {line}" for line in memory_lines(run))
 
@@ -337,7 +337,7 @@ def _machine_lines(run: DryRun) -> Iterator[str]:
     config = run.config
     ranks = run.ranks
     processes = run.processes.count
-    total = counted(run.world, f"{run.processes.device_type} process")
+    total = pluralize(run.world, f"{run.processes.device_type} process")
     if not config.takes_steps:
         yield f"{total}; the first one fits the reward model; there are no optimizer steps"
     elif run.minibatch is None:
@@ -352,7 +352,7 @@ def _machine_lines(run: DryRun) -> Iterator[str]:
         first = node * processes
         shown = f"rank {first}" if processes == 1 else f"ranks {first} to {first + processes - 1}"
         yield (
-            f"machines: {config.num_nodes} x {counted(processes, 'process')}, if the others start as many as this "
+            f"machines: {config.num_nodes} x {pluralize(processes, 'process')}, if the others start as many as this "
             f"one; this is node {node}, {shown}; node 0 saves the model"
         )
         port = config.rendezvous.port or "a free port"
@@ -370,7 +370,7 @@ def _batch_contract(run: DryRun, minibatch: int) -> str:
     rows = f"{minibatch / run.world:g} rows"
     if run.config.parallel == "dp":
         return (
-            f"one process draws {rows} and divides them among {counted(run.processes.gpus, 'GPU')}, "
+            f"one process draws {rows} and divides them among {pluralize(run.processes.gpus, 'GPU')}, "
             f"{minibatch / run.processes.gpus:g} each; the losses are summed on the first"
         )
     if run.config.parallel == "none":
@@ -405,8 +405,8 @@ def _step_lines(run: DryRun) -> Iterator[str]:
         return
     part = {"shards": "its own part of the rows", "replicas": "all rows"}[config.data.layout]
     where = f"; layout {config.data.layout}: each machine has {part}" if several else ""
-    size = f"{counted(data.files, 'file')}, {size_text(data.bytes)} here{where}"
-    yield f"data: {shown(config.training_data_path)}: {size}"
+    size = f"{pluralize(data.files, 'file')}, {size_text(data.bytes)} here{where}"
+    yield f"data: {show_paths(config.training_data_path)}: {size}"
     if data.events:
         yield "events: transitions are made from them as they are read"
     if config.data.shards_path is not None:

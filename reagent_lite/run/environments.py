@@ -14,18 +14,18 @@ from reagent_lite.algorithms.policy_learner import PolicyLearner
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.console import logger
-from reagent_lite.data.features.normalization import check_covers
+from reagent_lite.data.features.normalization_files import check_covers
 from reagent_lite.data.sampling.normalized import Reordered
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, Problem, counted, raise_any
+from reagent_lite.errors import ConfigError, Problem, pluralize, raise_any
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.normalization import Normalization, given_normalization
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import ObservationPolicy, VectorEnv
+from reagent_lite.sim.experience import Actor
 from reagent_lite.sim.gymnasium_env import open_envs
-from reagent_lite.sim.rollout import Actor
-from reagent_lite.sim.sources import identity
+from reagent_lite.sim.kernel_sources import identity
 from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, TransitionBatch
 
 # separate streams of random numbers, so that no episode is both trained on and evaluated
@@ -92,12 +92,12 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
         raise ConfigError(
             Problem(
                 "simulation.num_envs",
-                f"at least one for each of {counted(group.world_size, 'process')}",
+                f"at least one for each of {pluralize(group.world_size, 'process')}",
                 str(settings.num_envs),
             )
         )
 
-    backend = compiled(settings, group)
+    backend = compile_environment(settings, group)
     spec = backend.spec
     if spec.candidates and not parametric:
         raise ConfigError(
@@ -109,8 +109,8 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
             )
         )
     logger.info(
-        f"simulation: {spec.name}, {counted(settings.num_envs, 'environment')} on {backend.device.type}, "
-        f"{counted(spec.observation_size, 'feature')}, {counted(spec.num_actions, 'choice')}"
+        f"simulation: {spec.name}, {pluralize(settings.num_envs, 'environment')} on {backend.device.type}, "
+        f"{pluralize(spec.observation_size, 'feature')}, {pluralize(spec.num_actions, 'choice')}"
     )
     if group.device.type == "cuda":
         if settings.math == "fast":
@@ -122,7 +122,7 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
     return Simulation(config=settings, backend=backend, parametric=parametric, seed=config.seed, types=types)
 
 
-def compiled(settings: SimulationConfig, group: Group) -> Backend:
+def compile_environment(settings: SimulationConfig, group: Group) -> Backend:
     """Returns the environment, which the first process of each machine compiles while the others wait.
 
     Raises:
@@ -166,7 +166,7 @@ def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConf
         raise ConfigError(
             Problem(
                 "actions",
-                f"{counted(len(names), 'name')}, for {', '.join(names)} of {simulation.backend.spec.name}",
+                f"{pluralize(len(names), 'name')}, for {', '.join(names)} of {simulation.backend.spec.name}",
                 str(list(config.actions)),
             )
         )
@@ -302,7 +302,7 @@ class ObservationEncoder:
                     policy=policy, epsilon=epsilon, temperature=temperature, rows=agent_type.rows(env)
                 )
             else:
-                actors[agent_type.name] = agent_type.fixed(env)
+                actors[agent_type.name] = agent_type.fixed_actor(env)
         return actors
 
     def policy(self, learner: PolicyLearner, env_device: torch.device) -> ObservationPolicy:

@@ -22,8 +22,8 @@ from reagent_lite.algorithms.cpe_heads import build_cpe_heads
 from reagent_lite.algorithms.learners import Learner
 from reagent_lite.algorithms.policy_learner import PolicyLearner, evaluating, network_settings
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.config.columns import UNIT
-from reagent_lite.config.paths import shown
+from reagent_lite.config.column_names import UNIT
+from reagent_lite.config.paths import show_paths
 from reagent_lite.console import logger, with_progress
 from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.data.sampling.plan import apportion
@@ -34,14 +34,14 @@ from reagent_lite.evaluation.behavior import estimated_behavior, replaced_propen
 from reagent_lite.evaluation.document import LEARNED_FROM, WARM_START, Evaluation, as_json, reward_model_scalars
 from reagent_lite.evaluation.document import scalars as cpe_scalars
 from reagent_lite.evaluation.entropy import PolicyEntropy, SoftmaxRows
-from reagent_lite.evaluation.episodes import spread
 from reagent_lite.evaluation.evaluator import EvaluationRows, PolicyEvaluator, own_seed
 from reagent_lite.evaluation.explanation import Explanation
-from reagent_lite.evaluation.figures import figures, mean_td_loss
-from reagent_lite.evaluation.fitting import Learning, split_log
+from reagent_lite.evaluation.learner_figures import figures, mean_td_loss
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
+from reagent_lite.evaluation.policy_models import Learning, split_log
 from reagent_lite.evaluation.returns import play
+from reagent_lite.evaluation.scored_episodes import spread
 from reagent_lite.report.sections import evaluation_notes
 from reagent_lite.rl.policies import Softmax
 from reagent_lite.run.environments import EPOCH, FINAL, ObservationEncoder, part_of
@@ -49,9 +49,9 @@ from reagent_lite.run.learner import rollout_capture, target_policy
 from reagent_lite.run.logged import Data, single_step_rows
 from reagent_lite.run.reward_model import reward_errors
 from reagent_lite.run.simulated import RETURN, tag_of
-from reagent_lite.sim.rollout import ONLY
+from reagent_lite.sim.experience import ONLY
 from reagent_lite.training.best import BEST, BestState
-from reagent_lite.training.checkpoint import Tree
+from reagent_lite.training.checkpoint_folder import Tree
 from reagent_lite.types import Actions, NormalizationSpec, TransitionBatch
 
 LOGS = "logs"
@@ -97,7 +97,7 @@ class Evaluator(Protocol):
         """
         ...
 
-    def satisfied(self) -> bool:
+    def may_end(self) -> bool:
         """Returns whether the run may end early."""
         return False
 
@@ -147,15 +147,15 @@ class Evaluators:
         scalars: dict[str, float] = {}
         for part in self.parts.values():
             scalars |= part.after_epoch(final=final, estimates=estimates)
-            final |= part.satisfied()
+            final |= part.may_end()
         if self.best is not None:
             self.best.compare(scalars)
         return scalars
 
-    def satisfied(self) -> bool:
+    def may_end(self) -> bool:
         """Returns whether an evaluator, a callback or checkpoint.patience ends the run early."""
         exhausted = self.best is not None and self.best.exhausted
-        return self.stopped or exhausted or any(part.satisfied() for part in self.parts.values())
+        return self.stopped or exhausted or any(part.may_end() for part in self.parts.values())
 
     def restore_best(self) -> dict[str, float]:
         """Puts the kept state into the learner; returns figures of all logged rows if the last ones are not final.
@@ -218,7 +218,7 @@ class LogEvaluator(Evaluator):
         self._logged_entropy = self._mean_entropy_of_the_log()
         if config.rl.temperature == "auto" and self._logged_entropy is None:
             todo = 'Log the propensities, set evaluation.propensities to "estimate", or give a number'
-            where = shown(config.eval_data_path or config.training_data_path)
+            where = show_paths(config.eval_data_path or config.training_data_path)
             raise DataError(Problem(where, 'propensities in all rows with rl.temperature "auto"', "not all", todo))
 
     def state_dict(self) -> Tree:
@@ -471,7 +471,7 @@ class SimulationEvaluator(Evaluator):
         """Returns the policy's returns by TensorBoard tag, from the same episodes after each epoch."""
         return self.evaluate(final=False).scalars
 
-    def satisfied(self) -> bool:
+    def may_end(self) -> bool:
         """Returns whether the latest mean return reached simulation.stop_at_return."""
         threshold = self._simulation.config.stop_at_return
         return threshold is not None and self.latest >= threshold

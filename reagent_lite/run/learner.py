@@ -11,13 +11,13 @@ import torch
 from reagent_lite.algorithms.learners import Learner, Learners, learners_of
 from reagent_lite.algorithms.optimizers import optimizer_class
 from reagent_lite.algorithms.policy_learner import PolicyLearner
-from reagent_lite.algorithms.table import ALGORITHMS
+from reagent_lite.algorithms.registry import ALGORITHMS
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.simulation import LEARN, RANDOM, SimulationConfig
 from reagent_lite.distributed.group import Group
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from reagent_lite.rl.td import Bounds
-from reagent_lite.sim.rollout import ONLY
+from reagent_lite.sim.experience import ONLY
 from reagent_lite.training.capture import Captured, can_compile, eager
 from reagent_lite.training.loop import Optimization, Update
 from reagent_lite.types import SourceSpec

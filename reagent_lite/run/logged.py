@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reagent_lite.algorithms.table import ALGORITHMS
+from reagent_lite.algorithms.registry import ALGORITHMS
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.config.paths import DataPath, shown
+from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.console import logger, progress
-from reagent_lite.data.copy.agreement import Agreement, CopySummary
+from reagent_lite.data.copy.copy_summaries import Agreement, CopySummary
 from reagent_lite.data.copy.texts import count_others, require_texts
 from reagent_lite.data.copy.training_copy import (
     TrainingCopy,
@@ -32,18 +32,18 @@ from reagent_lite.data.copy.training_copy import (
     give_back_memory,
     prepare_training_copy,
 )
-from reagent_lite.data.features.normalization import left_out_features, normalization_json
+from reagent_lite.data.features.normalization_files import left_out_features, normalization_json
 from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.sampling.discounts import TimeDiscounts, require_discounts, time_discounts
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
 from reagent_lite.data.sampling.repetitions import require_own_rows
 from reagent_lite.data.sampling.shards import Shards
-from reagent_lite.data.sampling.source import LoggedRows, build_rows, no_rows
+from reagent_lite.data.sampling.source import LoggedRows, build_rows, padding_rows
 from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import DataError, NoRowsError, Problem, counted, listed, named_counts, raise_any
-from reagent_lite.evaluation.episodes import (
+from reagent_lite.errors import DataError, NoRowsError, Problem, join_names, named_counts, pluralize, raise_any
+from reagent_lite.evaluation.scored_episodes import (
     FEWEST_TO_VALIDATE,
     ScoredEpisodes,
     TrainEvalLogs,
@@ -137,9 +137,9 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         DataError: a file cannot be read, with file and line; or the data of two machines do not fit together, on every
             rank.
     """
-    from reagent_lite.run.stages import staged  # needs the extra `data`
+    from reagent_lite.run.stages import run_stages  # needs the extra `data`
 
-    config = with_missing_fitted(staged(config, group), group)
+    config = with_missing_fitted(run_stages(config, group), group)
     shards = Shards.of(config.data, group)
     given = given_normalization(config)  # first, so that a bad file is reported before the data is read
     items = _items(config, group)
@@ -173,7 +173,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         shards=shards,
     )
     scored = scored_episodes(sides, config.evaluation, config.seed)
-    validated = _validated(config, train_log, sides, scored)
+    validated = _choose_validation(config, train_log, sides, scored)
     learned, seen = _to_learn(config, train_log, sides, scored, validated)
     seen |= scored.repeats and config.simulated_share < 1
     counts = shards.counts(learned.count)
@@ -212,26 +212,26 @@ def _items(config: WorkflowConfig, group: Group) -> ItemTable | None:
     """
     if config.data.items is None:
         return None
-    from reagent_lite.data.rows.items import given_items  # needs the extra `data`
+    from reagent_lite.data.rows.item_files import given_items  # needs the extra `data`
 
     items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
     assert items is not None
     hashes = set(group.gather_text(items.sha256))
     if len(hashes) > 1:
-        got = f"{len(hashes)} different ones: {listed(digest[:12] for digest in sorted(hashes))}"
+        got = f"{len(hashes)} different ones: {join_names(digest[:12] for digest in sorted(hashes))}"
         todo = "Copy the same file to all machines"
         raise DataError(Problem(config.data.items, "the same item table on every machine", got, todo))
-    logger.info(f"items: {config.data.items}: {counted(len(items), 'item')}, hash {items.sha256[:12]}")
+    logger.info(f"items: {config.data.items}: {pluralize(len(items), 'item')}, hash {items.sha256[:12]}")
     if items.all_possible:
-        logger.info(f"items: a row without possible_actions offers all {counted(len(items), 'item')}")
+        logger.info(f"items: a row without possible_actions offers all {pluralize(len(items), 'item')}")
     first = Lists(np.array([len(items)]), FeatureMatrix(items.feature_ids, items.values)).first_equal
     if same := int((first < np.arange(len(items))).sum()):
-        equal = counted(same, "item has", "items have")
+        equal = pluralize(same, "item has", "items have")
         logger.warning(f"items: {equal} the features of another one, and a model cannot distinguish them")
     return items
 
 
-def _validated(
+def _choose_validation(
     config: WorkflowConfig, log: LoggedData, sides: TrainEvalLogs, scored: ScoredEpisodes
 ) -> NDArray[np.bool_] | None:
     """Returns the training episodes for validation, [episodes]; None if there are none. Every rank calls it.
@@ -283,9 +283,9 @@ def _to_learn(
 def _nothing_to_learn(config: WorkflowConfig) -> Problem:
     """Returns the problem of training data without a row that the policy may learn from."""
     if config.learns_from_scored:
-        return Problem(shown(config.training_data_path), "rows with an action", "none")
+        return Problem(show_paths(config.training_data_path), "rows with an action", "none")
     return Problem(
-        shown(config.training_data_path),
+        show_paths(config.training_data_path),
         "rows with an action, in episodes that are not scored",
         "none",
         "Give more episodes, eval_data_path of other episodes, a smaller evaluation.held_out_share, or set "
@@ -330,7 +330,7 @@ def _copy(
     group.barrier()
     if not group.is_first_on_node:
         copy = prepared(None)
-    name = shown(path)
+    name = show_paths(path)
     agreement = shards.agree(CopySummary.of(copy, group.node, given), name)
     pairing = own_pairing(config, path) if shards.several else None
     repeats = path != config.training_data_path  # the same episodes may be in the eval data of several machines
@@ -360,7 +360,7 @@ def _check_features(
     ids = {"state": agreement.state_ids, "action": agreement.action_ids}
     for side, spec in normalization.sides.items():
         path = normalization_paths(config)[side]
-        where = f"{path or shown(config.training_data_path)}{example}"
+        where = f"{path or show_paths(config.training_data_path)}{example}"
         sentence = left_out_features(spec, ids[side], where=where, fewest=fewest if path is None else None)
         if sentence and group.is_first:
             logger.warning(sentence)
@@ -415,7 +415,7 @@ def _rows(
     device = _device_of_rows(config, group, sum(len(raw) * width * 4 for raw, _, width, _ in matrices))
     if not len(copy):
         group.barrier()  # the others wait here for their columns
-        return no_rows(spec, device)
+        return padding_rows(spec, device)
     spans = single_steps(copy) if single_step else _spans(config, copy)
     usable, notes = learnable_rows(
         copy, spans, maxq=config.rl.maxq_learning, unit_reward=config.rl.q_network_loss == "bce_with_logits"

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.config.paths import shown
+from reagent_lite.config.paths import show_paths
 from reagent_lite.console import logger
-from reagent_lite.data.copy.agreement import Agreement
-from reagent_lite.data.copy.features import summarize_copy
+from reagent_lite.data.copy.copy_summaries import Agreement
+from reagent_lite.data.copy.feature_summaries import summarize_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.features.fitting import VERSION, check_overrides, fit_columns
-from reagent_lite.data.features.normalization import (
+from reagent_lite.data.features.column_fits import VERSION, check_overrides, fit_columns
+from reagent_lite.data.features.normalization_files import (
     normalization_json,
     parse_normalization,
     read_normalization,
@@ -138,9 +138,9 @@ def _cached_or_fitted(
             text = file.read_text(encoding="utf-8")
     text = group.broadcast_text(text)
     if text:
-        logger.info(f"normalization of {_named(wanted)}: fitted to the same rows by an earlier run")
+        logger.info(f"normalization of {_name_columns(wanted)}: fitted to the same rows by an earlier run")
     else:
-        fitted = _fitted(config, train, shards, wanted)
+        fitted = _fit(config, train, shards, wanted)
         if group.is_first and len(train):
             with suppress(OSError):
                 write_whole(file, canonical(fitted))
@@ -148,11 +148,11 @@ def _cached_or_fitted(
     return {name: parse_normalization(tree, where=name) for name, tree in json.loads(text).items()}
 
 
-def _named(columns: Iterable[str]) -> str:
+def _name_columns(columns: Iterable[str]) -> str:
     return " and ".join(_COLUMNS[name] for name in columns)
 
 
-def _fitted(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted: list[str]) -> dict[str, Json]:
+def _fit(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted: list[str]) -> dict[str, Json]:
     """Returns the fitted normalization of columns as JSON on rank 0, and nothing on other ranks."""
     settings = config.norm_params
     columns = {}
@@ -165,8 +165,8 @@ def _fitted(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted:
         columns[_COLUMNS[name]] = merge.summary()
     if not shards.group.is_first:
         return {}
-    fitted = fit_columns(columns, settings, where=shown(config.training_data_path))
-    logger.info(f"normalization of {_named(wanted)}: fitted")
+    fitted = fit_columns(columns, settings, where=show_paths(config.training_data_path))
+    logger.info(f"normalization of {_name_columns(wanted)}: fitted")
     for note in (note for column in fitted.values() for note in column.notes):
         logger.warning(note)
     return {name: normalization_json(fitted[_COLUMNS[name]].spec) for name in wanted}

@@ -19,10 +19,10 @@ from reagent_lite.algorithms.policy_learner import PolicyLearner
 from reagent_lite.algorithms.reward_fit import (
     FOLDS,
     MOST_VALUES,
-    Decisions,
     RewardErrors,
+    RewardRows,
     TreeSettings,
-    explained,
+    describe_explained,
     fit_linear,
     num_pairs,
 )
@@ -34,9 +34,9 @@ from reagent_lite.data.sampling.source import rows_in_order
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import needing
 from reagent_lite.evaluation.behavior import fold_of
-from reagent_lite.evaluation.episodes import spread
+from reagent_lite.evaluation.scored_episodes import spread
 from reagent_lite.models.reward_models import build_reward_model
-from reagent_lite.rl.td import chosen
+from reagent_lite.rl.td import select_choice
 from reagent_lite.run.logged import Data
 from reagent_lite.types import SourceSpec, TransitionBatch
 
@@ -52,7 +52,7 @@ def fit_reward_model(learner: Boosting, config: WorkflowConfig, data: Data, grou
     assert isinstance(settings, BoostingConfig)
     with needing("data", "algorithm"):
         import lightgbm  # noqa: F401
-    rows = _gathered(_part(data, group), group)
+    rows = _gather_rows(_part(data, group), group)
     model = None
     with _one_rank_works(config, group):
         if rows is not None:
@@ -66,7 +66,7 @@ def fit_reward_model(learner: Boosting, config: WorkflowConfig, data: Data, grou
                     seed=config.seed,
                 )
                 learner.fit_rows(rows, trees)
-            model = save(_saved(learner.model))
+            model = save(_save(learner.model))
         learner.model.load_fitted(load(group.broadcast_bytes(model)))
     learner.to(group.device)
     data.learned.release()
@@ -89,8 +89,8 @@ class ScoredErrors(RewardErrors):
             return None
         return (
             "a linear model predicts the rewards of scored rows better than this policy's values: it explains "
-            f"{explained(self.linear, self.constant)} of their variance, the values "
-            f'{explained(self.model, self.constant)}. Set algorithm to "boosting" with rl.gamma 0'
+            f"{describe_explained(self.linear, self.constant)} of their variance, the values "
+            f'{describe_explained(self.model, self.constant)}. Set algorithm to "boosting" with rl.gamma 0'
         )
 
 
@@ -111,13 +111,13 @@ def reward_errors(
     """
     if (config.rl.gamma and data.continues) or data.seen or not any(group.all_gather(len(scored))):
         return None
-    rows = _gathered(_part(data, group), group)
+    rows = _gather_rows(_part(data, group), group)
     linear = build_reward_model(data.spec)
     model = None
     with _one_rank_works(config, group):
         if rows is not None:
             fit_linear(linear, rows)
-            model = _saved(linear) | {"mean": rows.reward.mean()}
+            model = _save(linear) | {"mean": rows.reward.mean()}
         tensors = load(group.broadcast_bytes(None if model is None else save(model)))
     mean = tensors.pop("mean")
     linear.load_fitted(tensors)
@@ -126,8 +126,8 @@ def reward_errors(
     for batch in rows_in_order(data.evaluated.rows, scored, group.device):
         target = batch.reward.double().cpu()
         boost = learner.rewards(batch)[0] - batch.reward  # a known constant is no prediction
-        values = (chosen(learner.evaluate(batch).q, batch.action) - boost).double().cpu()
-        by_line = chosen(linear(batch.state, batch.actions.mask, batch.actions.features), batch.action)
+        values = (select_choice(learner.evaluate(batch).q, batch.action) - boost).double().cpu()
+        by_line = select_choice(linear(batch.state, batch.actions.mask, batch.actions.features), batch.action)
         of_values = (values - target).square()
         of_line = (by_line.squeeze(1).double().cpu() - target).square()
         gain = of_values - of_line
@@ -151,7 +151,7 @@ def _one_rank_works(config: WorkflowConfig, group: Group) -> AbstractContextMana
     return group.waiting_at_most(waits.startup_timeout_seconds, then=waits.step_timeout_seconds)
 
 
-def _part(data: Data, group: Group) -> Decisions:
+def _part(data: Data, group: Group) -> RewardRows:
     """Returns this rank's part of the rows."""
     spec = data.spec
     pairs = num_pairs(spec.num_action_features, spec.num_state_features)
@@ -174,25 +174,25 @@ def _part(data: Data, group: Group) -> Decisions:
             )
         folds = np.arange(len(folds)) % FOLDS
     parts = [_decisions(batch) for batch in rows_in_order(rows, part, torch.device("cpu"))]
-    return replace(_joined([_no_decisions(spec), *parts]), fold=torch.from_numpy(folds[part]))
+    return replace(_join_rows([_no_decisions(spec), *parts]), fold=torch.from_numpy(folds[part]))
 
 
-def _decisions(batch: TransitionBatch) -> Decisions:
+def _decisions(batch: TransitionBatch) -> RewardRows:
     """Returns the decisions of a batch, without folds."""
     features = batch.actions.features
-    return Decisions(
+    return RewardRows(
         state=batch.state,
-        chosen=None if features is None else chosen(features, batch.action),
+        chosen=None if features is None else select_choice(features, batch.action),
         action=batch.action if features is None else torch.zeros_like(batch.action),
         reward=batch.reward.double(),
         fold=torch.zeros_like(batch.action),
     )
 
 
-def _no_decisions(spec: SourceSpec) -> Decisions:
+def _no_decisions(spec: SourceSpec) -> RewardRows:
     """Returns the decisions of a machine without rows."""
     none = torch.zeros(0, dtype=torch.int64)
-    return Decisions(
+    return RewardRows(
         state=torch.zeros(0, spec.num_state_features),
         chosen=torch.zeros(0, spec.num_action_features) if spec.parametric else None,
         action=none,
@@ -201,18 +201,18 @@ def _no_decisions(spec: SourceSpec) -> Decisions:
     )
 
 
-def _joined(parts: Sequence[Decisions]) -> Decisions:
+def _join_rows(parts: Sequence[RewardRows]) -> RewardRows:
     """Returns the decisions of all parts."""
-    names = [column.name for column in fields(Decisions) if getattr(parts[0], column.name) is not None]
+    names = [column.name for column in fields(RewardRows) if getattr(parts[0], column.name) is not None]
     return replace(parts[0], **{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
-def _gathered(part: Decisions, group: Group) -> Decisions | None:
+def _gather_rows(part: RewardRows, group: Group) -> RewardRows | None:
     """Returns the rows of all ranks on rank 0, and None on the others."""
-    names = [column.name for column in fields(Decisions) if getattr(part, column.name) is not None]
+    names = [column.name for column in fields(RewardRows) if getattr(part, column.name) is not None]
     columns = {name: list(group.gather(getattr(part, name))) for name in names}
     return replace(part, **{name: torch.cat(column) for name, column in columns.items()}) if group.is_first else None
 
 
-def _saved(model: nn.Module) -> dict[str, Tensor]:
+def _save(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}

@@ -32,30 +32,30 @@ from reagent_lite.run.learner import (
     target_policy,
     update_capture,
 )
-from reagent_lite.run.publish import (
+from reagent_lite.run.output_folder import (
     FOLDER,
     Learned,
     Outcome,
     OutputFolder,
     conclusion_of,
+    installed_versions,
     publish,
     require_exportable,
     require_outcome,
-    versions,
 )
-from reagent_lite.run.roles.policies import shared_folders
+from reagent_lite.run.roles.published_policies import shared_folders
 from reagent_lite.run.scaling.auto_scale import auto_scaled
 from reagent_lite.run.simulated import RETURN, tag_of
 from reagent_lite.run.sources import Source, Stream, open_source
 from reagent_lite.run.value_bounds import ReturnBounds
 from reagent_lite.sim.cuda import on_stream
-from reagent_lite.sim.rollout import ONLY
-from reagent_lite.training.checkpoint import CheckpointSchedule
+from reagent_lite.sim.experience import ONLY
+from reagent_lite.training.checkpoint_folder import CheckpointSchedule
 from reagent_lite.training.loop import Running, StepReport, fit
 from reagent_lite.training.metrics import MetricsWriter, file_sinks
 from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
-from reagent_lite.training.tracking import require_trackers, trackers
+from reagent_lite.training.trackers import require_trackers, trackers
 from reagent_lite.training.warm_start import warm_start
 
 STOP = "stop"
@@ -126,7 +126,7 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
             if group.is_first:
                 writer.conclude(conclusion_of(outcome, folder))
         if group.is_first:
-            with suppress(Preempted), signal.deferred():  # a signal comes too late: nothing is left to continue
+            with suppress(Preempted), signal.defer():  # a signal comes too late: nothing is left to continue
                 if failure := learned.checkpoints.finish():
                     logger.warning(
                         f"the run could not be marked as ended: {failure}; the same command publishes it again"
@@ -221,7 +221,9 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
     position = setup.running.position
     waits = config.rendezvous
     running = replace(setup.running, reported=writer.reported)
-    checkpoints = history.continue_in(running, stream.order, stream.partition, setup.source.identity, versions())
+    checkpoints = history.continue_in(
+        running, stream.order, stream.partition, setup.source.identity, installed_versions()
+    )
     if compiles(config, group, stream.plan.num_steps - position.step):
         logger.info("updates are compiled, which takes some seconds")
         setup.compile()
@@ -229,7 +231,7 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
     start = time.monotonic()
     with (
         progress("training", "rows", enabled=group.is_first, begin=begin) as show,
-        signal.deferred(),
+        signal.defer(),
         group.waiting_at_most(waits.step_timeout_seconds, then=waits.startup_timeout_seconds),
     ):
         schedule = CheckpointSchedule(config.checkpoint, waits, checkpoints, signal)
@@ -246,7 +248,7 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
             stream.plan,
             group,
             collect=collect,
-            satisfied=setup.evaluators.satisfied,
+            satisfied=setup.evaluators.may_end,
             every_steps=config.rl.tensorboard_logging_freq or None,
             capture=update_capture(config, group),
         )
@@ -359,7 +361,7 @@ class _Reporter:
             return_bounds = self._setup.return_bounds
             mean = scalars.get("value/model/mean")
             if return_bounds is not None and mean is not None and self._setup.history.group.is_first:
-                self._excess = return_bounds.warned(mean, self._excess)
+                self._excess = return_bounds.warn(mean, self._excess)
             for kind in self._setup.source.types:
                 if (tag := tag_of(kind, RETURN)) in scalars:
                     self.note += f", {f'{kind} ' if kind else ''}return {scalars[tag]:.4g}"
@@ -401,7 +403,7 @@ def _require_computable(config: WorkflowConfig, group: Group) -> None:
     require_batch_norm(config, group.world_size, group.device.type)
     if config.training_data_path or config.follows:
         with needing("data", "training_data_path" if config.training_data_path else "simulation.mode"):
-            import reagent_lite.data.formats.reading  # noqa: F401
+            import reagent_lite.data.formats.format_table  # noqa: F401
     if config.simulation is not None and config.simulation.pictures:
         require_pictures()
     if group.is_first:

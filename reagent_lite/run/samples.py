@@ -7,14 +7,14 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.config.paths import shown
+from reagent_lite.config.paths import show_paths
 from reagent_lite.data.log_shares import shares_of_counts
 from reagent_lite.data.rows.matrices import in_order
 from reagent_lite.data.sampling.plan import apportion
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.errors import named_counts
-from reagent_lite.evaluation.candidates import candidate_features
-from reagent_lite.export.content import SampleRows
+from reagent_lite.evaluation.candidates import gather_candidate_features
+from reagent_lite.export.bundle_content import SampleRows
 from reagent_lite.report.run import DataFacts, DataSource, FeatureFacts
 from reagent_lite.run.environments import SAMPLE, Simulation
 from reagent_lite.run.logged import Data
@@ -32,8 +32,8 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
     train = data.train.copy
     agreement = data.train.agreement
     features = {
-        "state": _described(data.shards, train.state[: len(train)], train.state_ids, agreement.state_ids),
-        "action": _described(data.shards, train.candidates, train.action_ids, agreement.action_ids),
+        "state": _describe(data.shards, train.state[: len(train)], train.state_ids, agreement.state_ids),
+        "action": _describe(data.shards, train.candidates, train.action_ids, agreement.action_ids),
     }
     for side, spec in data.normalization.sides.items():
         for feature in spec.features:
@@ -48,7 +48,7 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
     sources = tuple(
         DataSource(
             use=use,
-            path=shown(path or "by the timeline"),
+            path=show_paths(path or "by the timeline"),
             rows=sum(log.agreement.rows),
             counts=named_counts(log.agreement.counts),
             logs=tuple(shares_of_counts(path or "", log.agreement.counts)),
@@ -65,7 +65,7 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
     return DataFacts(features=features, note=note, sources=sources, items=data.items, discounts=data.train.discounts)
 
 
-def _described(
+def _describe(
     shards: Shards, values: NDArray[np.float32], ids: tuple[int, ...], wanted: tuple[int, ...]
 ) -> dict[int, FeatureFacts]:
     if not wanted:
@@ -101,7 +101,7 @@ def logged_sample(data: Data, count: int) -> SampleRows:
     lists = np.asarray(copy.actions_list[numbers])
     lengths = copy.list_offsets[lists + 1] - copy.list_offsets[lists]
     longest = max(int(lengths.max()), 1)
-    candidates = candidate_features(copy, numbers, ids, longest)
+    candidates = gather_candidate_features(copy, numbers, ids, longest)
     copy.release()
     return SampleRows(values=values, candidates=candidates, mask=np.arange(longest) < lengths[:, None])
 

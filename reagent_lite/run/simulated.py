@@ -11,8 +11,8 @@ from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.distributed.group import Group
 from reagent_lite.run.environments import TRAINING, ObservationEncoder, part_of
 from reagent_lite.run.learner import rollout_capture
+from reagent_lite.sim.experience import Experience, Exploration, Rollout, RolloutSource, UpdateSchedule
 from reagent_lite.sim.replay.ring import ReplayRing, ReplaySettings
-from reagent_lite.sim.rollout import Experience, Exploration, Rollout, RolloutSource, UpdateSchedule
 from reagent_lite.sim.spec import EnvSpec
 
 RETURN = "simulation/return/mean"

@@ -20,17 +20,17 @@ from reagent_lite.data.sampling.mixture import MixedSource
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedSource
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import counted
+from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.behavior import fit_logging_policy
-from reagent_lite.export.content import SampleRows
+from reagent_lite.export.bundle_content import SampleRows
 from reagent_lite.item_table import ItemTable
 from reagent_lite.report.run import DataFacts
 from reagent_lite.run.environments import ObservationEncoder, Simulation, given_or_unchanged
+from reagent_lite.run.episode_picture import draw_pictures
 from reagent_lite.run.evaluators import LOGS, PLAY, VALIDATION_LOSS, Evaluators, LogEvaluator, SimulationEvaluator
 from reagent_lite.run.learner import captures
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.normalization import Normalization, with_missing_fitted, write_fitted
-from reagent_lite.run.pictures import draw_pictures
 from reagent_lite.run.reward_model import fit_reward_model
 from reagent_lite.run.roles.collected import CollectedReplay, CollectedSource
 from reagent_lite.run.samples import logged_facts, logged_sample, simulated_sample
@@ -45,10 +45,10 @@ from reagent_lite.run.simulated import (
 )
 from reagent_lite.run.value_bounds import ReturnBounds, return_bounds
 from reagent_lite.run.value_scale import value_scale
-from reagent_lite.sim.rollout import ONLY, RolloutSource
+from reagent_lite.sim.experience import ONLY, RolloutSource
 from reagent_lite.training.best import BestState
 from reagent_lite.training.capture import FixedBatches
-from reagent_lite.training.checkpoint import Tree
+from reagent_lite.training.checkpoint_folder import Tree
 from reagent_lite.training.loop import StepPlan
 from reagent_lite.training.resume import ReadOrder
 from reagent_lite.training.stop import StopSignal
@@ -469,7 +469,7 @@ def _few_steps(config: WorkflowConfig, plan: StepPlan, rows: int, group: Group) 
     either = f", or {key} to at most {smaller:,}" if smaller >= _SMALLEST_MINIBATCH else ""
     warning = (
         f"too few optimizer steps to learn from: {plan.num_steps:,} in all, {plan.steps_per_epoch:,} for each pass "
-        f"over {counted(rows, 'row')}. For {_FEWEST_STEPS} set {longer}{either}"
+        f"over {pluralize(rows, 'row')}. For {_FEWEST_STEPS} set {longer}{either}"
     )
     if group.is_first:
         logger.warning(warning)
@@ -488,8 +488,8 @@ def _log_plan(
     epochs = -(-plan.num_steps // plan.steps_per_epoch)
     unit = "epoch" if config.training_data_path else "evaluation"
     logger.info(
-        f"global minibatch {minibatch} rows = {counted(world, 'process')} x {minibatch / world:g}{mixed}{accumulated}, "
-        f"{counted(plan.steps_per_epoch, 'step')}/{unit}, {counted(epochs, unit)}, learning rate "
+        f"global minibatch {minibatch} rows = {pluralize(world, 'process')} x {minibatch / world:g}{mixed}{accumulated}"
+        f", {pluralize(plan.steps_per_epoch, 'step')}/{unit}, {pluralize(epochs, unit)}, learning rate "
         f"{config.training.learning_rate:g} (not scaled), on {group.device}"
     )
     rate = config.rl.target_update_rate
@@ -497,7 +497,7 @@ def _log_plan(
     moved = 1 - (1 - rate) ** plan.num_steps
     if moved < 0.5 and config.rl.gamma and continues and not warm and group.is_first:
         logger.warning(
-            f"{counted(plan.num_steps, 'step')} at rl.target_update_rate {rate:g} move the target network {moved:.1%} "
-            "of the way to the learned network, so that values hardly include rewards after the next one. Raise it, or "
+            f"{pluralize(plan.num_steps, 'step')} at rl.target_update_rate {rate:g} move the target network "
+            f"{moved:.1%} of the way to the learned network, so that values hardly include rewards after the next one. Raise it, or "
             "take more steps: more epochs, or a smaller training.minibatch_size"
         )

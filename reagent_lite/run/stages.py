@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reagent_lite.config import DqnConfig, WorkflowConfig
-from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.config.paths import DataPath, shown
-from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
+from reagent_lite.config.evaluate_config import EvaluateConfig
+from reagent_lite.config.paths import DataPath, show_paths
+from reagent_lite.config.timeline_config import QuerySection, TimelineConfig, TimelineSection
 from reagent_lite.console import logger
 from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.data.copy.location import parents_of
-from reagent_lite.data.stage import StageManifest
+from reagent_lite.data.stage_folder import StageManifest
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.files import is_writable
 
 if TYPE_CHECKING:
-    from reagent_lite.config.shard import ShardConfig
+    from reagent_lite.config.shard_config import ShardConfig
 
 # modules of a stage are imported by the functions that perform it, as most runs have no stage
 
@@ -36,7 +36,7 @@ Paths = dict[str, DataPath | None]
 """training_data_path and eval_data_path."""
 
 
-def staged(config: WorkflowConfig, group: Group) -> WorkflowConfig:
+def run_stages(config: WorkflowConfig, group: Group) -> WorkflowConfig:
     """Returns the config with the paths of this machine's rows; if a stage was performed, without a timeline's keys.
 
     Raises:
@@ -138,7 +138,7 @@ def require_no_timeline(config: WorkflowConfig | EvaluateConfig, path: DataPath)
             raise ConfigError(
                 Problem(
                     key,
-                    f"absent, as {shown(path)} holds transitions",
+                    f"absent, as {show_paths(path)} holds transitions",
                     "given",
                     "A timeline is made from events: rows without the columns of a next state",
                 )
@@ -152,7 +152,7 @@ def _timeline(config: WorkflowConfig, group: Group, path: DataPath, *, first: bo
     changes = {
         "inputTableName": path,
         "outputTableName": output
-        or str(_stage_folder(config, group, f"timeline of {shown(path)}", path) / "transitions"),
+        or str(_stage_folder(config, group, f"timeline of {show_paths(path)}", path) / "transitions"),
         "evalTableName": section.evalTableName if first else None,
         "actionDiscrete": isinstance(config, DqnConfig),
         "gamma": config.rl.gamma if section.steps > 1 else None,
@@ -175,7 +175,7 @@ def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str
 
     Only node 0 calls it; the data at training_data_path of other machines is not used.
     """
-    from reagent_lite.data.shards.machines import shard
+    from reagent_lite.data.shards.sharing import shard
 
     generations: dict[str, str] = {}
     for key, path in paths.items():
@@ -189,7 +189,7 @@ def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str
 
 def _fetched_shards(config: WorkflowConfig, generations: dict[str, str], group: Group) -> Paths:
     """Copies this machine's part of each generation to its disk and returns the paths by config key."""
-    from reagent_lite.data.shards.machines import fetch
+    from reagent_lite.data.shards.sharing import fetch
 
     paths: Paths = {}
     for key, generation in generations.items():
@@ -201,7 +201,7 @@ def _fetched_shards(config: WorkflowConfig, generations: dict[str, str], group: 
 
 
 def _sharding(config: WorkflowConfig, group: Group, key: str, keys: dict[str, DataPath | int]) -> "ShardConfig":
-    from reagent_lite.config.shard import ShardConfig
+    from reagent_lite.config.shard_config import ShardConfig
 
     assert config.data.shards_path is not None
     path = f"{config.data.shards_path.rstrip('/')}/{_set_of(key)}"

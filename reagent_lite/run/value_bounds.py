@@ -47,7 +47,7 @@ class ReturnBounds:
             "rl.target_update_rate"
         )
 
-    def warned(self, mean: float, before: float = 0.0) -> float:
+    def warn(self, mean: float, before: float = 0.0) -> float:
         """Logs the warning for a mean value more than twice as far outside as before; returns the distance logged."""
         excess = self.excess(mean)
         if excess <= 2 * before:

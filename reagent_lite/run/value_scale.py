@@ -24,7 +24,7 @@ def value_scale(copy: TrainingCopy, gamma: float, shards: Shards) -> tuple[float
     returns = np.zeros(0)
     if shards.is_first and len(copy):
         factor = np.where(copy.follows, gamma ** copy.step.astype(np.float64) * copy.bootstrap, 0)
-        returns = logged_returns(copy.reward.astype(np.float64), factor)
+        returns = discount_rewards(copy.reward.astype(np.float64), factor)
     count, total = shards.group.all_reduce(torch.tensor([len(returns), returns.sum()], dtype=torch.float64)).tolist()
     mean = total / max(count, 1)
     squares = shards.group.all_reduce(torch.tensor(np.square(returns - mean).sum(), dtype=torch.float64)).item()
@@ -32,7 +32,7 @@ def value_scale(copy: TrainingCopy, gamma: float, shards: Shards) -> tuple[float
     return mean, deviation if deviation > 1e-6 * abs(mean) else 1.0
 
 
-def logged_returns(reward: Floats, factor: Floats) -> Floats:
+def discount_rewards(reward: Floats, factor: Floats) -> Floats:
     """Returns the discounted sum of each row's reward and those of the rows after it, [R].
 
     The sum over 2n rows is that over n rows, and discounted that over the n rows that follow them.

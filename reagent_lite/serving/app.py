@@ -19,7 +19,7 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from reagent_lite.cli import message_of
-from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.console import machine_logger
 from reagent_lite.errors import BundleError, Problem
 from reagent_lite.export.bundle import Bundle, ChoiceKind, parts
@@ -43,13 +43,13 @@ from reagent_lite.serving.bodies import (
 from reagent_lite.serving.deciding import Decider, count_choices
 from reagent_lite.serving.decision_log import BUSY_SECONDS, RETRY_SECONDS, BusyError, DecisionLog, Joined
 from reagent_lite.serving.docs import docs_page
-from reagent_lite.serving.figures import ServerFigures
 from reagent_lite.serving.large import LARGE_CHOICES, LargeRequests
 from reagent_lite.serving.limits import Limits
 from reagent_lite.serving.parsing import StrictRoute
 from reagent_lite.serving.refusals import ERRORS, OF_DECISION, OF_REWARD, OF_ROLLOUT, RefusedError, refused
-from reagent_lite.serving.rollout import WorkerRollout
 from reagent_lite.serving.served_model import ServedModel
+from reagent_lite.serving.server_figures import ServerFigures
+from reagent_lite.serving.worker_rollout import WorkerRollout
 
 of_any_model = APIRouter(route_class=StrictRoute)
 of_named_actions = APIRouter(route_class=StrictRoute)

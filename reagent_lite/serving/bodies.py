@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from reagent_lite.categories import MOST_CHARACTERS
-from reagent_lite.config.columns import names_of
+from reagent_lite.config.column_names import names_of
 from reagent_lite.errors import Problem
 from reagent_lite.export import Bundle
 from reagent_lite.export.bundle import ColumnNames
@@ -259,7 +259,7 @@ def read_body(tree: Any, bundle: Bundle) -> Any:
         tree = {**tree, "rows": _read_raw(tree["rows"], bundle)}
     if not isinstance(tree, dict) or tree.get("ignore_unknown") is not True or not isinstance(tree.get("rows"), list):
         return tree
-    return {**tree, "rows": [_known(row, bundle) for row in tree["rows"]]}
+    return {**tree, "rows": [_keep_known(row, bundle) for row in tree["rows"]]}
 
 
 def _read_raw(rows: list[Any], bundle: Bundle) -> list[Any]:
@@ -291,7 +291,7 @@ def _read_raw(rows: list[Any], bundle: Bundle) -> list[Any]:
     return result
 
 
-def _known(row: Any, bundle: Bundle) -> Any:
+def _keep_known(row: Any, bundle: Bundle) -> Any:
     """Returns a row without keys that the model does not know."""
     if not isinstance(row, dict):
         return row

@@ -28,12 +28,12 @@ from reagent_lite.serving.decision_log import (
     LogRow,
     RepeatedError,
 )
-from reagent_lite.serving.figures import ServerFigures
 from reagent_lite.serving.large import LARGE_CHOICES, MOST_CHOICES_OF_REQUEST, LargeRequests
 from reagent_lite.serving.refusals import RefusedError
-from reagent_lite.serving.rollout import WorkerRollout, add_action, columns_of, drawn_from, have_same_inputs
 from reagent_lite.serving.rollout_store import RolloutState, ServedUnit, UnitChangedError
 from reagent_lite.serving.served_model import ServedModel
+from reagent_lite.serving.server_figures import ServerFigures
+from reagent_lite.serving.worker_rollout import WorkerRollout, add_action, columns_of, drawn_from, have_same_inputs
 
 MOST_CHOICES = 1 << 16
 """Largest number of choices in one prediction, if every row is padded to the widest."""
@@ -263,7 +263,7 @@ class Decider:
             return
         for request in requests:
             request.answer.set_result(_decisions(request.rows, ids, _versions(batch, request.rows[-1])))
-        self._figures.decided([row.options[row.choice] for row in rows], batch.bundle)
+        self._figures.count_decisions([row.options[row.choice] for row in rows], batch.bundle)
         self._count_values(batch.bundle, [row for row in rows if len(row.choices)])  # those of large requests are
 
     def _append(self, rows: Sequence[_DecisionRow]) -> list[str]:
@@ -308,7 +308,7 @@ class Decider:
         versions = batch.versions
         for number, row in enumerate(request.rows):
             body = row.body
-            first_id, first = self._log.decided(body.mdp_id, body.sequence_number) or ("", {})
+            first_id, first = self._log.find_decision(body.mdp_id, body.sequence_number) or ("", {})
             event = json.loads(to_json(row.event()))
             if any(first.get(name) != event[name] for name in ("state_features", "possible_actions")):
                 expected = "rows whose sequence_number is new in their episode, each once, or an earlier request again"

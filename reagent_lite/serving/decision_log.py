@@ -35,12 +35,12 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from pydantic_core import to_json
 
-from reagent_lite.config.columns import EPISODE_COLUMNS
-from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.column_names import EPISODE_COLUMNS
+from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.console import logger, machine_logger
 from reagent_lite.data.served_log import WAITING, WaitingDecisions, newest_in
 from reagent_lite.data.writing.decisions import choices_of, write_decisions
-from reagent_lite.errors import ConfigError, DataError, Problem, counted
+from reagent_lite.errors import ConfigError, DataError, Problem, pluralize
 from reagent_lite.export.bundle import ChoiceKind
 from reagent_lite.files import alone_in, disk_errors, require_writable, room_in, sync, write_whole
 from reagent_lite.mounts import find_mount
@@ -232,7 +232,7 @@ class DecisionLog:
         self._note_newest(last + len(rows))
         return [self._id(last + 1 + offset) for offset in range(len(rows))]
 
-    def decided(self, mdp_id: str | None, sequence_number: int | None) -> tuple[str, dict[str, Any]] | None:
+    def find_decision(self, mdp_id: str | None, sequence_number: int | None) -> tuple[str, dict[str, Any]] | None:
         """Returns the id and the event of a decision that is in no Parquet file yet; None if there is none.
 
         Raises:
@@ -460,7 +460,7 @@ class DecisionLog:
             sync(self._wal)  # otherwise a loss of power could undo the assignment of decisions to the file
             ((episodes,),) = self._all("SELECT episodes FROM log")
             write_decisions(target, [self._row(*row, episodes=bool(episodes)) for row in rows])
-            machine_logger.info(f"{target}: {counted(len(rows), 'decision')}")
+            machine_logger.info(f"{target}: {pluralize(len(rows), 'decision')}")
         for batch in _batches(rows):
             with self._transaction(_WAIT_SECONDS):
                 self._db.executemany("DELETE FROM decisions WHERE id = ?", [row[:1] for row in batch])
@@ -632,10 +632,10 @@ def open_log(config: ServeConfig, *, choices: ChoiceKind) -> Iterator[DecisionLo
             if missing:
                 last = log.waiting + log.written
                 machine_logger.warning(
-                    f"{path}: {counted(missing, 'decision')} missing, numbers {last + 1} to {last + missing} of log "
+                    f"{path}: {pluralize(missing, 'decision')} missing, numbers {last + 1} to {last + missing} of log "
                     f"{log.name}: {path.name}-wal was damaged or removed, or the machine stopped before they were "
                     "synced. Rewards for them are refused"
                 )
             if log.waiting:
-                machine_logger.info(f"{path}: {counted(log.waiting, 'decision')} of an earlier server")
+                machine_logger.info(f"{path}: {pluralize(log.waiting, 'decision')} of an earlier server")
             yield log

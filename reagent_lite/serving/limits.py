@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.errors import Problem
 from reagent_lite.serving.access import Access
-from reagent_lite.serving.figures import ServerFigures
 from reagent_lite.serving.refusals import TRY_LATER, RefusedError, refusal
+from reagent_lite.serving.server_figures import ServerFigures
 
 _MOST_AT_ONCE = 1000  # requests that a worker decides at a time; any more are answered with 503 at once
 _MOST_BODY_BYTES = 256_000_000  # of all bodies that a worker reads; beyond it the oldest incomplete one is refused
@@ -55,7 +55,7 @@ class Limits:
             headers = dict(scope["headers"])
             self._require_admitted(scope, headers)
             if scope["method"] == "POST":
-                receive = _replayed(await self._body(headers, receive), receive)
+                receive = _replay(await self._body(headers, receive), receive)
                 if self._posts >= _MOST_AT_ONCE:
                     raise RefusedError(503, Problem("requests", f"at most {_MOST_AT_ONCE} at once", "more", TRY_LATER))
                 is_counted = True
@@ -134,7 +134,7 @@ class Limits:
             oldest.reschedule(asyncio.get_running_loop().time())
 
 
-def _replayed(body: bytes, receive: Any) -> Any:
+def _replay(body: bytes, receive: Any) -> Any:
     read = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Any:

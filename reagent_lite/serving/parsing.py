@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
-from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.errors import Problem
 from reagent_lite.serving.bodies import read_body
 from reagent_lite.serving.large import LARGE_BYTES
@@ -46,8 +46,8 @@ async def _read(request: Request, model: type[BaseModel]) -> BaseModel:
         raise RefusedError(422, Problem("body", "JSON", f"{body!r:.100}" if body else "nothing", todo))
     worker = request.app.state.worker
     if len(body) < LARGE_BYTES:
-        return _parsed(body, model, worker)
-    return await worker.large.run(_parsed, body, model, worker)  # type: ignore[no-any-return]
+        return _parse(body, model, worker)
+    return await worker.large.run(_parse, body, model, worker)  # type: ignore[no-any-return]
 
 
 def _is_json(content_type: str) -> bool:
@@ -55,7 +55,7 @@ def _is_json(content_type: str) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-def _parsed(body: bytes, model: type[BaseModel], worker: Any) -> BaseModel:
+def _parse(body: bytes, model: type[BaseModel], worker: Any) -> BaseModel:
     try:
         tree = parse_json(body, nan=True)
     except UnicodeDecodeError as error:

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from reagent_lite.errors import MAX_PROBLEMS, BundleError, Problem, nearest
+from reagent_lite.errors import MAX_PROBLEMS, BundleError, Problem, suggest_nearest
 from reagent_lite.serving.decision_log import BusyError
 
 TRY_LATER = "Try again later"
@@ -106,4 +106,4 @@ def _advice(body: type[BaseModel], location: Sequence[int | str]) -> str:
     fields = body.model_fields
     if len(location) > 1:
         fields = get_args(fields["rows"].annotation)[0].model_fields
-    return nearest(str(location[-1]), list(fields), otherwise=f"Known keys: {', '.join(fields)}")
+    return suggest_nearest(str(location[-1]), list(fields), otherwise=f"Known keys: {', '.join(fields)}")

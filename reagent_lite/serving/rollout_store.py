@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from reagent_lite.config.rollout import ComparisonConfig, ServedRolloutConfig
+from reagent_lite.config.rollout_config import ComparisonConfig, ServedRolloutConfig
 from reagent_lite.serving.decision_log import DecisionLog
 
 State = Literal["running", "stopped", "promoted", "superseded"]

@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from reagent_lite.config.rollout import ServedRolloutConfig
+from reagent_lite.config.rollout_config import ServedRolloutConfig
 from reagent_lite.console import machine_logger
 from reagent_lite.data.rollout_rows import rows_in
 from reagent_lite.data.served_log import ROLLOUT_EVENTS, decision_files
-from reagent_lite.data.stage import data_files
-from reagent_lite.evaluation.rollout import Comparer, RolloutComparison, UnitCollector
+from reagent_lite.data.stage_folder import data_files
+from reagent_lite.evaluation.policy_comparison import Comparer, RolloutComparison, UnitCollector
 from reagent_lite.files import write_whole
 from reagent_lite.serving.rollout_store import RolloutState, RolloutStore
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
-from reagent_lite.config.columns import names_of
+from reagent_lite.config.column_names import names_of
 from reagent_lite.console import machine_logger
-from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.stage import data_files
-from reagent_lite.errors import BundleError, DataError, Problem, listed, raise_any
+from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.stage_folder import data_files
+from reagent_lite.errors import BundleError, DataError, Problem, join_names, raise_any
 from reagent_lite.export import Bundle, load_bundle
 from reagent_lite.export.exploration import EXPLORE, lack_of_exploration
 from reagent_lite.export.newer_items import with_items_of
@@ -160,5 +160,5 @@ def _features(ids: Iterable[int], texts: Container[str]) -> tuple[str, ...]:
 def _difference(before: Sequence[str], after: Sequence[str]) -> str:
     missing = [name for name in before if name not in after]
     new = [name for name in after if name not in before]
-    parts = [f"{listed(names)} {word}" for names, word in ((missing, "missing"), (new, "new")) if names]
+    parts = [f"{join_names(names)} {word}" for names, word in ((missing, "missing"), (new, "new")) if names]
     return ", ".join(parts) or "another order"

@@ -27,20 +27,20 @@ import uvicorn
 from prometheus_client import multiprocess
 
 from reagent_lite.cli import exit_code, message_of
-from reagent_lite.config.rollout import ServedRolloutConfig
-from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.rollout_config import ServedRolloutConfig
+from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.console import log_json, logger, machine_logger
-from reagent_lite.errors import ConfigError, Problem, counted
+from reagent_lite.errors import ConfigError, Problem, pluralize
 from reagent_lite.export.bundle import ChoiceKind
 from reagent_lite.files import alone_in, require_writable, scratch_folder
 from reagent_lite.serving.access import Access, require_certificate
 from reagent_lite.serving.app import create_app
-from reagent_lite.serving.connections import Connections
 from reagent_lite.serving.decision_log import DecisionLog, open_log, require_usable
-from reagent_lite.serving.rollout import WorkerRollout
+from reagent_lite.serving.open_connections import OpenConnections
 from reagent_lite.serving.rollout_store import RolloutStore
 from reagent_lite.serving.rollout_watch import RolloutWatch
 from reagent_lite.serving.served_model import Interface, ServedModel
+from reagent_lite.serving.worker_rollout import WorkerRollout
 
 _CURRENT = "current"
 _NEW = "new"
@@ -80,7 +80,7 @@ class _Server:
     rollout: int | None
 
 
-def serve(config: ServeConfig) -> tuple[int, int]:
+def run_workers(config: ServeConfig) -> tuple[int, int]:
     """Serves until SIGTERM or SIGINT; returns the numbers of restarts of workers, and of decisions that wait.
 
     Raises:
@@ -124,7 +124,7 @@ def serve(config: ServeConfig) -> tuple[int, int]:
         log.rotate()
         _poll(log, watch)
         if log.waiting:
-            waiting = counted(log.waiting, "decision waits", "decisions wait")
+            waiting = pluralize(log.waiting, "decision waits", "decisions wait")
             logger.info(f"{folder}: {waiting} for rewards and in no file yet: the next server continues")
         return restarts, log.waiting
 
@@ -268,7 +268,7 @@ def _answer(server: _Server, number: int, ready: Any) -> int:
             rollout.present()
         app = create_app(config, number, model, log, server.access, rollout)
         open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        connections = Connections(config, app.state.worker.figures, open_files)
+        connections = OpenConnections(config, app.state.worker.figures, open_files)
         settings = uvicorn.Config(
             app,
             http=connections.protocol,  # type: ignore[arg-type] # a function that makes one, for a class

@@ -12,7 +12,7 @@ from reagent_lite.sim.calls import ActCall, Call, Kernel
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda import CudaBackend
 from reagent_lite.sim.gymnasium_backend import GymnasiumBackend
-from reagent_lite.sim.sources import find_environment
+from reagent_lite.sim.kernel_sources import find_environment
 from reagent_lite.sim.spec import EnvSpec
 
 

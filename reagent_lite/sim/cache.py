@@ -49,7 +49,7 @@ def machine() -> str:
     return "\n".join((platform.system(), platform.machine(), platform.processor(), *features))
 
 
-def cached(key: str, suffix: str, build: Callable[[Path], None], folder: Path | None = None) -> Path:
+def find_or_build(key: str, suffix: str, build: Callable[[Path], None], folder: Path | None = None) -> Path:
     """Returns the compiled file of a key and builds it if there is no intact one.
 
     If other users can write to the folder, a warning is logged and the file is built in a folder of this process.

@@ -8,9 +8,9 @@ import sys
 from dataclasses import dataclass
 
 from reagent_lite.errors import NoCompilerError, Problem, install
-from reagent_lite.files import shipped
+from reagent_lite.files import find_shipped
 
-KERNELS = shipped("kernels")
+KERNELS = find_shipped("kernels")
 """The folder of all kernel sources."""
 
 # Fully unrolls loops over an array of the state or over candidates; otherwise g++ does not vectorize the loop around.

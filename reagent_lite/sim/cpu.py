@@ -11,10 +11,10 @@ from typing import Literal, get_args
 import torch
 
 from reagent_lite.errors import KernelBuildError, Problem
-from reagent_lite.sim.cache import cached, machine, make_key
+from reagent_lite.sim.cache import find_or_build, machine, make_key
 from reagent_lite.sim.calls import ActCall, Call, Kernel
 from reagent_lite.sim.compiler import KERNELS, Compiler, find_compiler
-from reagent_lite.sim.sources import MACHINERY, built_from, compilation_unit, include_advice, require_parameters
+from reagent_lite.sim.kernel_sources import MACHINERY, built_from, compilation_unit, include_advice, require_parameters
 from reagent_lite.sim.spec import EnvSpec
 
 # Warnings, and lines that compilers print between errors.
@@ -138,7 +138,7 @@ def _build(
             got = f"from the compiler:\n{_relevant_errors(answer.stderr)}\n"
             raise KernelBuildError(Problem(str(path), "an environment that compiles", got, include_advice(path)))
 
-    return cached(key, ".so", build, folder)
+    return find_or_build(key, ".so", build, folder)
 
 
 def _relevant_errors(message: str) -> str:

@@ -20,7 +20,7 @@ import torch
 from reagent_lite.errors import KernelBuildError, Problem, SimulationError
 from reagent_lite.sim.calls import ActCall, Call, Kernel
 from reagent_lite.sim.cuda_build import architecture, build_cubin, device_problem, driver_problem, read_description
-from reagent_lite.sim.sources import require_parameters
+from reagent_lite.sim.kernel_sources import require_parameters
 from reagent_lite.sim.spec import EnvSpec
 
 SYNCHRONIZE = "REAGENT_LITE_CUDA_SYNC"

@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 
 from reagent_lite.errors import KernelBuildError, NoCompilerError, Problem, install
-from reagent_lite.sim.cache import cache_folder, cached, make_key
+from reagent_lite.sim.cache import cache_folder, find_or_build, make_key
 from reagent_lite.sim.compiler import KERNELS
-from reagent_lite.sim.sources import built_from, compilation_unit, include_advice
+from reagent_lite.sim.kernel_sources import built_from, compilation_unit, include_advice
 
 OLDEST = (7, 5)
 _FLAGS = (
@@ -83,7 +83,7 @@ def build_cubin(
         if answer.returncode != 0:
             raise KernelBuildError(_refusal(path, nvcc, arch, (answer.stderr + answer.stdout).strip()))
 
-    return cached(key, _newest_suffix(key, form) if nvcc is None else f".nvcc-{_version(nvcc)}.{form}", build)
+    return find_or_build(key, _newest_suffix(key, form) if nvcc is None else f".nvcc-{_version(nvcc)}.{form}", build)
 
 
 def read_description(cubin: Path) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reagent_lite.config.environment import GYMNASIUM
-from reagent_lite.errors import Problem, SimulationError, nearest, needing, raise_any
+from reagent_lite.errors import Problem, SimulationError, needing, raise_any, suggest_nearest
 from reagent_lite.sim.calls import ActCall, Call, Kernel
 from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.cpu import CpuBackend
@@ -152,7 +152,7 @@ class GymnasiumBackend:
             is_known = self.name.rpartition(":")[2] in gymnasium.registry
             elsewhere = (ModuleNotFoundError, gymnasium.error.NamespaceNotFound)
             names = () if isinstance(error, elsewhere) else tuple(gymnasium.registry)
-            todo = "" if is_known else nearest(self.name, names, otherwise=_OWN)
+            todo = "" if is_known else suggest_nearest(self.name, names, otherwise=_OWN)
             got = f"{self.name!r}: {_last_line(error)}"
             raise SimulationError(Problem(where, "an environment that gymnasium.make makes", got, todo)) from error
 

@@ -10,10 +10,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from reagent_lite.config.convert import ConvertConfig
+from reagent_lite.config.convert_config import ConvertConfig
 from reagent_lite.console import logger
-from reagent_lite.data.stage import data_files, left_out, require_apart
-from reagent_lite.errors import counted, needing
+from reagent_lite.data.stage_folder import data_files, notes_of_input, require_apart
+from reagent_lite.errors import needing, pluralize
 from reagent_lite.files import require_writable
 
 
@@ -40,11 +40,11 @@ def convert(config: ConvertConfig) -> Converted:
     """Writes the log in its new format and returns the results."""
     with needing("data", "input_path"):
         from reagent_lite.data.tables import survey, typed_tables, with_types
-        from reagent_lite.data.writing.files import table_writer
+        from reagent_lite.data.writing.table_writers import table_writer
     start = time.monotonic()
     target = Path(config.output_path).expanduser().absolute()
     files = data_files(config.input_path, config.columns)
-    for note in left_out(config.input_path):
+    for note in notes_of_input(config.input_path):
         logger.warning(note)
     require_apart(config.input_path, files, {"output_path": target})
     require_writable(target.parent, "output_path")
@@ -59,7 +59,7 @@ def convert(config: ConvertConfig) -> Converted:
             writer.write(table)
             rows += table.num_rows
             names |= {column.name: None for column in table.schema if str(column.type) != "null"}
-    logger.info(f"{target}: {counted(rows, 'row')}")
+    logger.info(f"{target}: {pluralize(rows, 'row')}")
     if target.name.endswith(".csv") and "action" in fields and str(fields["action"].type) == "int64":
         logger.info("actions are indices, which CSV stores as text: text is read as a name first if `actions` has it")
     seconds = time.monotonic() - start

@@ -15,9 +15,9 @@ from reagent_lite.config.tracking import TrackingConfig
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.doctor import machine
-from reagent_lite.doctor.checks import Row, checked, of_error, ok, skipped
+from reagent_lite.doctor.checks import Row, of_error, ok, run_check, skip
 from reagent_lite.doctor.machines import meet
-from reagent_lite.doctor.share import share
+from reagent_lite.doctor.share import check_share
 from reagent_lite.errors import ConfigError, ReagentLiteError
 from reagent_lite.run.dry_run import dry_run
 
@@ -26,27 +26,27 @@ WORKFLOWS: dict[str, type[WorkflowConfig]] = {"dqn": DqnConfig, "parametric_dqn"
 
 def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | None]:
     """Returns rows on this machine, rows on all machines together, and the number of this machine."""
-    rows = [*checked("versions", machine.versions)]
+    rows = [*run_check("versions", machine.check_versions)]
     name = options.workflow or choose_workflow(options.config, options.set)
     workflow = f"workflows.{name}"
     try:
         config: WorkflowConfig = load_config(WORKFLOWS[name], options.config, tuple(options.set))
         rows.append(ok("config", f"{options.config} is valid for {workflow}"))
     except ConfigError as error:
-        rows += [of_error(f"config of {workflow}", error), skipped("all else", "there is no valid config")]
+        rows += [of_error(f"config of {workflow}", error), skip("all else", "there is no valid config")]
         return rows, [], None
     try:
         config, node, source = _of_this_machine(config, options.node_index)
         processes = choose_processes(config)
     except ReagentLiteError as error:
-        rows += [of_error("machines", error), skipped("all else", "the number of this machine must be known")]
+        rows += [of_error("machines", error), skip("all else", "the number of this machine must be known")]
         return rows, [], None
     rows += [ok("machines", source), *_alone(config, node, processes)]
     if node.count == 1 or options.alone:
         why = "there is one machine" if node.count == 1 else "--alone"
-        return rows, [skipped("machines meet", why)], node
+        return rows, [skip("machines meet", why)], node
     failed = tuple(row.name for row in rows if row.state == "FAILED")
-    return rows, [*checked("machines meet", lambda: meet(config, node, processes, failed, options.wait))], node
+    return rows, [*run_check("machines meet", lambda: meet(config, node, processes, failed, options.wait))], node
 
 
 def choose_workflow(path: str, overrides: list[str]) -> str:
@@ -72,23 +72,23 @@ def _of_this_machine(config: WorkflowConfig, flag: int | None) -> tuple[Workflow
 
 
 def _alone(config: WorkflowConfig, node: Node, processes: Processes) -> Iterator[Row]:
-    yield from checked("processes", lambda: machine.devices(processes))
-    yield from checked("network", lambda: machine.network(config, node))
-    yield from checked("share", lambda: share(config, node))
+    yield from run_check("processes", lambda: machine.devices(processes))
+    yield from run_check("network", lambda: machine.network(config, node))
+    yield from run_check("share", lambda: check_share(config, node))
     for key, path in (("training data", config.training_data_path), ("eval data", config.eval_data_path)):
         if path:
-            yield from checked(key, partial(machine.data, config, node, key, path))
+            yield from run_check(key, partial(machine.data, config, node, key, path))
     if config.training_data_path:
-        yield from checked("training copy", lambda: machine.copy_folder(config, config.training_data_path))
-    yield from checked("environment", lambda: machine.simulation(config, processes))
+        yield from run_check("training copy", lambda: machine.copy_folder(config, config.training_data_path))
+    yield from run_check("environment", lambda: machine.simulation(config, processes))
     if node.index == 0 and config.tracking != TrackingConfig():
-        yield from checked("tracking", lambda: machine.tracking(config))
+        yield from run_check("tracking", lambda: machine.tracking(config))
     try:
         run = dry_run(config, processes)
     except ReagentLiteError:
         return  # the row of the environment has the error
     if config.collects or config.follows:
-        yield from checked("simulation.dataset", lambda: machine.dataset_folder(config))
+        yield from run_check("simulation.dataset", lambda: machine.dataset_folder(config))
     if not config.collects:
-        yield from checked("model_output_path", lambda: machine.model_folder(config, node, run.spec))
-    yield from checked("memory", lambda: machine.memory(run))
+        yield from run_check("model_output_path", lambda: machine.check_model_folder(config, node, run.spec))
+    yield from run_check("memory", lambda: machine.memory(run))

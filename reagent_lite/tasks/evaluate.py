@@ -25,28 +25,28 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config import fingerprint
-from reagent_lite.config.columns import UNIT
-from reagent_lite.config.evaluate import EvaluateConfig, is_model
+from reagent_lite.config.column_names import UNIT
+from reagent_lite.config.evaluate_config import EvaluateConfig, is_model
 from reagent_lite.config.items import ITEM_ID
 from reagent_lite.config.paths import DataPath, logs_of
-from reagent_lite.config.timeline import QuerySection, TimelineConfig, TimelineSection
+from reagent_lite.config.timeline_config import QuerySection, TimelineConfig, TimelineSection
 from reagent_lite.console import logger, progress
-from reagent_lite.data.copy.agreement import content_of
+from reagent_lite.data.copy.copy_summaries import content_of
 from reagent_lite.data.copy.training_copy import TrainingCopy, give_back_memory, prepare_training_copy
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.errors import BundleError, ConfigError, Problem, needing
+from reagent_lite.evaluation.arena import Arena
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.estimates import EvaluatedPolicy, EvaluationLog, estimates_of
 from reagent_lite.evaluation.exported_model import ExportedModel, Reading
 from reagent_lite.evaluation.given_policy import GivenPolicy
-from reagent_lite.evaluation.simulation import Arena
 from reagent_lite.export.choices import CHOICES
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import canonical
 from reagent_lite.report.evaluated import report_of_evaluation
-from reagent_lite.report.markdown import text_of
-from reagent_lite.report.page import render
+from reagent_lite.report.html_page import render
+from reagent_lite.report.markdown import lines_of_report
 from reagent_lite.report.result import Brief, Result
 from reagent_lite.run.learner import threads_for
 
@@ -99,7 +99,7 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
     report = report_of_evaluation(findings, target.name, time.monotonic() - start)
     for warning in report.notes:
         logger.warning(warning)
-    for line in (*text_of(report), str(report.decision)):
+    for line in (*lines_of_report(report), str(report.decision)):
         logger.info(line)
     page = target.with_suffix(".html")
     write_whole(target, canonical(findings.document()))
@@ -150,7 +150,7 @@ def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> 
         items = _items(config, models)
         copy, columns, units = _read(config, policies, items)
         gamma = _gamma_of_single_rows(copy) if gamma is None else gamma
-        seen = _seen(config, policies, copy)
+        seen = _find_seen(config, policies, copy)
         log = EvaluationLog.of(config, policies, copy, columns, gamma, items, units, seen)
         give_back_memory()  # what reading took
     assert gamma is not None, "without a log there are only models, which have a gamma"
@@ -232,7 +232,7 @@ def _read(
     return copy, policy_columns, read_unit_column(path, copy, config.columns) if UNIT in config.columns else None
 
 
-def _seen(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], copy: TrainingCopy) -> tuple[bool, ...]:
+def _find_seen(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], copy: TrainingCopy) -> tuple[bool, ...]:
     """Returns whether each policy has learned from the log, or was made from it as `fitted_on` says."""
     content = content_of(copy)
     fitted: set[str] = set()
@@ -257,7 +257,7 @@ def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | N
     if config.items is None:
         items = bundles[0].items if bundles else None
         return None if items is None else replace(items, all_possible=possible == "all")
-    from reagent_lite.data.rows.items import given_items
+    from reagent_lite.data.rows.item_files import given_items
 
     item_id = config.item_id or (models[0].bundle.item_id if models else ITEM_ID)
     return given_items(config.items, item_id, possible)

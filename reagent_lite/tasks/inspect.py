@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from reagent_lite.config.inspect import InspectConfig
+from reagent_lite.config.inspect_config import InspectConfig
 from reagent_lite.console import logger
 from reagent_lite.errors import DataError, Problem, needing
 from reagent_lite.files import require_writable, write_whole
@@ -47,13 +47,13 @@ def inspect(config: InspectConfig) -> Described:
     """
     with needing("data", "data_path"):
         from reagent_lite.data.inspection.proposal import inspect_log
-        from reagent_lite.data.stage import data_files, left_out, require_apart
+        from reagent_lite.data.stage_folder import data_files, notes_of_input, require_apart
     start = time.monotonic()
     target = Path(config.output_path).expanduser().absolute() if config.output_path else None
     if target is not None:
         require_apart(config.data_path, data_files(config.data_path), {"output_path": target})
         require_writable(target.parent, "output_path")
-    for note in left_out(config.data_path):
+    for note in notes_of_input(config.data_path):
         logger.warning(note)
     inspected = inspect_log(config)
     for line in inspected.lines():
@@ -63,7 +63,7 @@ def inspect(config: InspectConfig) -> Described:
             expected = "a log that a config can be written for"
             raise DataError([Problem(config.data_path, expected, reason) for reason in inspected.problems])
         document = json.dumps(inspected.config, indent=2, ensure_ascii=False).encode() + b"\n"
-        if (kept := _kept(target, document)) is not None:
+        if (kept := _keep_edited(target, document)) is not None:
             logger.warning(f"{target} was another config, which is kept as {kept}")
         write_whole(target, document)
         logger.info(f"written to {target}: python -m workflows.{inspected.workflow} --config {config.output_path}")
@@ -77,7 +77,7 @@ def inspect(config: InspectConfig) -> Described:
     )
 
 
-def _kept(target: Path, document: bytes) -> Path | None:
+def _keep_edited(target: Path, document: bytes) -> Path | None:
     """Renames a file in the place of the config, which may have been edited; None if it has the same content."""
     if not target.exists() or target.read_bytes() == document:
         return None

@@ -19,17 +19,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reagent_lite.config import resolved
-from reagent_lite.config.normalize import NormalizeConfig
-from reagent_lite.config.paths import DataPath, logs_of, shown
+from reagent_lite.config import expand_config
+from reagent_lite.config.normalize_config import NormalizeConfig
+from reagent_lite.config.paths import DataPath, logs_of, show_paths
 from reagent_lite.console import logger, progress
+from reagent_lite.data.features.column_fits import VERSION, Fitted, check_overrides, fit_columns
 from reagent_lite.data.features.drift import Drift, drift_between, drift_lines
-from reagent_lite.data.features.fitting import VERSION, Fitted, check_overrides, fit_columns
-from reagent_lite.data.features.normalization import left_out_features, normalization_json, write_normalization
-from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.features.normalization_files import left_out_features, normalization_json, write_normalization
+from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.log_shares import shares_in_words, shares_of
-from reagent_lite.data.stage import StageManifest, data_files, left_out, require_own, states_of
-from reagent_lite.errors import ConfigError, Problem, counted, needing
+from reagent_lite.data.stage_folder import StageManifest, data_files, notes_of_input, require_own, states_of
+from reagent_lite.errors import ConfigError, Problem, needing, pluralize
 from reagent_lite.files import appearing_folder, disk_errors, require_writable, scratch_folder, write_whole
 from reagent_lite.item_table import ItemTable
 
@@ -74,7 +74,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
     """
     with needing("data", "training_data_path"):
         from reagent_lite.data.features.summary import ACTION, STATE
-        from reagent_lite.data.rows.items import given_items
+        from reagent_lite.data.rows.item_files import given_items
     start = time.monotonic()
     folder = Path(config.norm_params.output_dir or "").expanduser().absolute()
     key = "norm_params.output_dir"
@@ -83,7 +83,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
     inputs = tuple(
         replace(file, name=f"{side}/{file.name}") for side, files_of_side in files.items() for file in files_of_side
     )
-    settings = resolved(config)
+    settings = expand_config(config)
     del settings["norm_params"]["output_dir"], settings["training_data_path"], settings["reference_data_path"]
     sha256 = None if items is None else items.sha256
     settings |= {"version": VERSION, "compared": bool(files["reference"]), "items": sha256}
@@ -96,7 +96,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
     require_writable(folder.parent, key)
 
     training = _summary(config, files["training"], config.training_data_path, "reading", config.parametric)
-    fitted = _fitted(config, training)
+    fitted = _fit(config, training)
     drifts = dict[str, Drift]()
     hashes = training.hashes
     parent = StageManifest.of_input(config.training_data_path)
@@ -105,7 +105,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
         reference = _summary(config, files["reference"], source, "reading the reference", training.parametric)
         hashes += reference.hashes
         for name, column in training.columns.items():
-            where = f"{shown(config.training_data_path)} and {shown(source)}: {name}"
+            where = f"{show_paths(config.training_data_path)} and {show_paths(source)}: {name}"
             drifts[name] = drift_between(column, reference.columns[name], config.drift, where=where)
     ids = {name: tuple(column.features) for name, column in training.columns.items()}
     documents = _documents(config, training, fitted, drifts)
@@ -146,7 +146,7 @@ def _files(config: NormalizeConfig, items: ItemTable | None) -> dict[str, tuple[
     files: dict[str, tuple[InputFile, ...]] = {"training": (), "reference": ()}
     for side, path in (("training", config.training_data_path), ("reference", config.reference_data_path)):
         if path is not None:
-            for note in left_out(path):
+            for note in notes_of_input(path):
                 logger.warning(note)
             files[side] = data_files(path, config.columns, items)
     return files
@@ -189,7 +189,7 @@ def _summary(
     return summary
 
 
-def _fitted(config: NormalizeConfig, training: "LogSummary") -> dict[str, Fitted]:
+def _fit(config: NormalizeConfig, training: "LogSummary") -> dict[str, Fitted]:
     """Returns the normalization of each column.
 
     Raises:
@@ -197,7 +197,7 @@ def _fitted(config: NormalizeConfig, training: "LogSummary") -> dict[str, Fitted
         DataError: features cannot be fitted; lists all of them.
     """
     params = config.norm_params
-    where = shown(config.training_data_path)
+    where = show_paths(config.training_data_path)
     if not training.columns:
         expected = "state_features among them where actions are names"
         raise ConfigError(Problem("norm_params.cols_to_norm", expected, str(list(params.cols_to_norm))))
@@ -212,7 +212,7 @@ def _left_out(config: NormalizeConfig, training: "LogSummary", fitted: dict[str,
         left_out_features(
             fit.spec,
             tuple(training.columns[name].features),
-            where=f"{shown(config.training_data_path)}: {name}",
+            where=f"{show_paths(config.training_data_path)}: {name}",
             fewest=fewest,
         )
         for name, fit in fitted.items()
@@ -242,9 +242,9 @@ def _log_results(config: NormalizeConfig, manifest: StageManifest, drifts: dict[
     report = manifest.report
     kind = "candidates with features" if report["parametric"] else "names"
     by = "by the action column" if config.parametric is None else "as parametric says"
-    logger.info(f"{shown(config.training_data_path)}: {counted(manifest.rows, 'row')}; actions are {kind}, {by}")
+    logger.info(f"{show_paths(config.training_data_path)}: {pluralize(manifest.rows, 'row')}; actions are {kind}, {by}")
     if report["rows_by_position"]:
-        unnamed = counted(report["rows_by_position"], "row")
+        unnamed = pluralize(report["rows_by_position"], "row")
         logger.info(
             f"note: {unnamed} without mdp_id or sequence_number; the sample of these rows depends on their order"
         )

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from reagent_lite.config.loader import check
-from reagent_lite.config.rollout import ComparisonConfig, RolloutConfig
+from reagent_lite.config.rollout_config import ComparisonConfig, RolloutConfig
 from reagent_lite.console import logger
-from reagent_lite.errors import DataError, Problem, counted, listed, needing
-from reagent_lite.evaluation.rollout import Comparer, RolloutComparison, UnitCollector, Units
+from reagent_lite.errors import DataError, Problem, join_names, needing, pluralize
+from reagent_lite.evaluation.policy_comparison import Comparer, RolloutComparison, UnitCollector, Units
 
 if TYPE_CHECKING:
     from reagent_lite.data.result_frames import DataFrame
@@ -66,12 +66,12 @@ def compare(config: RolloutConfig) -> ComparedPolicies:
     with needing("data", "log"):
         from reagent_lite.data.rollout_rows import rollout_rows
         from reagent_lite.data.served_log import rollout_events
-        from reagent_lite.data.stage import data_files
+        from reagent_lite.data.stage_folder import data_files
     start = time.monotonic()
     events = rollout_events(config.log) if isinstance(config.log, str) else []
     rollout = config.rollout or next((event["rollout"] for event in reversed(events) if "rollout" in event), "")
     events = [event for event in events if event.get("rollout") == rollout]
-    settings = config.comparison or _recorded(events)
+    settings = config.comparison or _read_recorded(events)
     comparer = Comparer(settings)
     collector = UnitCollector(settings.gamma, settings.episode_seconds)
     figures = {event["figures"]["units"]: event for event in events if "figures" in event}
@@ -88,9 +88,9 @@ def compare(config: RolloutConfig) -> ComparedPolicies:
         (collector.late_rows, "unit that had ended"),
     ):
         if number:
-            logger.warning(f"{counted(number, 'row')} with a {what}")
+            logger.warning(f"{pluralize(number, 'row')} with a {what}")
     if different:
-        logger.warning(f"{counted(different, 'event')} with other figures than the files of the log")
+        logger.warning(f"{pluralize(different, 'event')} with other figures than the files of the log")
     comparison = comparer.comparison()
     logger.info(comparison.sentence)
     return ComparedPolicies(
@@ -106,7 +106,7 @@ def compare(config: RolloutConfig) -> ComparedPolicies:
     )
 
 
-def _recorded(events: list[dict[str, Any]]) -> ComparisonConfig:
+def _read_recorded(events: list[dict[str, Any]]) -> ComparisonConfig:
     """Returns the settings of the server that wrote the log, or the defaults."""
     recorded = (event["comparison"] for event in events if isinstance(event.get("comparison"), dict))
     return check(ComparisonConfig, next(recorded, {}))
@@ -122,13 +122,13 @@ def _only(blocks: "Iterator[RolloutRows]", rollout: str) -> "Iterator[RolloutRow
     for rows in blocks:
         names |= dict.fromkeys(rows.rollout)
         if not rollout and len(names) > 1:
-            raise DataError(Problem("rollout", "the id of one rollout", listed(names), "Give one of them"))
+            raise DataError(Problem("rollout", "the id of one rollout", join_names(names), "Give one of them"))
         if rollout and set(rows.rollout) - {rollout}:
             rows = rows.of(rollout)
         if rows.unit:
             yield rows
     if rollout and rollout not in names:
-        raise DataError(Problem("rollout", f"one of {listed(names)}", repr(rollout)))
+        raise DataError(Problem("rollout", f"one of {join_names(names)}", repr(rollout)))
 
 
 def _add(comparer: Comparer, units: Units, events: dict[int, dict[str, Any]]) -> int:

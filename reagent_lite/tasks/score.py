@@ -12,11 +12,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from reagent_lite.config.score import ScoreConfig
-from reagent_lite.config.simulate import LOG_SUFFIXES, output_problems
+from reagent_lite.config.score_config import ScoreConfig
+from reagent_lite.config.simulate_config import LOG_SUFFIXES, output_problems
 from reagent_lite.console import logger
-from reagent_lite.data.stage import left_out, require_apart
-from reagent_lite.errors import ConfigError, counted, needing
+from reagent_lite.data.stage_folder import notes_of_input, require_apart
+from reagent_lite.errors import ConfigError, needing, pluralize
 from reagent_lite.files import require_writable
 
 
@@ -49,16 +49,16 @@ def score(config: ScoreConfig) -> ScoredFile:
         DataError: rows have faults, or no row has a feature that the model reads.
     """
     with needing("data", "data_path"):
-        from reagent_lite.data.writing.files import table_writer, without_formulas
-        from reagent_lite.tasks.scoring import opened, scored_tables
+        from reagent_lite.data.writing.table_writers import table_writer, without_formulas
+        from reagent_lite.tasks.scoring import open_scoring, scored_tables
     start = time.monotonic()
     if problems := list(output_problems(config.output_path, LOG_SUFFIXES)):
         raise ConfigError(problems)
     target = Path(config.output_path).expanduser().absolute()
-    bundle, config, files = opened(config)
+    bundle, config, files = open_scoring(config)
     require_apart(config.data_path, files, {"output_path": target})
     require_writable(target.parent, "output_path")
-    for note in left_out(config.data_path):
+    for note in notes_of_input(config.data_path):
         logger.warning(note)
     rows = undecided = 0
     others = Counter[str]()
@@ -67,9 +67,9 @@ def score(config: ScoreConfig) -> ScoredFile:
             writer.write(without_formulas(table) if config.escape_formulas else table)
             rows += table.num_rows
             undecided += table["index"].null_count
-    logger.info(f"{target}: {counted(rows, 'row')}")
+    logger.info(f"{target}: {pluralize(rows, 'row')}")
     if undecided:
-        logger.warning(f"no action in {counted(undecided, 'row')}, as none is possible or no score is a number")
+        logger.warning(f"no action in {pluralize(undecided, 'row')}, as none is possible or no score is a number")
     seconds = time.monotonic() - start
     return ScoredFile(
         scores=str(target),

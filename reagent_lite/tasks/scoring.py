@@ -13,23 +13,23 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from reagent_lite.config.columns import features_of
-from reagent_lite.config.score import ScoreConfig
+from reagent_lite.config.column_names import features_of
+from reagent_lite.config.score_config import ScoreConfig
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.first_look import remembered_columns
 from reagent_lite.data.formats.arrow import BLOCK_VALUES
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.format_table import read_blocks, readers_of
 from reagent_lite.data.formats.frames import location
-from reagent_lite.data.formats.reading import read_blocks, readers_of
-from reagent_lite.data.rows.columns import Column, column_of, pieces
+from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.rows.block_columns import Column, column_of, pieces
 from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.levels import WORDS
-from reagent_lite.data.rows.maps import are_item_ids, candidate_lists, features, item_rows
+from reagent_lite.data.rows.maps import are_item_ids, features, item_rows, read_candidate_lists
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.rows.reading import action_mask
-from reagent_lite.data.rows.table import (
+from reagent_lite.data.rows.typed_columns import (
     as_text,
     features_as,
     features_type,
@@ -38,8 +38,8 @@ from reagent_lite.data.rows.table import (
     texts_in,
     typed_column,
 )
-from reagent_lite.data.stage import data_files
-from reagent_lite.errors import ConfigError, Problem, counted, listed, nearest, raise_any
+from reagent_lite.data.stage_folder import data_files
+from reagent_lite.errors import ConfigError, Problem, join_names, pluralize, raise_any, suggest_nearest
 from reagent_lite.export.bundle import Bundle, Prediction, load_bundle, parts
 from reagent_lite.export.newer_items import with_items_of
 from reagent_lite.feature_ids import id_of
@@ -50,11 +50,11 @@ _KEYS = {"mdp_id": pa.string(), "sequence_number": pa.int64()}
 
 def scored_table(config: ScoreConfig) -> pa.Table:
     """Returns the actions and scores of all rows, in memory; for columns and errors see `scored_tables`."""
-    bundle, config, files = opened(config)
+    bundle, config, files = open_scoring(config)
     return pa.concat_tables(scored_tables(config, files, bundle, Counter()))
 
 
-def opened(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, tuple[InputFile, ...]]:
+def open_scoring(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, tuple[InputFile, ...]]:
     """Returns the model, the config with the columns of the rows, and the files of the rows.
 
     Raises:
@@ -97,7 +97,7 @@ def scored_tables(
     readers = readers_of((*_KEYS, *config.keep, "state_features", "possible_actions"))
     with (
         progress("scoring", "bytes") as show,
-        closing(read_blocks(files, partial(_predicted, bundle, config.keep), show, readers)) as blocks,
+        closing(read_blocks(files, partial(_predict, bundle, config.keep), show, readers)) as blocks,
     ):
         for block in blocks:
             for rows in block:
@@ -107,7 +107,7 @@ def scored_tables(
                 others.update(rows.others)
                 yield rows.scored(bundle, rng, all_scores=config.all_scores)
     for feature, count in others.items():
-        logger.warning(f"feature {feature}: {counted(count, 'value')} without a column in the model")
+        logger.warning(f"feature {feature}: {pluralize(count, 'value')} without a column in the model")
     where = location(config.data_path)
     require_columns(sorted(columns), config.keep, where)
     _require_features("state", bundle.state_feature_ids, state_ids, where)
@@ -118,11 +118,11 @@ def _require_features(kind: str, reads: Sequence[int], given: Iterable[int], whe
     """Raises a DataError if rows have no column for a feature that the model reads; a column of nulls is enough."""
     names = sorted(map(str, given))
     missing = [str(feature) for feature in reads if str(feature) not in names]
-    got = f"features {listed(names)}" if names else "none"
+    got = f"features {join_names(names)}" if names else "none"
     problems = []
     for name in missing:
         expected = f"the {kind} feature {name}, which the model reads"
-        problems.append(Problem(where, expected, got, nearest(name, names, "Nearest: {!r}")))
+        problems.append(Problem(where, expected, got, suggest_nearest(name, names, "Nearest: {!r}")))
     raise_any(problems)
 
 
@@ -205,7 +205,7 @@ class _PredictedRows:
         return list_array(pa.array(q[exists], mask=~mask[exists]), lengths)
 
 
-def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_PredictedRows]:
+def _predict(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_PredictedRows]:
     """Returns the rows of a block with the model's predictions.
 
     Raises:
@@ -224,7 +224,7 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Predi
     keys = pa.table(row_keys | {name: as_text(column(field), faults)[0] for name, field in fields.items()})
     present_fields = {name for name, field in fields.items() if field in block.table.column_names}
     columns = {*block.table.column_names, *present_fields}
-    values = state.aligned(bundle.state_feature_ids)
+    values = state.align(bundle.state_feature_ids)
     ids = bundle.action_feature_ids
     if bundle.parametric:
         lists = _candidates(bundle, column("possible_actions"), faults)
@@ -247,7 +247,7 @@ def _predicted(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Predi
         if candidates is None:
             prediction = bundle.predict(values[part], mask=mask[part])
         else:
-            every = candidates.features.aligned(ids)
+            every = candidates.features.align(ids)
             others.update({str(feature): count for feature, count in bundle.others(every, candidates=True).items()})
             prediction = bundle.predict(values[part], candidates=np.split(every, np.cumsum(candidates.lengths)[:-1]))
         rows = keys.slice(part.start, part.stop - part.start)
@@ -323,10 +323,10 @@ class _ItemChoices:
 def _candidates(bundle: Bundle, column: Column, faults: Faults) -> Lists | _ItemChoices:
     """Returns the candidates of rows, by features or, for a model with items, by id; null stands for all items."""
     if bundle.items is None:
-        return candidate_lists(column, faults)
+        return read_candidate_lists(column, faults)
     lengths, elements = pieces(column, faults, "a list of ids of items")
     if len(elements.array) and not are_item_ids(elements):
-        return candidate_lists(column, faults)
+        return read_candidate_lists(column, faults)
     rows = item_rows(elements, faults, bundle.items)
     elements.fault(faults, ~elements.present, f"an id for every item in {column.name}", lambda _: "null")
     every = np.arange(len(bundle.items))

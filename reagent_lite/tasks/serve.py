@@ -9,7 +9,7 @@
 import time
 from dataclasses import dataclass
 
-from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.errors import needing
 
 
@@ -39,7 +39,7 @@ def serve(config: ServeConfig) -> Served:
         from reagent_lite.serving import workers
 
     start = time.monotonic()
-    restarts, waiting = workers.serve(config)
+    restarts, waiting = workers.run_workers(config)
     seconds = round(time.monotonic() - start, 3)
     return Served(
         model=config.model,

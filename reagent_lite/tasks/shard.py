@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from reagent_lite.config.shard import ShardConfig
+from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.errors import needing
 
 if TYPE_CHECKING:
-    from reagent_lite.data.shards.machines import Sharded
+    from reagent_lite.data.shards.sharing import Sharded
 
 
 def shard(config: ShardConfig) -> "Sharded":
     """Makes the shards or waits for them, and fetches one; see data.shards.machines.shard."""
     with needing("data", "shards_path"):
-        from reagent_lite.data.shards import machines
-    return machines.shard(config)
+        from reagent_lite.data.shards import sharing
+    return sharing.shard(config)

@@ -20,17 +20,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reagent_lite.config import resolved
-from reagent_lite.config.simulate import PlayConfig, SimulateConfig, ValueOfConfig
+from reagent_lite.config import expand_config
+from reagent_lite.config.simulate_config import PlayConfig, SimulateConfig, ValueOfConfig
 from reagent_lite.config.simulation import RANDOM
 from reagent_lite.console import logger, progress
-from reagent_lite.data.dataset import stamped
-from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, counted, needing
-from reagent_lite.evaluation.interval import Interval, finite
+from reagent_lite.data.episode_folder import stamp_origin
+from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, needing, pluralize
+from reagent_lite.evaluation.interval import Interval, none_if_infinite
 from reagent_lite.evaluation.played import MODEL, Played, mean_returns
 from reagent_lite.evaluation.returns import play
 from reagent_lite.export.bundle import load_bundle
-from reagent_lite.export.choices import Choices, kind_of, misfits, several_types
+from reagent_lite.export.choices import Choices, compare_with_environment, kind_of_model, several_types
 from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.report.content import Table
@@ -38,15 +38,15 @@ from reagent_lite.report.result import Brief, Result
 from reagent_lite.run.agents import AgentType, agent_type, unknown_types
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import ObservationPolicy, VectorEnv
-from reagent_lite.sim.episodes import Amount, whole_episodes
+from reagent_lite.sim.experience import Actor
 from reagent_lite.sim.gymnasium_env import open_envs
-from reagent_lite.sim.rollout import Actor
-from reagent_lite.sim.sources import origin
+from reagent_lite.sim.kernel_sources import origin
+from reagent_lite.sim.played_episodes import Amount, play_episodes
 from reagent_lite.sim.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from reagent_lite.data.writing.episodes import LogSchema
-    from reagent_lite.data.writing.files import TableWriter
+    from reagent_lite.data.writing.episode_rows import LogSchema
+    from reagent_lite.data.writing.table_writers import TableWriter
 
 LEVEL = 0.95  # of the interval of the log's mean return
 # streams of random numbers, different from those of training runs with the same seed
@@ -87,7 +87,7 @@ class SimulatedLog(Result):
 def simulate(config: SimulateConfig) -> SimulatedLog:
     """Writes the log and returns its results."""
     with needing("data", "output_path"):
-        from reagent_lite.data.writing.files import table_writer
+        from reagent_lite.data.writing.table_writers import table_writer
     start = time.monotonic()
     target = Path(config.output_path).expanduser()
     with _keys_without_section():
@@ -113,14 +113,14 @@ def simulate(config: SimulateConfig) -> SimulatedLog:
     means = {name: float(earned.mean()) for name, earned in by_type.items()} if spec.agents > 1 else {}
     means_text = "".join(f", of a {name} {value:.4g}" for name, value in means.items())
     count = returns.size
-    logger.info(f"{target}: {counted(rows, 'row')}, {counted(count, 'episode')}, mean return {mean}{means_text}")
+    logger.info(f"{target}: {pluralize(rows, 'row')}, {pluralize(count, 'episode')}, mean return {mean}{means_text}")
     return SimulatedLog(
         log=str(target),
         rows=rows,
         episodes=count,
         mean_return=mean.value,
-        lower=finite(mean.low),
-        upper=finite(mean.high),
+        lower=none_if_infinite(mean.low),
+        upper=none_if_infinite(mean.high),
         mean_return_of=means,
         rows_per_second=round(rows / seconds, 1),
         seconds=round(time.monotonic() - start, 3),
@@ -149,15 +149,15 @@ def _write(
     Returns:
         The number of rows, and the returns [E, A] of the environments' episodes.
     """
-    from reagent_lite.data.writing.episodes import episode_rows
+    from reagent_lite.data.writing.episode_rows import episode_rows
     from reagent_lite.run.roles.collect import named_block
 
     amount = Amount(config.rows, "rows") if config.rows else Amount(config.episodes or 0, "episodes")
     with _keys_without_section():
         env = _envs(config, backend, min(config.num_envs, amount.number), LOG)
     logger.info(
-        f"{env.spec.name}: {counted(env.num_envs, 'environment')} on {env.device.type}, "
-        f"at most {counted(env.time_limit, 'step')}, policy {config.policy.kind}"
+        f"{env.spec.name}: {pluralize(env.num_envs, 'environment')} on {env.device.type}, "
+        f"at most {pluralize(env.time_limit, 'step')}, policy {config.policy.kind}"
         f"{''.join(f', {name}: {plays}' for name, plays in config.policies.items())}"
     )
     returns = []
@@ -165,9 +165,9 @@ def _write(
     prefix = _prefix(config)
     log_origin = origin(config, env.spec, schema.action_names)
     with progress("simulating", "rows") as show:
-        for episodes in whole_episodes(env, actors_in(env), amount):
+        for episodes in play_episodes(env, actors_in(env), amount):
             table = episode_rows(named_block(episodes, prefix), schema)
-            writer.write(stamped(table, log_origin) if schema.transitions else table)
+            writer.write(stamp_origin(table, log_origin) if schema.transitions else table)
             returns.append(episodes.returns)
             rows += len(episodes.state)
             show(rows, max(config.rows or 0, rows))
@@ -190,7 +190,7 @@ def _schema(config: SimulateConfig, spec: EnvSpec) -> "LogSchema":
     Raises:
         ConfigError: the config asks for action names, but the environment has candidates.
     """
-    from reagent_lite.data.writing.episodes import LogSchema
+    from reagent_lite.data.writing.episode_rows import LogSchema
 
     transitions = config.format == "transitions"
     if not config.parametric:
@@ -235,11 +235,13 @@ def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric:
     path = Path(config.model).expanduser()
     bundle = load_bundle(path)
     where = f"{where}.model {path}"
-    problems = misfits(bundle, spec, where)
+    problems = compare_with_environment(bundle, spec, where)
     if bundle.parametric != parametric:
-        expected = kind_of(parametric=parametric)
+        expected = kind_of_model(parametric=parametric)
         problems = [
-            Problem(where, expected, kind_of(parametric=bundle.parametric), "Use such a model, or change `parametric`")
+            Problem(
+                where, expected, kind_of_model(parametric=bundle.parametric), "Use such a model, or change `parametric`"
+            )
         ]
     if problems:
         raise BundleError(problems)
@@ -283,7 +285,7 @@ def _actors(
     for number, name in enumerate(spec.agent_type_names):
         if agents := spec.agents_of(number):
             if name in others:
-                actors.append(others[name].fixed(env))
+                actors.append(others[name].fixed_actor(env))
             else:
                 actors.append(_actor(config.policy, policy, env, AgentType(name=name, agents=agents).rows(env)))
     return tuple(actors)
@@ -318,7 +320,9 @@ def _keys_without_section() -> Iterator[None]:
 def _prefix(config: SimulateConfig) -> str:
     """Returns the prefix of this log's episode names, a hash: episodes of the same name are equal in any log."""
     keys = ("env", "env_parameters", "time_limit", "math", "seed", "policy")
-    playing = {key: value for key, value in resolved(config).items() if key in keys or (key == "policies" and value)}
+    playing = {
+        key: value for key, value in expand_config(config).items() if key in keys or (key == "policies" and value)
+    }
     return hashlib.sha256(json.dumps(playing, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -334,7 +338,7 @@ def _value(
     played = Played.of(backend.spec, env.time_limit, {MODEL: table}, level=settings.confidence_level)
     earned = played.policies[MODEL]
     logger.info(
-        f"true value of {settings.kind} over {counted(settings.episodes, 'episode')}: "
+        f"true value of {settings.kind} over {pluralize(settings.episodes, 'episode')}: "
         f"return {earned.total}, discounted by {settings.gamma:g} {earned.discounted}"
     )
     both = {"return": earned.total, "discounted_return": earned.discounted}
@@ -348,7 +352,7 @@ def _value(
         "gamma": settings.gamma,
         "confidence_level": settings.confidence_level,
         **{
-            name: {"mean": mean.value, "lower": finite(mean.low), "upper": finite(mean.high)}
+            name: {"mean": mean.value, "lower": none_if_infinite(mean.low), "upper": none_if_infinite(mean.high)}
             for name, mean in both.items()
         },
         "mean_length": earned.length,

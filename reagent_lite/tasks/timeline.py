@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.errors import needing
 
 if TYPE_CHECKING:

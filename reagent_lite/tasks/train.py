@@ -12,14 +12,14 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from reagent_lite.cli import Command, add_node_index, config_of, guarded, message_of, options_of, parser_of
-from reagent_lite.config import WorkflowConfig, resolved
+from reagent_lite.cli import Command, add_node_index, config_of, message_of, options_of, parser_of, run_guarded
+from reagent_lite.config import WorkflowConfig, expand_config
 from reagent_lite.console import logger
-from reagent_lite.distributed.group import Group, ProcessRanks, joined
+from reagent_lite.distributed.group import Group, ProcessRanks, join_group
 from reagent_lite.distributed.launcher import Processes, choose_processes, launch
+from reagent_lite.distributed.meeting import meeting_place
 from reagent_lite.distributed.membership import LaunchError
 from reagent_lite.distributed.nodes import find_node
-from reagent_lite.distributed.rendezvous import meeting_place
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import Preempted, ReagentLiteError, needing
 from reagent_lite.files import FolderIdentity
@@ -67,10 +67,10 @@ def main(module: str, model: type[WorkflowConfig], example: str, arguments: list
     # torch.distributed.launch adds it, and sets LOCAL_RANK, which is read
     parser.add_argument("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)
     options = options_of(parser, arguments)
-    return guarded(command, options, lambda: _reported(lambda: _run(command, options, arguments)))
+    return run_guarded(command, options, lambda: _report(lambda: _run(command, options, arguments)))
 
 
-def _reported(run: Callable[[], int]) -> int:
+def _report(run: Callable[[], int]) -> int:
     """Returns the exit code of a run; a worker reports its error to the launcher, which logs one error for all."""
     try:
         with StopSignal(last=True):
@@ -114,7 +114,7 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
     wait = config.rendezvous.startup_timeout_seconds
     with (
         contextlib.redirect_stdout(sys.stderr),
-        joined(ranks, device, wait, gpus=processes.gpus) as group,
+        join_group(ranks, device, wait, gpus=processes.gpus) as group,
     ):
         try:
             if group.num_nodes > 1 and not is_worker():
@@ -143,7 +143,7 @@ def _describe(config: WorkflowConfig, processes: Processes) -> None:
         logger.info(line)
     for trouble in (*warnings_of(run), *discounts.warnings):
         logger.warning(trouble)
-    print(json.dumps(resolved(run.config), indent=2))
+    print(json.dumps(expand_config(run.config), indent=2))
 
 
 def _log_choice(processes: Processes) -> None:

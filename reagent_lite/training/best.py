@@ -6,7 +6,7 @@ from typing import Any
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from reagent_lite.training.checkpoint import Tree, flat, nested
+from reagent_lite.training.checkpoint_folder import Tree, flat, nest
 
 KEPT = "kept"
 """Entry of evaluation.json."""
@@ -106,4 +106,4 @@ def kept_tensors(evaluators: bytes | None) -> dict[str, Tensor]:
     """Returns the learner's kept tensors in a checkpoint's file of evaluators, if there is one; empty if none are."""
     if evaluators is None:
         return {}
-    return flat(nested(load(evaluators)).get(BEST, {}).get("learner", {}))
+    return flat(nest(load(evaluators)).get(BEST, {}).get("learner", {}))

@@ -18,12 +18,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from reagent_lite import errors
-from reagent_lite.config import WorkflowConfig, fingerprint, leaves, resolved
+from reagent_lite.config import WorkflowConfig, expand_config, fingerprint, leaves
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group, attempt_here
-from reagent_lite.errors import ConfigError, Problem, ReagentLiteError, counted, raise_any
-from reagent_lite.training.checkpoint import (
+from reagent_lite.errors import ConfigError, Problem, ReagentLiteError, pluralize, raise_any
+from reagent_lite.training.checkpoint_folder import (
     EVALUATORS,
     LEARNER,
     OPTIMIZER,
@@ -34,7 +34,7 @@ from reagent_lite.training.checkpoint import (
     fitting,
     flat,
     load_optimizer,
-    nested,
+    nest,
     rank_file,
     read_files,
 )
@@ -100,7 +100,7 @@ def find_unfinished(config: CheckpointConfig, folder: CheckpointFolder, group: G
         folder.tidy()
         if not (config.resume or attempt_here()):
             folder.clear()
-        state = folder.unfinished()
+        state = folder.find_unfinished()
         return {} if state is None else {STATE: json.dumps(state).encode()}
 
     files = read_on_first(group, read)
@@ -161,7 +161,9 @@ class History:
         if state is not None:
             config = config.with_numbers_of(state["config"])
             logged = bool(config.training_data_path) and not config.simulated_share
-            require_same_learning(completed(config, state["config"]), resolved(config), state["name"], may_grow=logged)
+            require_same_learning(
+                complete_config(config, state["config"]), expand_config(config), state["name"], may_grow=logged
+            )
         run = uuid.uuid4().hex if state is None else state["run"]
         return cls(config=config, group=group, folder=checkpoints, state=state, run=run)
 
@@ -215,10 +217,10 @@ class History:
         if step > num_steps:
             expected = f"at least {-(-step // order.steps)}, the progress of the unfinished run of checkpoint {name}"
             raise ConfigError(Problem("epochs", expected, str(self.config.epochs)))
-        repeated = counted(again, "row of an epoch is", "rows of an epoch are")
+        repeated = pluralize(again, "row of an epoch is", "rows of an epoch are")
         note = f"; {repeated} read again, because the minibatches have changed" if again else ""
         checkpoint = f"{self.folder.folder.name}/{name}"
-        logger.info(f"resuming from {checkpoint} (epoch {step // order.steps}, {counted(rows, 'row')}){note}")
+        logger.info(f"resuming from {checkpoint} (epoch {step // order.steps}, {pluralize(rows, 'row')}){note}")
         return RunPosition(step=step, rows=rows)
 
     def continue_in(
@@ -244,7 +246,7 @@ class History:
         document = {
             "run": self.run,
             "serial": 0 if state is None else state["serial"],
-            "config": resolved(self.config),
+            "config": expand_config(self.config),
             "config_hash": fingerprint(self.config),
             "identity": dict(identity),
             **order.as_json(),
@@ -261,7 +263,7 @@ class History:
 
             def partitioned(states: Sequence[Tree], rank: int) -> Tree:
                 source = partition([each["source"] for each in states], rank, running.position.step)
-                return regrouped(states, rank, source, keep_sums=same_order)
+                return regroup_state(states, rank, source, keep_sums=same_order)
 
             restore(state, self.folder, running, group, None if unchanged else partitioned)
         since = None if state is None else state["name"]
@@ -269,10 +271,10 @@ class History:
         return Checkpoints(self.folder, group, running, document, keep=self.config.checkpoint.keep, since=since)
 
 
-def completed(config: WorkflowConfig, saved: Tree) -> Tree:
+def complete_config(config: WorkflowConfig, saved: Tree) -> Tree:
     """Returns a saved config with the defaults of keys that did not exist when it was saved."""
     try:
-        return resolved(type(config).model_validate_json(json.dumps(saved)))
+        return expand_config(type(config).model_validate_json(json.dumps(saved)))
     except ValidationError:  # it has keys that no longer exist; the comparison names them
         return saved
 
@@ -348,7 +350,7 @@ def restore(
             else:
                 parameters["lr"] = settings["lr"]
         running.optimization.load_progress(state["schedule"])
-        running.evaluators.load_state_dict(nested(load(files[EVALUATORS])))
+        running.evaluators.load_state_dict(nest(load(files[EVALUATORS])))
 
     def own_states() -> Iterator[bytes]:
         """Yields the states of this run's ranks; one at a time is in memory if ranks and order are unchanged."""
@@ -357,13 +359,13 @@ def restore(
             yield from data
             return
         with fitting(saved):
-            states = [nested(load(part)) for part in data]
+            states = [nest(load(part)) for part in data]
             for rank in range(group.world_size):
                 yield save(flat(partition(states, rank)))
 
     part = group.scatter_bytes(own_states() if group.is_first else None)
     with fitting(saved):
-        of_rank = nested(load(part))
+        of_rank = nest(load(part))
         running.source.load_state_dict(of_rank["source"])
         running.position.meter.load_state_dict(of_rank["meter"])
         rng = of_rank.get("rng", {})
@@ -373,7 +375,7 @@ def restore(
             torch.cuda.set_rng_state(rng["cuda"], group.device)
 
 
-def regrouped(states: Sequence[Tree], rank: int, source: Tree, *, keep_sums: bool) -> Tree:
+def regroup_state(states: Sequence[Tree], rank: int, source: Tree, *, keep_sums: bool) -> Tree:
     """Returns the state of a rank if the ranks or the order have changed since it was saved.
 
     Args:

@@ -41,12 +41,12 @@ class StopSignal:
         """Whether a signal has arrived."""
         return bool(self._name)
 
-    def preempted(self) -> Preempted:
+    def preemption(self) -> Preempted:
         """Returns the error that ends the run."""
         return Preempted(self._name, self.standing)
 
     @contextmanager
-    def deferred(self) -> Iterator[None]:
+    def defer(self) -> Iterator[None]:
         """Only records signals inside the block, which reads `wanted`; an ignored signal takes effect at its end.
 
         Raises:
@@ -58,7 +58,7 @@ class StopSignal:
         finally:
             self._deferred = False  # before `wanted` is read: a signal in between is raised by its handler
         if self.wanted:
-            raise self.preempted()
+            raise self.preemption()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -72,7 +72,7 @@ class StopSignal:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self._last else handler)
         if isinstance(error, Exception) and self.wanted:
-            raise self.preempted() from error
+            raise self.preemption() from error
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._name:
@@ -80,4 +80,4 @@ class StopSignal:
         self._name = signal.Signals(number).name
         if not (self._raised or self._deferred):  # a second error would only interrupt the cleanup
             self._raised = True
-            raise self.preempted()
+            raise self.preemption()

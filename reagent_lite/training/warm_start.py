@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, Problem, listed
-from reagent_lite.manifest import BUNDLE, CHECKPOINT, FILE_NAME, FolderKind, verified
+from reagent_lite.errors import ConfigError, Problem, join_names
+from reagent_lite.manifest import BUNDLE, CHECKPOINT, FILE_NAME, FolderKind, verify_folder
 from reagent_lite.training.best import kept_tensors
-from reagent_lite.training.checkpoint import (
+from reagent_lite.training.checkpoint_folder import (
     EVALUATORS,
     LEARNER,
     OPTIMIZER,
@@ -136,7 +136,7 @@ def _require_scale(earlier: Mapping[str, Any], value_scale: Sequence[float] | No
 def _read(path: Path) -> Files:
     folder, kind = _find(path)
     wanted = {_WEIGHTS, _CONFIG, _NORMALIZATION} if kind is BUNDLE else {LEARNER, OPTIMIZER, STATE}
-    files = verified(folder, kind, keep=wanted, if_present=set() if kind is BUNDLE else {EVALUATORS})[1]
+    files = verify_folder(folder, kind, keep=wanted, if_present=set() if kind is BUNDLE else {EVALUATORS})[1]
     if STATE in files:
         read_state(files[STATE], folder)
     return {_FOLDER: str(folder).encode(), **files}
@@ -179,7 +179,7 @@ def _require_columns(
     if differs:
         todo = "Give the normalization files of the earlier run (state_norm_data_path, action_norm_data_path)"
         expected = f"the features, types and values of {path}, each a column of the network's input"
-        raise ConfigError(Problem(_KEY, expected, f"others of {listed(differs)}", todo))
+        raise ConfigError(Problem(_KEY, expected, f"others of {join_names(differs)}", todo))
 
 
 def _columns(normalization: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[Any, Any]]:

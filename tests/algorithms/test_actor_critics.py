@@ -17,7 +17,7 @@ from reagent_lite.algorithms.actor_critic import ActorCritic
 from reagent_lite.algorithms.crr import CRR
 from reagent_lite.algorithms.iql import IQL
 from reagent_lite.algorithms.policy_learner import TargetSettings
-from reagent_lite.algorithms.table import ALGORITHMS
+from reagent_lite.algorithms.registry import ALGORITHMS
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.config.algorithm import CRRConfig, IQLConfig
 from reagent_lite.models.value_heads import ScalarHead

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reagent_lite.algorithms.bcq import LikelyInTheLog, LoggingPolicy
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
-from reagent_lite.data.sampling.mixture import joined
+from reagent_lite.data.sampling.mixture import join_batches
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import CategoricalHead, QuantileHead, ScalarHead, ScaledHead
 from reagent_lite.types import Actions, SourceSpec
@@ -217,7 +217,9 @@ def test_every_combination_has_finite_gradients_that_padding_does_not_change(
     )
     trained = [p for p in made.parameters() if p.requires_grad]
     # padded by a row of weight 0, with more candidates
-    gradients = [torch.autograd.grad(made(rows)[0], trained) for rows in (batch, joined((batch, longer), (1.0, 0.0)))]
+    gradients = [
+        torch.autograd.grad(made(rows)[0], trained) for rows in (batch, join_batches((batch, longer), (1.0, 0.0)))
+    ]
     assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients[0] if g.numel() > 1)
     torch.testing.assert_close(*gradients)
 

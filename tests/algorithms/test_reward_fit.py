@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reagent_lite.algorithms.reward_fit import FOLDS, Decisions, RewardFit, TreeSettings, fit_rewards
+from reagent_lite.algorithms.reward_fit import FOLDS, RewardFit, RewardRows, TreeSettings, fit_rewards
 from reagent_lite.models.reward_models import RewardModel, build_reward_model
 from reagent_lite.types import SourceSpec
 
@@ -13,11 +13,11 @@ NAMED = SourceSpec(num_state_features=3, action_names=("a", "b", "c"))
 LISTS = SourceSpec(num_state_features=2, num_action_features=2)
 
 
-def decisions(count: int, mean: Tensor, state: Tensor, action: Tensor, noise: float, **columns: Tensor) -> Decisions:
+def decisions(count: int, mean: Tensor, state: Tensor, action: Tensor, noise: float, **columns: Tensor) -> RewardRows:
     random = torch.Generator().manual_seed(1)
     reward = mean + noise * torch.randn(count, generator=random)
     fold = torch.randint(0, FOLDS, (count,), generator=random)
-    return Decisions(state=state, chosen=columns.get("chosen"), action=action, reward=reward.double(), fold=fold)
+    return RewardRows(state=state, chosen=columns.get("chosen"), action=action, reward=reward.double(), fold=fold)
 
 
 def named(means: Tensor, state: Tensor, noise: float, share: float = 1 / 3) -> tuple[RewardModel, RewardFit]:
@@ -119,13 +119,13 @@ def test_errors_of_unseen_rows_count_every_action() -> None:
     random = torch.Generator().manual_seed(4)
     spec = SourceSpec(num_state_features=2, action_names=tuple(map(str, range(40))))
 
-    def sample(count: int) -> Decisions:
+    def sample(count: int) -> RewardRows:
         state = torch.rand(count, 2, generator=random) * 2 - 1
         action = torch.randint(0, 40, (count,), generator=random)
         mean = (state[:, 0] * state[:, 1]).sign()
         reward = mean + 0.3 * torch.randn(count, generator=random)
         fold = torch.randint(0, FOLDS, (count,), generator=random)
-        return Decisions(state=state, chosen=None, action=action, reward=reward.double(), fold=fold)
+        return RewardRows(state=state, chosen=None, action=action, reward=reward.double(), fold=fold)
 
     model = build_reward_model(spec)
     fit = fit_rewards(model, sample(16_000), TREES)
@@ -149,7 +149,7 @@ def test_events_have_the_weights_of_a_logistic_regression() -> None:
     paid = torch.rand(30_000, generator=random) < odds.sigmoid().gather(1, action.unsqueeze(1)).squeeze(1)
     fold = torch.randint(0, FOLDS, (30_000,), generator=random)
     model = build_reward_model(NAMED)
-    rows = Decisions(state=state, chosen=None, action=action, reward=5 + 20.0 * paid.double(), fold=fold)
+    rows = RewardRows(state=state, chosen=None, action=action, reward=5 + 20.0 * paid.double(), fold=fold)
     fit = fit_rewards(model, rows, TREES)
     assert fit.trees == 0
     torch.testing.assert_close(values(model, state), 5 + 20 * odds.sigmoid(), rtol=0, atol=1.0)
@@ -162,7 +162,7 @@ def test_an_event_that_never_occurs_for_an_action() -> None:
     model = build_reward_model(NAMED)
     fit_rewards(
         model,
-        Decisions(state=state, chosen=None, action=action, reward=reward, fold=torch.arange(900) // 3 % FOLDS),
+        RewardRows(state=state, chosen=None, action=action, reward=reward, fold=torch.arange(900) // 3 % FOLDS),
         TREES,
     )
     predicted = values(model, state)
@@ -187,7 +187,7 @@ def test_two_categories_that_count_together(events: bool) -> None:
     fold = torch.randint(0, FOLDS, (4000,), generator=random)
     model = build_reward_model(SourceSpec(num_state_features=11, action_names=("a", "b", "c")))
     fit = fit_rewards(
-        model, Decisions(state=state, chosen=None, action=action, reward=reward.double(), fold=fold), TREES
+        model, RewardRows(state=state, chosen=None, action=action, reward=reward.double(), fold=fold), TREES
     )
     chosen = means.gather(1, values(model, state).argmax(1, keepdim=True)).mean()
     assert fit.products == 30

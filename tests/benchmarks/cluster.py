@@ -38,7 +38,7 @@ import sys
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.launcher import launch
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.distributed.rendezvous import Rendezvous
+from reagent_lite.distributed.meeting import Rendezvous
 from reagent_lite.distributed.declarations import Declaration
 one = Declaration(node=0, host="h", pid=1, processes=2, device="cpu")
 launch(sys.argv[1:], 2, Rendezvous(Node(), None, RendezvousConfig(), one), restarts=0)
@@ -50,7 +50,7 @@ import torch
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.agreement import StepAgreement
 from reagent_lite.distributed.group import ProcessRanks, joined
-from reagent_lite.training.checkpoint import require_equal
+from reagent_lite.training.checkpoint_folder import require_equal
 every = RendezvousConfig().checksum_every_steps
 with joined(ProcessRanks.read(), torch.device("cpu")) as group:
     learner, gradient = torch.nn.Sequential(torch.nn.Linear(4, 128), torch.nn.Linear(128, 64)), torch.zeros(9000)

@@ -29,7 +29,7 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 
-from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.serving.decision_log import open_log
 from tests.benchmarks.turns import ROOT, options_of
 

@@ -32,7 +32,7 @@ from torch.utils.benchmark import Timer
 from reagent_lite import __version__
 from reagent_lite.config import DqnConfig, WorkflowConfig, check
 from reagent_lite.config.environment import EnvironmentConfig
-from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.gpus import list_gpus
 from reagent_lite.distributed.group import Group, ProcessRanks

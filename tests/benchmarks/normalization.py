@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reagent_lite.config import check
-from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.config.normalize_config import NormalizeConfig
 from reagent_lite.tasks.normalize import normalize
 from tests.benchmarks.turns import in_turns, medians, options_of, ratio, seconds_of, show
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.evaluation.page import EvaluationPage, tables_of
 from reagent_lite.rl.estimators import inverse_propensity, per_decision, sequential_doubly_robust
-from reagent_lite.rl.sequences import FRACTIONS, LEAST_INFORMATIVE, AsymptoticSequence, grown
+from reagent_lite.rl.sequences import FRACTIONS, LEAST_INFORMATIVE, AsymptoticSequence, grow
 from reagent_lite.rl.two_policies import difference_bounds, relative_difference
 from tests.benchmarks.turns import options_of
 from tests.oracles.rollouts import CLICK, CURRENT, NEW, THIRD, play, value
@@ -166,7 +166,7 @@ class Capitals:
         """Returns [2, n, R] whether the mean is known to be above, and below 0."""
         result = []
         for side, gain in enumerate((values / -lowest, -values / highest)):
-            capitals = grown(self.state[side], gain)
+            capitals = grow(self.state[side], gain)
             self.state[side] = capitals[-1]
             result.append(capitals.mean(1) >= 2 / LEVEL)
         return np.stack(result)

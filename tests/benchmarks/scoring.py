@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reagent_lite.config import check
-from reagent_lite.config.score import ScoreConfig
+from reagent_lite.config.score_config import ScoreConfig
 from reagent_lite.tasks.score import score
 from tests.benchmarks.serving import a_model
 from tests.benchmarks.turns import in_turns, options_of, seconds_of, spread

@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from reagent_lite.config import check
-from reagent_lite.config.shard import ShardConfig
-from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.config.shard_config import ShardConfig
+from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.data.shards.partition import make_shards
-from reagent_lite.data.stage import StageManifest
+from reagent_lite.data.stage_folder import StageManifest
 from reagent_lite.files import sync
 from reagent_lite.tasks.simulate import simulate
 from tests.benchmarks.turns import in_turns, medians, options_of, ratio, run, seconds_of, show
@@ -94,7 +94,8 @@ def measured(source: Path, folder: Path, nodes: int, repeats: int) -> dict[str, 
 def peak_megabytes(source: Path, folder: Path, layout: str, nodes: int) -> float:
     """Returns the peak of the command's resident set; VmHWM begins with the program, ru_maxrss with who started it."""
     program = (
-        "import sys; from reagent_lite.config.shard import ShardConfig; from reagent_lite.tasks.shard import shard;"
+        "import sys; from reagent_lite.config.shard_config import ShardConfig;"
+        "from reagent_lite.tasks.shard import shard;"
         "shard(ShardConfig.model_validate_json(sys.argv[1]));"
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )

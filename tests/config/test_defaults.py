@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from oracles.runs import ROOT, merged
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, leaves, resolved
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, expand_config, leaves
 from reagent_lite.config.loader import read_tree
 
 LOG = {"model_output_path": "out", "training_data_path": "a.jsonl", "actions": ["0", "1"]}
@@ -19,8 +19,8 @@ def of_2026(tree: dict[str, Any]) -> DqnConfig:
 
 def differences(tree: dict[str, Any]) -> dict[str, Any]:
     """Returns the keys in which a config of 2026 differs from that of 2019."""
-    before = leaves(resolved(check(DqnConfig, tree)))
-    after = leaves(resolved(check(DqnConfig, tree | {"defaults": "2026"})))
+    before = leaves(expand_config(check(DqnConfig, tree)))
+    after = leaves(expand_config(check(DqnConfig, tree | {"defaults": "2026"})))
     return {key: value for key, value in after.items() if before[key] != value}
 
 
@@ -68,8 +68,8 @@ DECISIONS = {
 
 def test_decisions_get_the_few_keys_of_a_fitted_model() -> None:
     tree = LOG | {"algorithm": "boosting"}
-    before = leaves(resolved(check(DqnConfig, tree | {"rl": {"gamma": 0}}))) | {"rl.gamma": 0.9}
-    after = leaves(resolved(check(DqnConfig, tree | {"defaults": "2026"})))
+    before = leaves(expand_config(check(DqnConfig, tree | {"rl": {"gamma": 0}}))) | {"rl.gamma": 0.9}
+    after = leaves(expand_config(check(DqnConfig, tree | {"defaults": "2026"})))
     assert {key: value for key, value in after.items() if before[key] != value} == DECISIONS
     given = tree | {"defaults": "2026", "rl": {"softmax_policy": 1}, "norm_params": {"max_unique_enum_values": 9}}
     config = check(DqnConfig, given)
@@ -87,8 +87,8 @@ def test_candidates_get_the_same() -> None:
 
 
 def test_keys_that_are_present_win_even_if_they_have_the_default_of_2019() -> None:
-    of_2019 = resolved(check(DqnConfig, LOG))
-    assert resolved(of_2026(of_2019)) == of_2019 | {"defaults": "2026"}
+    of_2019 = expand_config(check(DqnConfig, LOG))
+    assert expand_config(of_2026(of_2019)) == of_2019 | {"defaults": "2026"}
     config = of_2026({"rl": {"gamma": 0.9}, "training": {"l2_decay": 0.2, "minibatch_size": 50}, "epochs": 3})
     assert (config.rl.gamma, config.training.l2_decay, config.rl.cql_alpha) == (0.9, 0.2, None)
     config = config.with_length_for(5_000, 4_000, 1)
@@ -120,17 +120,17 @@ def test_minibatch_and_epochs_follow_the_number_of_rows(
     assert (config.minibatch_over(world) * parts, config.epochs) == (minibatch, epochs)
     assert config.training.lr_decay == pytest.approx(0.05 ** (1 / epochs))
     assert config.rl.cql_alpha == (0.1 if continues else 0)
-    assert check(DqnConfig, resolved(config)) == config
+    assert check(DqnConfig, expand_config(config)) == config
 
 
 def test_an_unfinished_run_keeps_its_numbers() -> None:
     config = of_2026({})
     before = config.with_length_for(5_000, 4_000, 1).with_rl(value_scale=(7.0, 2.5))
-    assert config.with_numbers_of(json.loads(json.dumps(resolved(before)))) == before
+    assert config.with_numbers_of(json.loads(json.dumps(expand_config(before)))) == before
     given = of_2026(
         {"epochs": 7, "training": {"minibatch_size": 9, "lr_decay": 0.5}, "rl": {"value_scale": None, "cql_alpha": 2}}
     )
-    assert given.with_numbers_of(resolved(before)) == given
+    assert given.with_numbers_of(expand_config(before)) == given
 
 
 def test_null_asks_for_them_in_a_config_of_2019_too() -> None:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.runs import merged
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, fingerprint, load_config, resolved
-from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, expand_config, fingerprint, load_config
+from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.errors import ConfigError
 
 GOOD: dict[str, Any] = {"training_data_path": "a.json", "model_output_path": "out", "actions": ["0", "1"]}
@@ -72,11 +72,11 @@ def test_the_minibatch_follows_the_number_of_rows(
 ) -> None:
     config = check(DqnConfig, GOOD | tree).with_minibatch_for(rows, world)
     assert config.minibatch_over(world) == expected
-    assert check(DqnConfig, resolved(config)) == config
+    assert check(DqnConfig, expand_config(config)) == config
 
 
 def test_defaults_are_the_contracts() -> None:
-    tree = resolved(check(DqnConfig, GOOD))
+    tree = expand_config(check(DqnConfig, GOOD))
     assert {section: {key: tree[section][key] for key in keys} for section, keys in DEFAULTS_OF_2019.items()} == (
         DEFAULTS_OF_2019
     )

@@ -8,18 +8,18 @@ import pytest
 from oracles.roles import role
 from oracles.runs import merged
 
-from reagent_lite.algorithms.table import ALGORITHMS
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, load_config, resolved
+from reagent_lite.algorithms.registry import ALGORITHMS
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, expand_config, load_config
 from reagent_lite.config.algorithm import CRRConfig, IQLConfig
-from reagent_lite.config.convert import ConvertConfig
-from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.config.normalize import NormalizeConfig
+from reagent_lite.config.convert_config import ConvertConfig
+from reagent_lite.config.evaluate_config import EvaluateConfig
+from reagent_lite.config.normalize_config import NormalizeConfig
 from reagent_lite.config.section import Section
-from reagent_lite.config.serve import ServeConfig
-from reagent_lite.config.shard import ShardConfig
-from reagent_lite.config.simulate import LOG_SUFFIXES, SimulateConfig
-from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.writing.files import FORMATS
+from reagent_lite.config.serve_config import ServeConfig
+from reagent_lite.config.shard_config import ShardConfig
+from reagent_lite.config.simulate_config import LOG_SUFFIXES, SimulateConfig
+from reagent_lite.config.timeline_config import TimelineConfig
+from reagent_lite.data.writing.table_writers import FORMATS
 from reagent_lite.errors import ConfigError
 
 OUT, PLAYED, LOGGED = {"model_output_path": "out"}, {"env": "cartpole_v1"}, {"training_data_path": "a.jsonl"}
@@ -248,7 +248,7 @@ def test_a_contradiction_is_named(
 @pytest.mark.parametrize("base", BASES)
 def test_a_resolved_config_reads_back_as_itself(base: str) -> None:
     config = check(*BASES[base])
-    assert check(BASES[base][0], resolved(config)) == config
+    assert check(BASES[base][0], expand_config(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -267,9 +267,9 @@ def test_sections_and_temperature_follow_the_algorithm(
     model, tree = BASES["logged"]
     config = check(model, tree | changes)
     assert (config.section, config.temperature) == (section, temperature)
-    sections = [name for name in ("crr", "iql") if resolved(config)[name] is not None]
+    sections = [name for name in ("crr", "iql") if expand_config(config)[name] is not None]
     assert sections == [changes["algorithm"]] * (section is not None)
-    assert check(model, resolved(config)) == config
+    assert check(model, expand_config(config)) == config
 
 
 def test_every_algorithm_that_is_named_has_a_learner() -> None:

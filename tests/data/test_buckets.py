@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from reagent_lite.data import buckets
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.stage_folder import data_files
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 10, 1 << 16, 1 << 20])

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from reagent_lite.data.dataset import EpisodeFolder, stamped
-from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
-from reagent_lite.data.writing.files import table_writer
+from reagent_lite.data.episode_folder import EpisodeFolder, stamp_origin
+from reagent_lite.data.writing.episode_rows import EpisodeBlock, LogSchema, episode_rows
+from reagent_lite.data.writing.table_writers import table_writer
 from reagent_lite.errors import DataError
 
 ORIGIN = {"environment": "line", "actions": ["left", "right"], "release": "1"}
@@ -67,7 +67,7 @@ def test_rows_and_origin_are_read_back_and_other_names_are_no_files(folder: Epis
     name = folder.add(table(), ORIGIN, ONE)
     (folder.path / "protected").mkdir()
     with table_writer(folder.path / "protected" / "expert.parquet") as writer:
-        writer.write(stamped(table(4), ORIGIN))
+        writer.write(stamp_origin(table(4), ORIGIN))
     for other in (".lock", ".x.parquet.7-1.tmp", "notes.txt", "1-2-3.parquet", f"{name}.tmp"):
         (folder.fifo / other).write_bytes(b"?")
     assert (names(folder), folder.origin(f"fifo/{name}"), folder.origin("protected/expert.parquet")) == (

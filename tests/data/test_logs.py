@@ -17,12 +17,12 @@ from oracles.shards import rows_of
 from oracles.transitions import check_arrays
 
 from reagent_lite.config.loader import check
-from reagent_lite.config.shard import ShardConfig
+from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data.copy.first_look import first_rows, standing_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.log_shares import shares_of_counts
 from reagent_lite.data.shards.partition import make_shards
-from reagent_lite.data.stage import data_files, left_out
+from reagent_lite.data.stage_folder import data_files, notes_of_input
 from reagent_lite.errors import DataError
 
 ACTIONS = ("l", "r")
@@ -269,7 +269,7 @@ def test_a_file_is_of_one_log_and_logs_are_there(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=words):
             data_files(paths)
     (tmp_path / "1/notes.txt").touch()
-    assert left_out((f"{tmp_path}/1", f"{tmp_path}/2")) == (f"{tmp_path}/1: not read: 1 entry: notes.txt",)
+    assert notes_of_input((f"{tmp_path}/1", f"{tmp_path}/2")) == (f"{tmp_path}/1: not read: 1 entry: notes.txt",)
 
 
 def test_the_copy_is_that_of_the_list_and_its_order(tmp_path: Path) -> None:

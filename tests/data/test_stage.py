@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from reagent_lite.data.formats.files import sha256_of
-from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.stage import StageManifest, data_files, left_out, states_of
+from reagent_lite.data.formats.format_table import read_blocks
+from reagent_lite.data.formats.input_files import sha256_of
+from reagent_lite.data.stage_folder import StageManifest, data_files, notes_of_input, states_of
 from reagent_lite.errors import DataError
-from reagent_lite.manifest import STAGE, read_document, sealed
+from reagent_lite.manifest import STAGE, read_document, seal
 
 SETTINGS = {"seed": 1, "names": ("a", "b")}
 
@@ -43,7 +43,7 @@ def stands(folder: Path, kind: str = "timeline", settings: dict[str, Any] = SETT
 def test_a_folder_says_what_it_was_made_of(tmp_path: Path, made: StageManifest) -> None:
     folder = str(tmp_path / "out")
     assert StageManifest.read(folder) == replace(made, settings={"seed": 1, "names": ["a", "b"]})
-    assert (data_files(folder)[0].sha256, left_out(folder)) == (made.files["part.jsonl"]["sha256"], ("1 row",))
+    assert (data_files(folder)[0].sha256, notes_of_input(folder)) == (made.files["part.jsonl"]["sha256"], ("1 row",))
     os.utime(tmp_path / "in.jsonl", (1, 1))
     assert stands(tmp_path / "out")
     touched = StageManifest.read(folder)
@@ -87,7 +87,7 @@ def test_a_folder_stands_while_inputs_settings_and_files_are_the_same(
 )
 def test_a_planted_manifest_is_a_data_error(tmp_path: Path, made: StageManifest, field: str, value: Any) -> None:
     folder = tmp_path / "out"
-    (folder / "manifest.json").write_bytes(sealed({**read_document(folder, STAGE), field: value}))
+    (folder / "manifest.json").write_bytes(seal({**read_document(folder, STAGE), field: value}))
     with pytest.raises(DataError, match=rf"{folder}/manifest\.json"):
         StageManifest.read(str(folder))
     assert not stands(folder)
@@ -95,5 +95,5 @@ def test_a_planted_manifest_is_a_data_error(tmp_path: Path, made: StageManifest,
 
 @pytest.mark.parametrize("report", [{"left_out": 5}, {"left_out": [1, "2 rows"]}])
 def test_what_was_left_out_is_sentences(tmp_path: Path, made: StageManifest, report: Any) -> None:
-    (tmp_path / "out/manifest.json").write_bytes(sealed({**read_document(tmp_path / "out", STAGE), "report": report}))
-    assert set(left_out(str(tmp_path / "out"))) <= {"2 rows"}
+    (tmp_path / "out/manifest.json").write_bytes(seal({**read_document(tmp_path / "out", STAGE), "report": report}))
+    assert set(notes_of_input(str(tmp_path / "out"))) <= {"2 rows"}

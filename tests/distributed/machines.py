@@ -21,11 +21,11 @@ from reagent_lite import console
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.console import logging_to_stderr
 from reagent_lite.distributed import launcher
-from reagent_lite.distributed import rendezvous as rendezvous_module
+from reagent_lite.distributed import meeting as rendezvous_module
 from reagent_lite.distributed.declarations import Declaration
-from reagent_lite.distributed.group import ProcessRanks, attempt_here, joined
+from reagent_lite.distributed.group import ProcessRanks, attempt_here, join_group
+from reagent_lite.distributed.meeting import Rendezvous
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure, report_model_saved
 from reagent_lite.errors import DataError, Preempted, ReagentLiteError
 from reagent_lite.files import FolderIdentity
@@ -117,7 +117,7 @@ def work(options: dict[str, Any]) -> None:
     (out / f"pid_{position.rank}").write_text(str(os.getpid()))
     if task == "late start" and victim:
         time.sleep(60)
-    with joined(position, torch.device("cpu"), timeout_seconds=60) as group:
+    with join_group(position, torch.device("cpu"), timeout_seconds=60) as group:
         stops: list[int] = []
         signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
         with group.waiting_at_most(options.get("wait", 60), then=60):
@@ -155,7 +155,7 @@ def fail(task: str, options: dict[str, Any]) -> None:
             folder = Path(options["folder"])
             if "output" in options:
                 (folder / options["output"]).mkdir()
-                FolderIdentity.marked(folder / options["output"])
+                FolderIdentity.mark(folder / options["output"])
             folder.rename(f"{folder}.gone")
             folder.mkdir()
             fail("kill", options)

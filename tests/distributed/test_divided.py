@@ -8,7 +8,7 @@ import torch
 from oracles.batches import random_batch
 from torch import Tensor, nn
 
-from reagent_lite.distributed.divided import DividedOverGpus, divided
+from reagent_lite.distributed.divided import DividedOverGpus, divide_inputs
 from reagent_lite.types import TransitionBatch
 
 CPU = torch.device("cpu")
@@ -29,14 +29,14 @@ class Fit(nn.Module):
 
 def test_rows_are_divided_in_order() -> None:
     batch = random_batch(7, 3, 2, seed=0)
-    parts = divided((batch, torch.arange(7.0)), [CPU] * 3)
+    parts = divide_inputs((batch, torch.arange(7.0)), [CPU] * 3)
     assert torch.equal(torch.cat([part.state for part, _ in parts]), batch.state)
     assert [values.tolist() for _, values in parts] == [[0, 1], [2, 3], [4, 5, 6]]
-    by_type = divided(({"tagger": batch, "runner": random_batch(5, 3, 2, seed=1)},), [CPU] * 2)
+    by_type = divide_inputs(({"tagger": batch, "runner": random_batch(5, 3, 2, seed=1)},), [CPU] * 2)
     assert [{name: len(part) for name, part in parts_by_type.items()} for (parts_by_type,) in by_type] == [
         {"tagger": 3, "runner": 2}, {"tagger": 4, "runner": 3},
     ]  # fmt: skip
-    assert [len(part) for (part,) in divided((random_batch(2, 3, 2, seed=0),), [CPU] * 4)] == [1, 1]
+    assert [len(part) for (part,) in divide_inputs((random_batch(2, 3, 2, seed=0),), [CPU] * 4)] == [1, 1]
 
 
 def test_parts_of_a_batch_learn_what_the_whole_does(monkeypatch: pytest.MonkeyPatch) -> None:

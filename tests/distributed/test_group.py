@@ -30,7 +30,7 @@ from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import PeerError, RendezvousError
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import ScalarHead
-from reagent_lite.training.checkpoint import CheckpointFolder, Checkpoints, CheckpointSchedule, checksum
+from reagent_lite.training.checkpoint_folder import CheckpointFolder, Checkpoints, CheckpointSchedule, checksum
 from reagent_lite.training.loop import Optimization, Running, fit
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import SourceSpec, TransitionBatch

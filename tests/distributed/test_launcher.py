@@ -22,9 +22,9 @@ from reagent_lite.config.training import TrainingConfig
 from reagent_lite.distributed import launcher
 from reagent_lite.distributed.gpus import used_gpus
 from reagent_lite.distributed.launcher import Processes, choose_processes
+from reagent_lite.distributed.meeting import Rendezvous
 from reagent_lite.distributed.membership import Failure, Membership
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.distributed.rendezvous import Rendezvous
 from reagent_lite.errors import ConfigError, Preempted
 
 RANK_1 = "rank 1 of 2 (node 1, local rank 0): "

@@ -8,9 +8,9 @@ from oracles.doctors import RECORD
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.declarations import check_compatibility
+from reagent_lite.distributed.key_value_store import Link
 from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.membership import Membership
-from reagent_lite.distributed.store import Link
 
 MACHINES = 300
 

@@ -21,11 +21,11 @@ from oracles.waiting import wait_until
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed import network
+from reagent_lite.distributed.key_value_store import connect, reach
+from reagent_lite.distributed.meeting import Rendezvous, _Arrivals
 from reagent_lite.distributed.meeting_file import MeetingFile, Record
 from reagent_lite.distributed.membership import Heartbeats
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.distributed.rendezvous import Rendezvous, _Arrivals
-from reagent_lite.distributed.store import connect, reach
 from reagent_lite.errors import ConfigError, RendezvousError
 from reagent_lite.files import FolderIdentity
 
@@ -66,7 +66,7 @@ def test_machines_meet_whatever_the_file_was(tmp_path: Path, start: Start, befor
 @pytest.mark.parametrize("silent", [True, False])
 def test_what_listens_where_the_old_store_was_is_not_joined(monkeypatch: pytest.MonkeyPatch, silent: bool) -> None:
     """A server that accepts and stays silent; and another run's store."""
-    monkeypatch.setattr("reagent_lite.distributed.store._OPEN_SECONDS", 1.0)
+    monkeypatch.setattr("reagent_lite.distributed.key_value_store._OPEN_SECONDS", 1.0)
     with store() as other, socket.create_server(("127.0.0.1", 0)) as server:
         other.set("nonce", "another run's")
         port = server.getsockname()[1] if silent else other.port
@@ -77,7 +77,7 @@ def test_what_listens_where_the_old_store_was_is_not_joined(monkeypatch: pytest.
 def test_a_silent_service_at_the_address_of_node_0_takes_no_longer_than_an_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("reagent_lite.distributed.rendezvous.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("reagent_lite.distributed.meeting.ANSWER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         begun = time.monotonic()
@@ -323,10 +323,10 @@ def test_silence_is_noticed_however_seldom_one_polls(every: float, monkeypatch: 
         while now[0] < until:
             now[0] += every
             beats.note({1: "1"})
-        assert beats.lost() == lost
+        assert beats.find_lost() == lost
     now[0] += every + 2.5  # the polling machine has slept: the silence may be its own
     beats.note({1: "1"})
-    assert beats.lost() == []
+    assert beats.find_lost() == []
 
 
 def test_what_a_stranger_writes_counts_as_absent() -> None:

@@ -10,14 +10,14 @@ from unittest.mock import Mock
 import pytest
 from oracles.doctors import RECORD
 
-from reagent_lite.distributed import store
+from reagent_lite.distributed import key_value_store
+from reagent_lite.distributed.key_value_store import Link, reach
 from reagent_lite.distributed.meeting_file import Record
-from reagent_lite.distributed.store import Link, reach
 
 SCRIPT = """
 import os, signal, time
 import torch.distributed as dist
-from reagent_lite.distributed.store import Link, LostError
+from reagent_lite.distributed.key_value_store import Link, LostError
 
 class Late:
     def __del__(self, kill=os.kill, sleep=time.sleep):  # as modules are cleared, after daemon threads were to end
@@ -53,7 +53,7 @@ def test_a_call_that_never_came_back_does_not_abort_the_process_on_its_way_out()
 
 def test_a_store_that_never_opened_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second Ctrl-C comes at once, while torch would try to connect for two more seconds."""
-    monkeypatch.setattr(store, "_OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(key_value_store, "_OPEN_SECONDS", 1.0)
     monkeypatch.setattr(Link, "call", Mock(side_effect=KeyboardInterrupt))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         before = {*threading.enumerate()}

@@ -69,7 +69,7 @@ def test_the_fit_is_the_optimum_that_scipy_finds_on_the_other_folds() -> None:
     fold = np.arange(400) % FOLDS
     rows = rows_of(state.tolist(), action.tolist(), fold.tolist())
     spec = SourceSpec(num_state_features=1, num_action_features=0, action_names=("a", "b"), metric_names=())
-    fitted = behavior._minimized(FoldedSoftmax.uniform(spec).parameters, 1.0, [rows], ALONE)[3].numpy()
+    fitted = behavior._minimize(FoldedSoftmax.uniform(spec).parameters, 1.0, [rows], ALONE)[3].numpy()
 
     def loss(values: np.ndarray) -> float:
         chosen = softmax(state[:, None] * values[[0, 2]] + values[[1, 3]], 1)[np.arange(400), action]

@@ -10,9 +10,9 @@ from reagent_lite.evaluation.decision import (
     Choice,
     Comparison,
     Evidence,
-    compared,
-    compared_models,
-    decide,
+    compare_models,
+    compare_with_log,
+    decide_findings,
     evidence_of,
 )
 from reagent_lite.evaluation.gate import Gate
@@ -53,7 +53,7 @@ PASSED, HELD = (Gate(passed=passed, reason="why", document={}) for passed in (Tr
     ],
 )  # fmt: skip
 def test_the_log_decides_by_trustworthy_differences(rows: list[Estimate], choice: Choice, reason: str) -> None:
-    decision = decide(Evidence(comparisons=(comparison(*rows),)))
+    decision = decide_findings(Evidence(comparisons=(comparison(*rows),)))
     assert (decision.choice, decision.reason) == (choice, reason)
     assert decision.json() == {"choice": choice.value, "reason": reason, "next": decision.next_step}
     assert str(decision) == f"{choice.value.capitalize()}: {reason}. Next: {decision.next_step}"
@@ -73,7 +73,7 @@ def test_a_policy_that_does_what_the_log_does_is_not_shipped(
     value: float, half: float, changed: float, choice: Choice
 ) -> None:
     result = replace(RESULT, overlap=replace(OVERLAP, changed_share=changed))
-    decision = decide(Evidence(result=result, comparisons=(comparison(estimated(PDIS, value, half)),)))
+    decision = decide_findings(Evidence(result=result, comparisons=(comparison(estimated(PDIS, value, half)),)))
     assert decision.choice is choice
     if choice is UNCLEAR:
         assert decision.reason.startswith(
@@ -85,7 +85,7 @@ def test_a_policy_that_does_what_the_log_does_is_not_shipped(
 @pytest.mark.parametrize("rows", [[estimated(PDIS, 10, 1)], [estimated(PDIS, 10, 1, Verdict.SUPPORT)]])
 def test_episodes_that_the_log_has_are_not_asked_for(rows: list[Estimate]) -> None:
     result = replace(RESULT, overlap=OVERLAP, num_episodes_left_out=3000)
-    step = decide(Evidence(result=result, comparisons=(comparison(*rows),))).next_step
+    step = decide_findings(Evidence(result=result, comparisons=(comparison(*rows),))).next_step
     count = OVERLAP.num_episodes
     assert step.startswith(
         f"set evaluation.max_episodes to {count + 3000}: {count:,} episodes were scored, and the log has 3,000 more"
@@ -131,7 +131,7 @@ def test_episodes_that_the_log_has_are_not_asked_for(rows: list[Estimate]) -> No
     ],
 )  # fmt: skip
 def test_findings_add_up(evidence: Evidence, choice: Choice, part: str) -> None:
-    decision = decide(evidence)
+    decision = decide_findings(evidence)
     assert decision.choice is choice
     assert part in decision.reason
 
@@ -147,11 +147,11 @@ def test_a_policy_that_does_not_explore_is_not_shipped_for_its_propensities(
     share: float, reason: str, step: str
 ) -> None:
     result = replace(RESULT, overlap=replace(OVERLAP, certain_share=share))
-    decision = decide(Evidence(result=result, comparisons=(BETTER,)))
+    decision = decide_findings(Evidence(result=result, comparisons=(BETTER,)))
     assert decision.choice is SHIP
     assert ("; but it takes" in decision.reason, reason in decision.reason) == (bool(reason), True)
     assert decision.next_step.startswith(step)
-    assert decide(Evidence(result=result, comparisons=(WORSE,))).next_step.startswith("keep the policy in use")
+    assert decide_findings(Evidence(result=result, comparisons=(WORSE,))).next_step.startswith("keep the policy in use")
 
 
 @pytest.mark.parametrize(("by_time", "choice"), [(False, SHIP), (True, UNCLEAR)])
@@ -160,7 +160,7 @@ def test_simulation_is_beside_the_log_if_it_is_the_same_quantity(by_time: bool, 
     family = Family(logged=around(10.0, 1.0), continued=None, estimates=(undefined(PDIS),), events=None)
     result = replace(RESULT, outcomes=(OutcomeResult(name="Reward", one_step=family, sequential=family),))
     estimated_return = EstimatedReturn.of(result.overlap, gamma=0.8, by_time=by_time, horizon=1000)
-    decision = decide(evidence_of(result, game(around(15, 1), around(2, 1), around(13, 1)), estimated_return))
+    decision = decide_findings(evidence_of(result, game(around(15, 1), around(2, 1), around(13, 1)), estimated_return))
     assert (decision.choice, "its discounted return is 15" in decision.reason) == (choice, not by_time)
 
 
@@ -200,7 +200,7 @@ UNSURE = comparison(undefined("IPS_Reward"))
     ],
 )  # fmt: skip
 def test_the_next_step_is_what_the_log_lacks(unsure: list[Comparison], result: CPEResult, steps: list[str]) -> None:
-    next_step = decide(Evidence(comparisons=tuple(unsure), result=result)).next_step
+    next_step = decide_findings(Evidence(comparisons=tuple(unsure), result=result)).next_step
     assert [step for step in steps if step not in next_step] == []
 
 
@@ -211,20 +211,20 @@ def test_the_reward_s_return_decides_and_metrics_have_their_own_title() -> None:
     }
     result = replace(RESULT, outcomes=tuple(OutcomeResult(name=name, **families) for name in ("Reward", "reward")))
     assert [(each.title, each.decides, each.simulated, each.rows[0].name)
-            for each in compared(result, simulated=FIGURE)] == [
+            for each in compare_with_log(result, simulated=FIGURE)] == [
         ("Reward: discounted return per episode", True, FIGURE, "MAGIC"),
         ("Reward: reward per row", False, None, "IPS_Reward"),
         ("Metric reward: discounted sum per episode", False, None, "MAGIC"),
         ("Metric reward: mean per row", False, None, "IPS_Reward"),
     ]  # fmt: skip
     # where every episode is one row its reward is its return
-    alone = compared(replace(result, overlap=replace(OVERLAP, horizon=1)))
+    alone = compare_with_log(replace(result, overlap=replace(OVERLAP, horizon=1)))
     assert [(each.title, each.decides) for each in alone] == [
         ("Reward: reward per row", True), ("Metric reward: mean per row", False),
     ]  # fmt: skip
     # of two models the better one is wanted, whatever the logged policy was
-    assert not any(each.decides for each in compared(result, decides=False))
-    differences = compared_models({outcome.name: outcome.estimates for outcome in result.outcomes}, by_row=False)
+    assert not any(each.decides for each in compare_with_log(result, decides=False))
+    differences = compare_models({outcome.name: outcome.estimates for outcome in result.outcomes}, by_row=False)
     assert [(each.title, each.decides, each.rows[0].name) for each in differences] == [
         ("Reward: discounted return per episode, model minus against", True, "MAGIC"),
         ("Reward: reward per row, model minus against", False, "IPS_Reward"),
@@ -246,4 +246,4 @@ def test_what_a_log_says_of_its_outcomes_is_the_same_for_two_models() -> None:
     assert [(each.decides, each.outlying) for each in evidence.comparisons] == [
         (False, ""), (False, "lowest"), (True, ""), (False, "lowest"),
     ]  # fmt: skip
-    assert "for 100 events" in decide(evidence).next_step
+    assert "for 100 events" in decide_findings(evidence).next_step

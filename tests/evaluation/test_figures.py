@@ -12,7 +12,7 @@ from torch import nn
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
 from reagent_lite.distributed.group import Group
-from reagent_lite.evaluation.figures import figures
+from reagent_lite.evaluation.learner_figures import figures
 from reagent_lite.models.value_heads import ScalarHead
 from reagent_lite.rl.policies import Softmax
 

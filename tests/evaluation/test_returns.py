@@ -12,7 +12,7 @@ from reagent_lite.errors import SimulationError
 from reagent_lite.evaluation.returns import play
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import ObservationPolicy, VectorEnv
-from reagent_lite.sim.rollout import Actor
+from reagent_lite.sim.experience import Actor
 
 # An episode lasts 2 or 8 steps, drawn at its start; each step pays 1. Action 1 ends it at once.
 COIN = """

@@ -6,10 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from reagent_lite.config.rollout import ComparisonConfig, RolloutGuardrailConfig
+from reagent_lite.config.rollout_config import ComparisonConfig, RolloutGuardrailConfig
 from reagent_lite.data.rollout_rows import RolloutRows
 from reagent_lite.errors import DataError
-from reagent_lite.evaluation.rollout import Comparer, RolloutComparison, UnitCollector, Units
+from reagent_lite.evaluation.policy_comparison import Comparer, RolloutComparison, UnitCollector, Units
 from reagent_lite.rl.two_policies import mixed_propensity
 
 SECOND = 1_000_000

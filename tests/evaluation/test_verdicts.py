@@ -9,7 +9,7 @@ import torch
 from oracles.pages import bandit_page, estimate_of, evaluated, weighing
 from scipy.stats import sem
 
-from reagent_lite.evaluation.overlap import untried
+from reagent_lite.evaluation.overlap import measure_untried
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.likelihood import Alternatives
@@ -202,7 +202,7 @@ def test_enough_tries_of_similar_weights_show_what_is_earned() -> None:
 
     def share(rows: int, probability: float = 0.01) -> tuple[float, float]:
         others = torch.tensor([0.01] * rows + [probability] * 1000, dtype=torch.float64)
-        return untried(Alternatives.of(torch.zeros_like(others), 1 - others))
+        return measure_untried(Alternatives.of(torch.zeros_like(others), 1 - others))
 
     assert share(400, 0.05) == pytest.approx((400 / 1400, 4.0))
     assert share(600, 0.05) == (0.0, 0.0)

@@ -23,7 +23,7 @@ from oracles.bundles import Habit, Linear, Taste, content
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.bcq import LikelyInTheLog
-from reagent_lite.export.content import BundleContent, SampleRows
+from reagent_lite.export.bundle_content import BundleContent, SampleRows
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle

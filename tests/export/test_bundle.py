@@ -29,7 +29,7 @@ from scipy.stats import chisquare
 
 from reagent_lite.errors import BundleError
 from reagent_lite.export import Bundle, Prediction, load_bundle
-from reagent_lite.manifest import BUNDLE, read_document, seal_folder, sealed
+from reagent_lite.manifest import BUNDLE, read_document, seal, seal_folder
 
 WEIGHTS = np.exp([1.5, 2.0, 0.0])
 """Of a softmax over q = (3, 4, 0) at temperature 2."""
@@ -119,7 +119,7 @@ def test_a_sealed_manifest_of_any_shape_is_a_bundle_or_a_bundle_error(
     )
     if data.draw(st.booleans()):
         document.pop(key, None)
-    (folder / "manifest.json").write_bytes(sealed({**document, "schema_version": 1}))
+    (folder / "manifest.json").write_bytes(seal({**document, "schema_version": 1}))
     with suppress(BundleError):
         assert load_bundle(folder).predict([[1, 5]]).q.tolist() == [[3, 4, 0]]
 
@@ -145,7 +145,7 @@ def test_a_manifest_that_no_model_has_is_refused_also_where_its_hash_is_right(
     key: str, value: object, discrete_folder: Path, bundle: Bundle, copied: Copy
 ) -> None:
     folder = copied(discrete_folder)
-    (folder / "manifest.json").write_bytes(sealed({**bundle.manifest, key: value}))
+    (folder / "manifest.json").write_bytes(seal({**bundle.manifest, key: value}))
     with pytest.raises(BundleError, match=f"manifest.json, {key}: expected"):
         load_bundle(folder)
 

@@ -13,7 +13,7 @@ from reagent_lite.algorithms.bcq import LikelyInTheLog
 from reagent_lite.distributed import group
 from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import BundleError
-from reagent_lite.export.content import SampleRows
+from reagent_lite.export.bundle_content import SampleRows
 from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance

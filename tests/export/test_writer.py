@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from reagent_lite.algorithms.bcq import LikelyInTheLog
 from reagent_lite.errors import BundleError
 from reagent_lite.export import load_bundle
-from reagent_lite.export.content import BundleContent, SampleRows
+from reagent_lite.export.bundle_content import BundleContent, SampleRows
 from reagent_lite.export.formats import FORMATS
 from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import DiscretePredictor

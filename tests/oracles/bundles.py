@@ -14,8 +14,8 @@ from oracles.transitions import code_of_text
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.bcq import LikelyInTheLog
-from reagent_lite.data.features.normalization import normalization_json
-from reagent_lite.export.content import BundleContent, SampleRows
+from reagent_lite.data.features.normalization_files import normalization_json
+from reagent_lite.export.bundle_content import BundleContent, SampleRows
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle

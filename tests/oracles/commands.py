@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 from oracles.runs import Tree
 
 from reagent_lite.config import check
-from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.config.normalize import NormalizeConfig
-from reagent_lite.config.score import ScoreConfig
+from reagent_lite.config.evaluate_config import EvaluateConfig
+from reagent_lite.config.normalize_config import NormalizeConfig
+from reagent_lite.config.score_config import ScoreConfig
 from reagent_lite.tasks.evaluate import Evaluated, evaluate
 from reagent_lite.tasks.normalize import Normalized, normalize
 from reagent_lite.tasks.score import ScoredFile, score

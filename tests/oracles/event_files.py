@@ -18,8 +18,8 @@ from oracles.logs import Row
 
 from reagent_lite.data.formats import text_files
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.files import list_input
-from reagent_lite.data.formats.reading import ALL_COLUMNS, READERS, read_blocks
+from reagent_lite.data.formats.format_table import ALL_COLUMNS, READERS, read_blocks
+from reagent_lite.data.formats.input_files import list_input
 from reagent_lite.errors import DataError, Problem
 
 PACKINGS: dict[str, Callable[[bytes], bytes]] = {

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from oracles.logs import Row, write_lines
 
 from reagent_lite.config.loader import check
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.timeline.stage import TimelineOutcome, run_timeline
 
 

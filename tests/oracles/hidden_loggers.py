@@ -14,8 +14,8 @@ from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import FeatureColumns, LoggedRows
 from reagent_lite.evaluation.behavior import Behavior, estimated_behavior
-from reagent_lite.evaluation.episodes import TrainEvalLogs
 from reagent_lite.evaluation.estimates import ALONE
+from reagent_lite.evaluation.scored_episodes import TrainEvalLogs
 from reagent_lite.types import SourceSpec
 
 from .regimes import Array, LogOfRegime, drawn, page_of, softmax

@@ -23,8 +23,8 @@ from types import SimpleNamespace
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
-from reagent_lite.data.writing.files import table_writer
+from reagent_lite.data.writing.episode_rows import EpisodeBlock, LogSchema, episode_rows
+from reagent_lite.data.writing.table_writers import table_writer
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]

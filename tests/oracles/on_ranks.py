@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from reagent_lite.console import log_as, logging_to_stderr
-from reagent_lite.distributed.group import ProcessRanks, joined
+from reagent_lite.distributed.group import ProcessRanks, join_group
 
 if __name__ == "__main__":
     file, function, *arguments = sys.argv[1:]
     sys.path.insert(0, str(Path(file).parent))
     place = ProcessRanks.read()
     log_as(place.rank)
-    with logging_to_stderr(), joined(place, torch.device("cpu"), timeout_seconds=120) as group:
+    with logging_to_stderr(), join_group(place, torch.device("cpu"), timeout_seconds=120) as group:
         print(json.dumps(getattr(importlib.import_module(Path(file).stem), function)(group, *arguments)))

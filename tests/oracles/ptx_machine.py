@@ -14,7 +14,7 @@ from pathlib import Path
 from oracles.ptx import Module, read, translate
 from torch import Tensor
 
-from reagent_lite.sim.cache import cached, make_key
+from reagent_lite.sim.cache import find_or_build, make_key
 from reagent_lite.sim.compiler import find_compiler
 
 # No contraction of a * b + c: `fma` is written where PTX has one. Integers wrap around, as those of PTX do.
@@ -74,7 +74,7 @@ class Machine:
         def build(target: Path) -> None:
             subprocess.run((*command, str(target)), input=source, text=True, check=True)
 
-        self._library = ctypes.CDLL(str(cached(key, ".so", build)))
+        self._library = ctypes.CDLL(str(find_or_build(key, ".so", build)))
         self._variables = [
             Region(name=name, address=ctypes.addressof(ctypes.c_char.in_dll(self._library, name)), size=len(content))
             for name, (_, content) in self.module.variables.items()

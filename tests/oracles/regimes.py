@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.cpe import MODELLED, evaluate_page
-from reagent_lite.evaluation.decision import Choice, Evidence, compared, decide
+from reagent_lite.evaluation.decision import Choice, Evidence, compare_with_log, decide_findings
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.verdict import Verdict
@@ -208,7 +208,7 @@ def outcome_of(regime: Any, seed: int) -> tuple[dict[str, tuple[bool, ...]], str
         for estimate in family.estimates
         if estimate.verdict is Verdict.TRUSTWORTHY
     }
-    return misses, decide(Evidence(result=result, comparisons=tuple(compared(result)))).choice
+    return misses, decide_findings(Evidence(result=result, comparisons=tuple(compare_with_log(result)))).choice
 
 
 def measure(regime: Any, logs: int, seed: int) -> dict[str, float]:

@@ -27,8 +27,8 @@ from reagent_lite.evaluation.segment_effects import SegmentEffect, Segments
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.charts import Curves, Line, curve_chart
 from reagent_lite.report.content import PageSection, Report, Table
-from reagent_lite.report.explanation import explanation_sections
-from reagent_lite.report.page import render
+from reagent_lite.report.explanation_sections import explanation_sections
+from reagent_lite.report.html_page import render
 from reagent_lite.report.run import FeatureFacts, config_section, features_section
 from reagent_lite.report.sections import (
     actions_section,

@@ -16,12 +16,12 @@ from oracles.runs import end as end
 from oracles.team import TEAM
 from safetensors.torch import load_file
 
-from reagent_lite.config import resolved
+from reagent_lite.config import expand_config
 from reagent_lite.distributed.group import Group
 from reagent_lite.run.environments import Simulation, open_simulation, with_actions
 from reagent_lite.run.runner import learn, set_up
 from reagent_lite.run.sources import Source, open_source
-from reagent_lite.training.checkpoint import CheckpointFolder
+from reagent_lite.training.checkpoint_folder import CheckpointFolder
 from reagent_lite.training.metrics import JsonLines, MetricsWriter
 from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
@@ -56,7 +56,7 @@ class Laboratory:
         folder.mkdir(parents=True, exist_ok=True)
         self._source = self._source or open_source(config, group, self._simulation)
         history = History.find(config, group, folder / "checkpoints")
-        history = replace(history, config=history.config.with_numbers_of(resolved(self._source.config)))
+        history = replace(history, config=history.config.with_numbers_of(expand_config(self._source.config)))
         with StopSignal() as signal, MetricsWriter(lines=history.lines, figures=history.figures) as writer:
             writer.add([JsonLines(folder, lines=history.lines)] if group.is_first else [])
             learned = learn(set_up(self._source, history), writer, signal)

@@ -8,7 +8,7 @@ from oracles.interpreters import Interpreter, python_path
 from oracles.logs import write_json
 from oracles.runs import ROOT, Run, Tree, end, merged
 
-from reagent_lite.data.dataset import EpisodeFolder
+from reagent_lite.data.episode_folder import EpisodeFolder
 
 
 def role(folder: Path, mode: str, **simulation: Any) -> Tree:

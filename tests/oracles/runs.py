@@ -14,7 +14,7 @@ from oracles.logs import candidate_rows, random_rows, write_json, write_lines
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.distributed.group import Group, ProcessRanks
-from reagent_lite.run.publish import Outcome
+from reagent_lite.run.output_folder import Outcome
 from reagent_lite.run.runner import train
 
 Tree = dict[str, Any]

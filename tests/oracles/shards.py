@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reagent_lite.data.stage import StageManifest, data_files
+from reagent_lite.data.stage_folder import StageManifest, data_files
 from reagent_lite.errors import NoRowsError
 
 _MAPS, _NAMES = pa.map_(pa.int32(), pa.float32()), pa.list_(pa.string())

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 import reagent_lite
-from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.serving.app import create_app
 from reagent_lite.serving.decision_log import open_log
 from reagent_lite.serving.served_model import ServedModel

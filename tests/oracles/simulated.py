@@ -13,9 +13,9 @@ import torch
 from oracles.gridworld import Array
 
 from reagent_lite.config import check
-from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
-from reagent_lite.sim.sources import find_environment
+from reagent_lite.sim.kernel_sources import find_environment
 from reagent_lite.tasks.simulate import SimulatedLog, simulate
 
 

@@ -8,7 +8,7 @@ from oracles.reports import around, estimated, undefined
 from reagent_lite.evaluation.cpe import Estimate
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.verdict import Verdict
-from reagent_lite.report.charts import Curves, Line, curve_chart, interval_chart, thinned, ticks
+from reagent_lite.report.charts import Curves, Line, curve_chart, interval_chart, thin, ticks
 
 
 def whiskers(*rows: Estimate, simulated: Interval | None = None, **references: Interval) -> str:
@@ -131,8 +131,8 @@ def test_a_wild_estimate_that_may_not_be_used_leaves_the_others_readable() -> No
 
 def test_thinning_keeps_ends_and_spikes() -> None:
     points = [(float(i), {7777: 9.0, 1234: -9.0}.get(i, 0.0)) for i in range(10_000)]
-    kept = thinned(points, 500)
+    kept = thin(points, 500)
     assert len(kept) <= 500
     assert {(0.0, 0.0), (7777.0, 9.0), (1234.0, -9.0), (9999.0, 0.0)} <= set(kept)
     assert list(kept) == sorted(kept)
-    assert thinned(points[:500], 500) == tuple(points[:500])
+    assert thin(points[:500], 500) == tuple(points[:500])

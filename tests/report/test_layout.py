@@ -11,7 +11,7 @@ from oracles.browser import BROKEN_WORDS, COLLIDING, OVERFLOWING, Browser, brows
 from oracles.reports import SEQUENTIAL, full
 
 from reagent_lite.evaluation.interval import Interval
-from reagent_lite.report.page import render
+from reagent_lite.report.html_page import render
 
 COMPLAINTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
 # in CSS pixels

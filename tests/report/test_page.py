@@ -34,11 +34,11 @@ from reagent_lite.evaluation.decision import Choice, Evidence
 from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report import sections
-from reagent_lite.report.content import PageSection, Report, Table, written
+from reagent_lite.report.content import PageSection, Report, Table, format_cell
 from reagent_lite.report.curves import curves_of, curves_section, read_series
-from reagent_lite.report.explanation import explanation_sections
-from reagent_lite.report.markdown import decision_of, findings, text_of
-from reagent_lite.report.page import render
+from reagent_lite.report.explanation_sections import explanation_sections
+from reagent_lite.report.html_page import render
+from reagent_lite.report.markdown import decision_of, findings, lines_of_report
 from reagent_lite.report.run import PAGE, config_section, drift_section, features_section, write_page
 from reagent_lite.report.sections import actions_section, candidates_section, simulated_section, weights_section
 from reagent_lite.report.templates import breakable
@@ -179,7 +179,9 @@ def test_the_log_says_the_same_as_text() -> None:
     """Facts, sentences and tables of what the policy is worth, but the definitions of estimators, in columns."""
     section = estimates(comparison(estimated("IPS_Reward", 12.0, 1.0)), result=RESULT)
     about, cut = section.notes[:2]
-    assert list(text_of(replace(report_of(section, weights_section(OVERLAP, 10.0)), facts=(("Rows", 1200),)))) == [
+    assert list(
+        lines_of_report(replace(report_of(section, weights_section(OVERLAP, 10.0)), facts=(("Rows", 1200),)))
+    ) == [
         "Rows: 1,200",
         f"Estimates: {about}",
         f"Estimates: {cut}",
@@ -209,7 +211,7 @@ def test_segments_are_shown_with_the_largest_loss_first() -> None:
     assert [row[0] for row in effects.rows] == ["1. old 1", "2. old 2", "3. old 0", "all, weighted by share"]
     results = [f"{standing} (trustworthy: old)" for standing in ("loses", "not enough to say", "gains")]
     assert [row[6] for row in effects.rows] == [*results, ""]
-    assert [written(row[5]) for row in effects.rows][:2] == ["-1.0 (-1.5 to -0.5)", "0.2 (-0.2 to 0.8)"]
+    assert [format_cell(row[5]) for row in effects.rows][:2] == ["-1.0 (-1.5 to -0.5)", "0.2 (-0.2 to 0.8)"]
     assert gains.notes[0].startswith("The policy's discounted return of an episode minus the logged one")
     assert choices.rows[0] == ("1. old 1: old 0", 0.5, 0.25)
     # losses are as usable as gains, so that the axis holds both: 14 + 452 / 4 * (0.5 and 1.5)
@@ -222,7 +224,7 @@ def test_segments_are_shown_with_the_largest_loss_first() -> None:
 
 def test_diagnostics_of_weights() -> None:
     weights = weights_section(OVERLAP, 10.0)
-    facts = {name: written(value) for name, value in weights.facts}
+    facts = {name: format_cell(value) for name, value in weights.facts}
     assert facts | {
         "Mean weight of an episode there, should be 1": "2 (1 to 3)", "Rows scored": "1,200",
         "Effective episodes at step 3": "12.5", "Episodes cut before their end": "12.5%",

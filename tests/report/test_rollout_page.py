@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from oracles.browser import BROKEN_WORDS, COLLIDING, OVERFLOWING, browsing, needs_browser
 
-from reagent_lite.config.rollout import ComparisonConfig, RolloutGuardrailConfig
-from reagent_lite.evaluation.rollout import Comparer, Units
+from reagent_lite.config.rollout_config import ComparisonConfig, RolloutGuardrailConfig
+from reagent_lite.evaluation.policy_comparison import Comparer, Units
 from reagent_lite.report.rollout_page import render_rollout
 
 CONFIG = ComparisonConfig(

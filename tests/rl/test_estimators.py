@@ -10,7 +10,7 @@ from oracles.tables import TWO_EPISODES, estimates, random_table, rows, some, ta
 
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.magic import step_contributions
-from reagent_lite.rl.sums import EpisodeSums, EpisodeTable, shrunk, switched
+from reagent_lite.rl.sums import EpisodeSums, EpisodeTable, shrunk, switch_weights
 
 LENGTHS = (3, 1, 5, 2)
 
@@ -37,7 +37,7 @@ def test_three_rows_by_hand():
 def test_switch_and_shrinkage_by_hand():
     e = rows([2, 0.5], [4, 6], [1, 4], [3, 5])
     # residuals 2 * 3 and .5 * 2; with threshold 1 the first is left out
-    assert [switched(limit)(e).sum(1).tolist() for limit in (2.0, 1.0)] == [[6, 1], [0, 1]]
+    assert [switch_weights(limit)(e).sum(1).tolist() for limit in (2.0, 1.0)] == [[6, 1], [0, 1]]
     # lambda 4: 4 * 2 / (4 + 4) = 1 and 4 * .5 / (.25 + 4) = 2 / 4.25; lambda 0 is DM, infinity DR
     assert [shrunk(strength)(e).sum(1).tolist() for strength in (4.0, 0.0, 1e12)] == [
         pytest.approx([1 * 3, 2 / 4.25 * 2]), [0, 0], pytest.approx([6, 1])

@@ -11,7 +11,7 @@ from reagent_lite.rl.sequences import (
     AsymptoticSequence,
     BettingSequence,
     difference_grid,
-    grown,
+    grow,
     ratio_capitals,
 )
 
@@ -116,7 +116,7 @@ def test_a_grid_has_zero_and_limits_and_stay_inside() -> None:
 
 def test_capital_that_overflows_stays_refuted() -> None:
     with np.errstate(all="raise"):
-        capitals = grown(np.ones(len(FRACTIONS)), np.concatenate([np.ones(5000), -np.ones(10)]))
+        capitals = grow(np.ones(len(FRACTIONS)), np.concatenate([np.ones(5000), -np.ones(10)]))
     assert capitals[-1, 0] == math.inf
     assert not np.isnan(capitals).any()
 

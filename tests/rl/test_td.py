@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from reagent_lite.rl.td import (
-    chosen,
     discount,
     double_q_value,
     expected_value,
     greedy_value,
+    select_choice,
     td_target,
     value_bounds,
 )
@@ -29,7 +29,7 @@ def test_double_q_takes_the_online_choice_and_single_q_the_largest_target_value(
 ) -> None:
     """Of the allowed choices; a row without any has value 0."""
     allowed = torch.tensor([mask])
-    assert double_q_value(Q, partial(chosen, Q_TARGET), allowed).item() == double
+    assert double_q_value(Q, partial(select_choice, Q_TARGET), allowed).item() == double
     assert greedy_value(Q_TARGET, Q_TARGET, allowed).item() == single
 
 

@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 from oracles.bundles import bilinear_bundle, linear_bundle
 
-from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.export import Bundle
 from reagent_lite.export.bundle import ChoiceKind
 from reagent_lite.feature_ids import FeatureId

@@ -19,7 +19,7 @@ from oracles.bundles import bilinear_bundle, linear_bundle
 from oracles.disks import small_disk
 from serving.conftest import IDS, NAMES, Open, Worker, pass_time, rows_of
 
-from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.writing.decisions import write_decisions
 from reagent_lite.errors import BundleError, ConfigError, DataError, ReagentLiteError
@@ -417,7 +417,7 @@ def test_a_database_of_an_earlier_version_refuses_repeated_decisions_as_well(tmp
         ids = log.append([event])
         with pytest.raises(RepeatedError):
             log.append([EVENT, event])
-        assert (log.waiting, log.decided("7", 3)) == (2, (ids[0], event))
+        assert (log.waiting, log.find_decision("7", 3)) == (2, (ids[0], event))
 
 
 def test_folders_that_cannot_hold_the_log_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from serving.conftest import IDS, NAMES, Open, Worker
 from serving.test_server import ROW, Server
 
 from reagent_lite.config.loader import load_config
-from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.errors import ConfigError
 from reagent_lite.item_table import ItemTable
 from reagent_lite.serving.access import Access, require_certificate

@@ -12,9 +12,9 @@ from pydantic_core import to_json
 from serving.conftest import flush, pass_time, rows_of
 from serving.test_decision_log import EVENT
 
-from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.data.served_log import waiting_in
-from reagent_lite.data.stage import data_files, left_out
+from reagent_lite.data.stage_folder import data_files, notes_of_input
 from reagent_lite.data.writing.decisions import write_decisions
 from reagent_lite.errors import DataError, NoRowsError
 from reagent_lite.serving.decision_log import DecisionLog, open_log
@@ -81,11 +81,11 @@ def test_what_waits_is_said_to_those_who_read_the_log(tmp_path: Path) -> None:
         log.append([EVENT])
         log.rotate()
         assert [file.name.split("-", 2)[2] for file in data_files(str(tmp_path))] == ["1-3.parquet"]
-        (sentence,) = left_out(str(tmp_path))
+        (sentence,) = notes_of_input(str(tmp_path))
         assert sentence.startswith(f"{tmp_path}: 1 decision waits for rewards (since 20")
     assert waiting_in(str(tmp_path / "nothing")) is None
     flush(tmp_path)
-    assert left_out(str(tmp_path)) == ()
+    assert notes_of_input(str(tmp_path)) == ()
 
 
 def test_a_log_of_an_earlier_version_is_refused_until_it_has_all_its_decisions(tmp_path: Path) -> None:

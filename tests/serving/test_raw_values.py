@@ -15,7 +15,7 @@ from oracles.commands import scored
 from oracles.logs import write_lines
 from serving.conftest import Open
 
-from reagent_lite.config.columns import features_of
+from reagent_lite.config.column_names import features_of
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.errors import BundleError, DataError
 from reagent_lite.feature_ids import FeatureId

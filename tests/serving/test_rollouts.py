@@ -21,17 +21,17 @@ from serving.test_server import Server as Process
 from serving.test_server import workers
 
 import reagent_lite
-from reagent_lite.config.serve import ServeConfig
+from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.data.served_log import waiting_in
 from reagent_lite.errors import BundleError, ConfigError
-from reagent_lite.evaluation.rollout import RolloutComparison
+from reagent_lite.evaluation.policy_comparison import RolloutComparison
 from reagent_lite.export import load_bundle
 from reagent_lite.serving.app import create_app
 from reagent_lite.serving.decision_log import DecisionLog, open_log
-from reagent_lite.serving.rollout import WorkerRollout
 from reagent_lite.serving.rollout_store import RolloutStore
 from reagent_lite.serving.rollout_watch import RolloutWatch
 from reagent_lite.serving.served_model import ServedModel
+from reagent_lite.serving.worker_rollout import WorkerRollout
 from reagent_lite.serving.workers import _begun_rollout
 
 SECTION = {"shares": [0.5], "reward_range": [0, 5], "units_per_share": 10_000}

@@ -13,7 +13,7 @@ from oracles.team import TEAM
 from reagent_lite.sim.compiler import KERNELS, find_compiler
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.sources import find_environment
+from reagent_lite.sim.kernel_sources import find_environment
 
 # Counts up by 1 + action from 0 and ends at `goal`: everything it does can be worked out in one's head.
 COUNTER = """

@@ -20,12 +20,12 @@ from sim.conftest import COUNTER, MakeEnv, environments, take, written
 
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import KernelBuildError, SimulationError
-from reagent_lite.sim import cache, cpu, sources
+from reagent_lite.sim import cache, cpu, kernel_sources
 from reagent_lite.sim.backend import open_backend
-from reagent_lite.sim.cache import cache_folder, cached, make_key
+from reagent_lite.sim.cache import cache_folder, find_or_build, make_key
 from reagent_lite.sim.compiler import KERNELS, Compiler, find_compiler, zig_compiler
 from reagent_lite.sim.cpu import CpuBackend
-from reagent_lite.sim.sources import read_sources
+from reagent_lite.sim.kernel_sources import read_sources
 
 
 def opened(env: str | Path, **parameters: float) -> Any:
@@ -96,12 +96,12 @@ def test_an_own_file_may_build_on_ours_and_on_its_neighbours(tmp_path: Path) -> 
 
 
 def test_the_identity_is_that_of_own_sources_and_constants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "KERNELS", shutil.copytree(KERNELS, tmp_path / "kernels"))
+    monkeypatch.setattr(kernel_sources, "KERNELS", shutil.copytree(KERNELS, tmp_path / "kernels"))
     written(tmp_path, "constexpr float reach = 3.0f;\n", "numbers.cuh")
     file = written(tmp_path, '#include "numbers.cuh"\n#include "cartpole_v1.cuh"\n')
 
     def identity(**settings: Any) -> str:
-        return sources.identity(EnvironmentConfig(env=str(file), **settings))
+        return kernel_sources.identity(EnvironmentConfig(env=str(file), **settings))
 
     def changed(name: str) -> str:
         written(tmp_path, (tmp_path / name).read_text() + "// another line\n", name)
@@ -232,9 +232,9 @@ def test_a_library_needs_no_other_and_a_second_opening_compiles_nothing(
 
 @pytest.mark.parametrize("damaged", [b"who", b"", b"whale"])
 def test_a_damaged_file_is_built_anew_for_its_user_alone(empty_cache: Path, damaged: bytes) -> None:
-    file = cached("key", ".so", build)
+    file = find_or_build("key", ".so", build)
     file.write_bytes(damaged)
-    assert (cached("key", ".so", build), file.read_bytes(), [*empty_cache.iterdir()]) == (file, b"whole", [file])
+    assert (find_or_build("key", ".so", build), file.read_bytes(), [*empty_cache.iterdir()]) == (file, b"whole", [file])
     assert [stat.S_IMODE(path.stat().st_mode) for path in (empty_cache, file)] == [0o700, 0o600]
 
 
@@ -245,7 +245,7 @@ def test_everything_that_matters_is_in_the_key(tmp_path: Path, monkeypatch: pyte
         return str(compiled.call_args.args[0])
 
     compiled = Mock(side_effect=LookupError)  # in place of a compilation
-    monkeypatch.setattr(cpu, "cached", compiled)
+    monkeypatch.setattr(cpu, "find_or_build", compiled)
     file, more = written(tmp_path, COUNTER + '#include "more.cuh"\n'), written(tmp_path, "", "more.cuh")
     keys = {key(file, {}), key(file, {"goal": 5.0}), key(file, {}, "fast"), key(file, {}, optimization="-O0"),
             key(file, {}, compiler=zig_compiler())}  # fmt: skip
@@ -297,7 +297,7 @@ def test_code_that_others_may_have_written_is_compiled_anew(
     os.chown(changed, owner or os.geteuid(), -1)
     if what == "link":
         planted.symlink_to(planted.rename(empty_cache / "elsewhere"))
-    assert [cached("key", ".so", build).read_bytes() for _ in range(2)] == [b"whole"] * 2
+    assert [find_or_build("key", ".so", build).read_bytes() for _ in range(2)] == [b"whole"] * 2
     assert re.fullmatch(says.format(empty_cache, owner or os.geteuid()), "\n".join(caplog.messages))
     assert (list(empty_cache.iterdir()) == [planted]) == (what == "folder")  # left as it is, and not used
 

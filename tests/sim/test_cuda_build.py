@@ -13,12 +13,12 @@ from sim.conftest import COUNTER, written
 
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import KernelBuildError
-from reagent_lite.sim import cuda_build, sources
+from reagent_lite.sim import cuda_build, kernel_sources
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda_build import build_cubin, compiler_flags, cuda_problem, find_nvcc, read_description
-from reagent_lite.sim.sources import compilation_unit, find_environment, known_environments
+from reagent_lite.sim.kernel_sources import compilation_unit, find_environment, known_environments
 
 NVCC = find_nvcc()
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc on this machine")
@@ -136,7 +136,7 @@ def test_what_is_missing_is_said_in_order(own: Path, monkeypatch: pytest.MonkeyP
 
 @needs_nvcc
 def test_what_decides_the_code_decides_the_file(own: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cuda_build, "cached", lambda key, suffix, build: key)  # its file, not to compile any
+    monkeypatch.setattr(cuda_build, "find_or_build", lambda key, suffix, build: key)  # its file, not to compile any
     cartpole = find_environment("cartpole_v1")
     files = {
         build_cubin(cartpole, {}, "exact", "sm_90"),
@@ -150,7 +150,7 @@ def test_what_decides_the_code_decides_the_file(own: Path, monkeypatch: pytest.M
     assert len({*files, changed}) == 6
     moved = shutil.copytree(KERNELS, tmp_path / "installed" / "kernels")
     elsewhere = shutil.copy(own, tmp_path / "installed")
-    monkeypatch.setattr(sources, "KERNELS", moved)
+    monkeypatch.setattr(kernel_sources, "KERNELS", moved)
     monkeypatch.setattr(cuda_build, "KERNELS", moved)
     # where it lies does not, nor where the kernels lie
     assert build_cubin(Path(elsewhere), {}, "exact", "sm_90") == build_cubin(own, {}, "exact", "sm_90") == changed

@@ -22,7 +22,7 @@ from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda import CudaBackend, spread_block
 from reagent_lite.sim.cuda_build import find_nvcc
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.sources import find_environment, known_environments
+from reagent_lite.sim.kernel_sources import find_environment, known_environments
 
 pytestmark = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this machine")
 HOPPER, BLACKWELL = (9, 0), (10, 0)

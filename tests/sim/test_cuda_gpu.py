@@ -23,7 +23,7 @@ from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda import SYNCHRONIZE, CudaBackend, on_stream
 from reagent_lite.sim.cuda_build import cuda_problem, driver_problem
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.sources import find_environment, known_environments
+from reagent_lite.sim.kernel_sources import find_environment, known_environments
 
 DEVICE = torch.device("cuda", 0)
 PROBLEM = driver_problem()
@@ -183,7 +183,7 @@ FAULTY = """
 import torch
 from reagent_lite.sim.cuda import CudaBackend
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.sources import find_environment
+from reagent_lite.sim.kernel_sources import find_environment
 
 env = VectorEnv(CudaBackend(find_environment("cartpole_v1"), {}, "exact", torch.device("cuda")), num_envs=100)
 env.reset()
@@ -214,7 +214,7 @@ import threading
 import torch
 from reagent_lite.sim.cuda import CudaBackend, on_stream
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.sources import find_environment
+from reagent_lite.sim.kernel_sources import find_environment
 
 def run():
     device = torch.device("cuda")

@@ -26,8 +26,8 @@ from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.cuda import SYNCHRONIZE, CudaBackend, on_stream, spread_block
 from reagent_lite.sim.cuda_build import find_nvcc
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.rollout import ONLY, Actor, Rollout
-from reagent_lite.sim.sources import find_environment
+from reagent_lite.sim.experience import ONLY, Actor, Rollout
+from reagent_lite.sim.kernel_sources import find_environment
 
 pytestmark = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this machine")
 

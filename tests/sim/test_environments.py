@@ -15,7 +15,7 @@ from reagent_lite.sim import cpu
 from reagent_lite.sim.compiler import find_compiler, zig_compiler
 from reagent_lite.sim.cpu import CpuBackend
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.sources import find_environment, known_environments
+from reagent_lite.sim.kernel_sources import find_environment, known_environments
 
 every_environment = pytest.mark.parametrize("name", known_environments())
 

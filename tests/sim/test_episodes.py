@@ -10,10 +10,10 @@ import torch
 from sim.conftest import environments, play_at_random
 
 from reagent_lite.errors import SimulationError
-from reagent_lite.sim import episodes
+from reagent_lite.sim import played_episodes
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.episodes import Amount, EpisodeRecorder, PlayedEpisodes, whole_episodes
-from reagent_lite.sim.rollout import Actor
+from reagent_lite.sim.experience import Actor
+from reagent_lite.sim.played_episodes import Amount, EpisodeRecorder, PlayedEpisodes, play_episodes
 
 SEEN = {"state": "observation", "mask": "mask", "features": "features"}
 AFTER = {
@@ -38,7 +38,7 @@ def opened(name: str | Path, count: int, first_env: int = 0) -> VectorEnv:
 
 def joined(env: VectorEnv, amount: Amount) -> tuple[dict[str, Any], list[PlayedEpisodes]]:
     """All blocks joined, column by column."""
-    blocks = list(whole_episodes(env, [RANDOM], amount))
+    blocks = list(play_episodes(env, [RANDOM], amount))
     parts = {name: [getattr(block, name) for block in blocks] for name in PlayedEpisodes.__slots__}
     return {name: None if part[0] is None else np.concatenate(part) for name, part in parts.items()}, blocks
 
@@ -74,8 +74,8 @@ def looped(env: VectorEnv, rounds: int) -> list[tuple[tuple[int, int, int, int],
 def test_blocks_hold_what_a_plain_loop_sees(
     monkeypatch: pytest.MonkeyPatch, team: Path, name: str, block_rows: int, most_rounds: int
 ) -> None:
-    monkeypatch.setattr(episodes, "BLOCK_ROWS", block_rows)
-    monkeypatch.setattr(episodes, "_MOST_ROUNDS", most_rounds)
+    monkeypatch.setattr(played_episodes, "BLOCK_ROWS", block_rows)
+    monkeypatch.setattr(played_episodes, "_MOST_ROUNDS", most_rounds)
     env = team if name == "team" else name
     agents = 3 if name == "team" else 1
     truth = looped(opened(env, 5, first_env=10), 300)[: 30 * agents]
@@ -110,7 +110,7 @@ def test_rows_are_covered_by_as_few_as_are_needed(team: Path, name: str, rows: i
 
 
 def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episodes, "free_bytes", lambda device: 100)
+    monkeypatch.setattr(played_episodes, "free_bytes", lambda device: 100)
     with pytest.raises(SimulationError, match="num_envs: expected episodes that fit"):
         joined(opened("cartpole_v0", 4), Amount(3, "episodes"))
 

@@ -21,8 +21,8 @@ from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.errors import SimulationError
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.experience import ONLY, Actor, Rollout
 from reagent_lite.sim.gymnasium_env import open_envs
-from reagent_lite.sim.rollout import ONLY, Actor, Rollout
 
 KEY = {"seed": 5, "stream": 3}
 

@@ -16,8 +16,8 @@ from torch.testing import assert_close
 
 from reagent_lite.errors import SimulationError
 from reagent_lite.sim.env import VectorEnv
+from reagent_lite.sim.experience import ONLY, Actor, Exploration, Rollout, RolloutSource, UpdateSchedule, regroup_source
 from reagent_lite.sim.replay.ring import ReplayRing
-from reagent_lite.sim.rollout import ONLY, Actor, Exploration, Rollout, RolloutSource, UpdateSchedule, regrouped
 
 CPU = torch.device("cpu")
 NUM = 16
@@ -230,7 +230,7 @@ def comparable(state: dict[str, Any]) -> dict[str, Any]:
 def require_regrouped(states: list[dict[str, Any]], whole: dict[str, Any], *ranges: tuple[int, int]) -> None:
     """Asserts that ranks with these environments get of several processes' states what they get of one's."""
     for rank, (first, stop) in enumerate(ranges):
-        got, truth = (regrouped(saved, rank, first, stop) for saved in (states, [whole]))
+        got, truth = (regroup_source(saved, rank, first, stop) for saved in (states, [whole]))
         assert {key: "generator" in part for key, part in got.items() if key.startswith("ring")} == dict.fromkeys(
             (key for key in truth if key.startswith("ring")), rank < len(states)
         )
@@ -255,7 +255,7 @@ def test_two_processes_become_one_and_three_and_go_on() -> None:
     require_regrouped(states, whole.state_dict(), (0, 16))
     require_regrouped(states, whole.state_dict(), (0, 5), (5, 10), (10, 16))
     alone = source(prioritized=True, slots=11)
-    alone.load_state_dict(regrouped(states, 0, 0, NUM))
+    alone.load_state_dict(regroup_source(states, 0, 0, NUM))
     for each in (alone, *halves):
         each.collect(13 + 3)  # steps before updates 0, 4, 8, 12 and 16
     env, *parts = (each.state_dict()["rollout"]["env"] for each in (alone, *halves))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from reagent_lite.training.best import BestState
-from reagent_lite.training.checkpoint import flat, nested
+from reagent_lite.training.checkpoint_folder import flat, nest
 
 LOSS = {"tags": ("loss",), "lowest": True, "unit": "epoch", "described": "lowest loss"}
 
@@ -47,7 +47,7 @@ def test_patience_counts_epochs_since_the_best_and_a_checkpoint_has_all_of_it() 
     best = BestState(learner, **LOSS, patience=2)
     after(best, learner, [3, 2, 5])
     other = BestState(learner, **LOSS, patience=2)
-    other.load_state_dict(nested(flat(best.state_dict())))
+    other.load_state_dict(nest(flat(best.state_dict())))
     other.load_state_dict({})  # of a checkpoint without it
     assert not other.exhausted
     after(other, learner, [4])
@@ -60,7 +60,7 @@ def test_without_a_figure_the_last_state_stays() -> None:
     learner = nn.Linear(2, 1)
     best = BestState(learner, **LOSS, patience=1)
     after(best, learner, [float("nan")])
-    best.load_state_dict(nested(flat(best.state_dict())))
+    best.load_state_dict(nest(flat(best.state_dict())))
     best.restore()
     assert (best.exhausted, best.document()) == (True, {})
     assert torch.isnan(learner.weight).all()

@@ -24,7 +24,7 @@ from reagent_lite.errors import BundleError, ConfigError
 from reagent_lite.manifest import CHECKPOINT, read_document, seal_folder
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import ScalarHead
-from reagent_lite.training.checkpoint import CheckpointFolder, Checkpoints
+from reagent_lite.training.checkpoint_folder import CheckpointFolder, Checkpoints
 from reagent_lite.training.loop import Optimization, Running, RunPosition
 from reagent_lite.training.resume import find_unfinished, restore
 from reagent_lite.training.warm_start import warm_start
@@ -89,7 +89,7 @@ def saved(folder: Path, *at: int, **other: Any) -> Checkpoints:
 def unfinished(folder: Path) -> str | None:
     """The checkpoint to continue from; damaged ones are set aside, as by a run that has read its input."""
     there, before = CheckpointFolder(folder), names(folder)
-    name = (there.unfinished() or {"name": None})["name"]
+    name = (there.find_unfinished() or {"name": None})["name"]
     assert names(folder) == before  # the run may still be refused
     there.set_damaged_aside(name)
     return name

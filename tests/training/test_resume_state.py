@@ -7,9 +7,9 @@ import pytest
 import torch
 from oracles.runs import merged
 
-from reagent_lite.config import DqnConfig, check, resolved
+from reagent_lite.config import DqnConfig, check, expand_config
 from reagent_lite.errors import ConfigError
-from reagent_lite.training.resume import ReadOrder, completed, position_in, regrouped, require_same_learning
+from reagent_lite.training.resume import ReadOrder, complete_config, position_in, regroup_state, require_same_learning
 
 SAVED = {"epochs": 2, "seed": 0, "node_index": 1, "training": {"learning_rate": 0.1, "layers": [-1, 8, -1]},
          "checkpoint": {"keep": 2}, "data": {"layout": "shards", "residency": "auto"}}  # fmt: skip
@@ -33,10 +33,10 @@ def test_configs_that_learn_the_same(changes: dict[str, Any]) -> None:
 
 
 def test_a_key_that_the_saved_config_does_not_have_has_its_default() -> None:
-    saved = resolved(CONFIG)
+    saved = expand_config(CONFIG)
     del saved["evaluation"]["learn_from_scored"]
-    assert completed(CONFIG, saved) == resolved(CONFIG)
-    assert completed(CONFIG, {**saved, "no_more": 1}) == {**saved, "no_more": 1}
+    assert complete_config(CONFIG, saved) == expand_config(CONFIG)
+    assert complete_config(CONFIG, {**saved, "no_more": 1}) == {**saved, "no_more": 1}
 
 
 def test_configs_that_learn_something_else_are_refused_by_key() -> None:
@@ -72,8 +72,8 @@ def test_sums_of_other_ranks_keep_their_mean(world: int) -> None:
         for rank, value in enumerate((1.0, 5.0))
     ]
     # two ranks over two steps: (1 + 5) / (2 ranks · 2 steps) = 1.5
-    parts = [regrouped(states, rank, {"step": 4}, keep_sums=True) for rank in range(world)]
+    parts = [regroup_state(states, rank, {"step": 4}, keep_sums=True) for rank in range(world)]
     assert sum(float(part["meter"]["sums"]["x"]) for part in parts) / (world * 2) == 1.5
     assert [part["source"] for part in parts] == [{"step": 4}] * world
     assert [int(part["rng"]["cpu"]) for part in parts if "rng" in part] == [0, 1][:world]
-    assert regrouped(states, 0, {}, keep_sums=False)["meter"] == {"steps": 0}
+    assert regroup_state(states, 0, {}, keep_sums=False)["meter"] == {"steps": 0}

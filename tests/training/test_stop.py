@@ -43,7 +43,7 @@ def test_elsewhere_a_signal_ends_the_work_at_once(number: signal.Signals) -> Non
 @pytest.mark.parametrize("numbers", [*((number,) for number in STOP_SIGNALS), (signal.SIGTERM, signal.SIGTERM)])
 def test_while_learning_a_signal_waits_to_be_asked(numbers: tuple[signal.Signals, ...]) -> None:
     def learn() -> None:
-        with stop.deferred():
+        with stop.defer():
             assert not stop.wanted
             for number in numbers:
                 send(number)
@@ -56,7 +56,7 @@ def test_while_learning_a_signal_waits_to_be_asked(numbers: tuple[signal.Signals
 
 
 def test_a_second_interrupt_does_not_wait() -> None:
-    with StopSignal() as stop, stop.deferred():
+    with StopSignal() as stop, stop.defer():
         send(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
@@ -77,7 +77,7 @@ def test_handlers_are_handed_back_and_what_nohup_ignores_stays_ignored(hangup: s
 
 def test_other_threads_listen_to_nothing() -> None:
     def seen() -> list[object]:
-        with StopSignal() as stop, stop.deferred():
+        with StopSignal() as stop, stop.defer():
             return handlers()
 
     with ThreadPoolExecutor() as pool:
@@ -97,7 +97,7 @@ def test_code_that_handles_errors_does_not_handle_a_signal() -> None:
 def test_a_signal_in_a_callback_whose_errors_are_only_reported_ends_the_next_deferred_work() -> None:
     def work() -> None:
         _ = weakref.ref(set(), lambda _: send())  # at once, as nothing else refers to the set
-        with stop.deferred():
+        with stop.defer():
             assert stop.wanted
         raise AssertionError("the signal was lost")
 

@@ -14,15 +14,15 @@ from oracles.simulated import made
 from oracles.team import TEAM
 
 from reagent_lite.config import check
-from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.distributed.launcher import choose_processes
 from reagent_lite.doctor import machine
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.export import load_bundle
 from reagent_lite.rl.policies import EpsilonGreedy
 from reagent_lite.run.environments import open_simulation, with_actions
+from reagent_lite.run.episode_picture import record
 from reagent_lite.run.learner import build_learners
-from reagent_lite.run.pictures import record
 from reagent_lite.run.sources import open_source
 from reagent_lite.tasks.simulate import simulate
 

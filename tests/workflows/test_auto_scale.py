@@ -16,7 +16,7 @@ from oracles.runs import ALONE, ROOT, Tree, checked, merged, trained, with_confi
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import ConfigError
-from reagent_lite.run.environments import compiled
+from reagent_lite.run.environments import compile_environment
 from reagent_lite.run.scaling import auto_scale
 from reagent_lite.run.scaling.auto_scale import Limit, Probes, Scale, auto_scaled, find_scale, largest
 from reagent_lite.run.scaling.search import search, smallest
@@ -107,7 +107,7 @@ def test_environments_first_then_the_minibatch(long: WorkflowConfig) -> None:
     choice = device.choice(long)
     assert choice == Scale(num_envs=8192, minibatch_size=32768, updates=1)
     assert device.speed(choice) > 0.95 * best_of_grid(device, [*range(14), 14, 18], 18)
-    applied = choice.applied(long, 2)
+    applied = choice.apply_to(long, 2)
     assert (applied.environments.num_envs, applied.training.minibatch_size) == (16384, 32768)
 
 
@@ -140,7 +140,7 @@ def test_a_run_keeps_optimizer_steps(tmp_path: Path, total_steps: int, fewest: i
     """
     device, config = Modelled(), checked(tree(tmp_path, total_steps=total_steps))
     assert device.choice(config, total_steps // 1000).num_envs > 4
-    assert min(simulated_plan(scale.applied(config, 2), 1).num_steps for scale in device.asked) >= fewest
+    assert min(simulated_plan(scale.apply_to(config, 2), 1).num_steps for scale in device.asked) >= fewest
 
 
 def test_the_choice_is_measured_twice(long: WorkflowConfig) -> None:
@@ -167,7 +167,7 @@ def test_the_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         config = checked(tree(tmp_path, **simulation))
         monkeypatch.setattr(auto_scale, "free_bytes", lambda device: free)
         group = Group(ProcessRanks(0, 4, 0, 2), torch.device("cpu"))
-        return largest(config, group, compiled(config.environments, ALONE))
+        return largest(config, group, compile_environment(config.environments, ALONE))
 
     assert largest_here(total_steps=10**6).num_envs == 500
     run: Tree = {"total_steps": 10**9, "replay": {"capacity": 60_000}}

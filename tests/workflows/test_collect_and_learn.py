@@ -30,25 +30,25 @@ from safetensors.torch import load_file
 
 from reagent_lite import console, files
 from reagent_lite.config import check
-from reagent_lite.config.simulate import SimulateConfig
-from reagent_lite.data.dataset import EpisodeFolder
+from reagent_lite.config.simulate_config import SimulateConfig
+from reagent_lite.data.episode_folder import EpisodeFolder
 from reagent_lite.data.formats import arrow
-from reagent_lite.data.writing.episodes import LogSchema, episode_rows
+from reagent_lite.data.writing.episode_rows import LogSchema, episode_rows
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ConfigError, DataError, FolderInUseError, UnavailableError
 from reagent_lite.manifest import POLICY, read_document, seal_folder
 from reagent_lite.run.dry_run import dry_run, lines_of
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import build_learners
-from reagent_lite.run.roles import policies
+from reagent_lite.run.roles import published_policies
 from reagent_lite.run.roles.collect import Collector, named_block
 from reagent_lite.run.roles.collected import CollectedReplay, env_steps
-from reagent_lite.run.roles.policies import PolicyReader, shared_folders
+from reagent_lite.run.roles.published_policies import PolicyReader, shared_folders
 from reagent_lite.run.sources import Stream, open_source
-from reagent_lite.sim.episodes import EpisodeRecorder
-from reagent_lite.sim.rollout import Actor
+from reagent_lite.sim.experience import Actor
+from reagent_lite.sim.played_episodes import EpisodeRecorder
 from reagent_lite.tasks.simulate import simulate
-from reagent_lite.training.checkpoint import flat, nested
+from reagent_lite.training.checkpoint_folder import flat, nest
 from reagent_lite.training.stop import StopSignal
 
 RANDOM = Actor(policy=None, epsilon=torch.ones(1))
@@ -276,7 +276,7 @@ def test_logs_of_simulate_in_protected_are_read_first_and_files_added_while_a_le
     first = fifo(tmp_path)[0]
     shutil.copy(protected / "random.parquet", protected / "added.parquet")
     shutil.copy(first, first.with_name(f"{first.stem[:-12]}{'a' * 12}.parquet"))  # of a slower collector
-    read_by(more).load_state_dict(nested(flat(read_by(stream).state_dict())))
+    read_by(more).load_state_dict(nest(flat(read_by(stream).state_dict())))
     idle(read_by(more).run, 10_000)
     assert more.env_steps == 2 * rows + EpisodeFolder(tmp_path / "data").unread(0)
 
@@ -357,7 +357,7 @@ def test_a_policy_that_is_damaged_is_skipped_and_one_of_another_network_refused(
 
 def failing(number: int) -> Any:
     """Lets no policy be written inside the block."""
-    return patch.object(policies, "appearing_folder", side_effect=OSError(number, os.strerror(number)))
+    return patch.object(published_policies, "appearing_folder", side_effect=OSError(number, os.strerror(number)))
 
 
 def test_a_policy_that_cannot_be_written_is_one_warning_until_one_can_and_the_last_is_waited_for(

@@ -16,7 +16,7 @@ from oracles.runs import ROOT, Runner, absent, merged
 from reagent_lite.cli import message_of
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.errors import KernelBuildError, NoRowsError, Preempted, Problem
-from reagent_lite.run.publish import Outcome
+from reagent_lite.run.output_folder import Outcome
 from reagent_lite.tasks import train as launch
 from reagent_lite.tasks.train import main
 

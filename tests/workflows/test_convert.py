@@ -18,7 +18,7 @@ from oracles.runs import Runner
 from pyarrow import feather
 
 from reagent_lite.config import check
-from reagent_lite.config.convert import ConvertConfig
+from reagent_lite.config.convert_config import ConvertConfig
 from reagent_lite.errors import ConfigError, DataError
 from reagent_lite.tasks.convert import Converted, convert
 

@@ -10,7 +10,7 @@ from oracles.logs import random_rows, write_lines
 from oracles.runs import trained
 
 from reagent_lite import load_bundle
-from reagent_lite.run.value_scale import logged_returns
+from reagent_lite.run.value_scale import discount_rewards
 
 KEYS = {
     "defaults": "2026",
@@ -34,7 +34,7 @@ def test_returns_are_discounted_sums_within_episodes() -> None:
     """By hand with discount 1/2: 4; 2 + 4/2; 1 + 4/2; then an episode of 8 and one whose last row is cut off."""
     reward = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
     factor = np.array([0.5, 0.5, 0.0, 0.0, 0.5, 0.0])
-    assert logged_returns(reward, factor).tolist() == [3, 4, 4, 8, 32, 32]
+    assert discount_rewards(reward, factor).tolist() == [3, 4, 4, 8, 32, 32]
 
 
 @pytest.mark.parametrize("gamma", [0.9, 1.0])
@@ -46,7 +46,7 @@ def test_returns_of_long_episodes(gamma: float) -> None:
     expected = np.zeros(1001)
     for row in reversed(range(1000)):
         expected[row] = reward[row] + factor[row] * expected[row + 1]
-    np.testing.assert_allclose(logged_returns(reward, factor), expected[:-1], atol=0.02 if gamma < 1 else 1e-9)
+    np.testing.assert_allclose(discount_rewards(reward, factor), expected[:-1], atol=0.02 if gamma < 1 else 1e-9)
 
 
 def test_values_follow_the_unit_of_rewards(tmp_path: Path) -> None:
@@ -61,7 +61,9 @@ def test_config_json_has_the_numbers_which_a_resumed_run_keeps(tmp_path: Path) -
     whole = json.loads((run_of(tmp_path / "whole", epochs=2, training={}) / "config.json").read_text())
     assert (whole["defaults"], whole["training"]["minibatch_size"], whole["epochs"]) == ("2026", 128, 2)
     assert whole["training"]["lr_decay"] == pytest.approx(0.05**0.5)
-    returns = logged_returns(np.array([row["reward"] for row in random_rows(400)]), np.resize([0.99] * 9 + [0.0], 400))
+    returns = discount_rewards(
+        np.array([row["reward"] for row in random_rows(400)]), np.resize([0.99] * 9 + [0.0], 400)
+    )
     assert whole["rl"]["value_scale"] == pytest.approx([returns.mean(), returns.std()], rel=1e-3)
     again = json.loads((run_of(tmp_path / "again", epochs=2, training={}) / "config.json").read_text())
     assert again["rl"] == whole["rl"]

@@ -19,7 +19,7 @@ from oracles.runs import ROOT
 
 from reagent_lite.cli import main_alone
 from reagent_lite.config import DqnConfig
-from reagent_lite.serving.figures import ServerFigures
+from reagent_lite.serving.server_figures import ServerFigures
 from reagent_lite.tasks.train import main
 from workflows import serve
 

@@ -16,11 +16,11 @@ from oracles.runs import with_config
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.gpus import parse_gpus
+from reagent_lite.distributed.key_value_store import SignedStore
 from reagent_lite.distributed.launcher import Processes
-from reagent_lite.distributed.store import SignedStore
 from reagent_lite.doctor import machine
 from reagent_lite.mounts import Mount, find_mount
-from reagent_lite.sim.sources import find_environment
+from reagent_lite.sim.kernel_sources import find_environment
 from reagent_lite.tasks.doctor import choose_workflow
 from workflows.doctor import main
 

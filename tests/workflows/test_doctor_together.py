@@ -16,10 +16,10 @@ from oracles.runs import ROOT, end, with_config
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed import connections
 from reagent_lite.distributed.declarations import Declaration
+from reagent_lite.distributed.key_value_store import Link, connect
 from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.network import Address
-from reagent_lite.distributed.store import Link, connect
 from reagent_lite.doctor.checks import Row
 from reagent_lite.doctor.machines import _clocks, reach_others, watch_share
 from reagent_lite.mounts import find_mount

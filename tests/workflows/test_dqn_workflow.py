@@ -25,7 +25,7 @@ from reagent_lite.errors import BundleError, ConfigError, DataError, Unavailable
 from reagent_lite.export import load_bundle
 from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.logged import prepare
-from reagent_lite.run.publish import Outcome
+from reagent_lite.run.output_folder import Outcome
 from reagent_lite.run.runner import Callback, train
 from reagent_lite.types import SourceSpec
 

@@ -15,8 +15,8 @@ from reagent_lite import console
 from reagent_lite.algorithms import cpe_heads
 from reagent_lite.algorithms.cpe_heads import CPEHeads
 from reagent_lite.config import DqnConfig, check
-from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.evaluation import episodes, fitting
+from reagent_lite.config.evaluate_config import EvaluateConfig
+from reagent_lite.evaluation import policy_models, scored_episodes
 from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.run.evaluators import Evaluators, estimates_due
 from reagent_lite.run.learner import build_learner
@@ -81,7 +81,7 @@ def test_a_fit_is_bounded_by_rows(run: Any, tmp_path: Path, fitted: list[int], m
 def test_a_fit_to_noise_ends_early(
     run: Any, tmp_path: Path, fitted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (cpe_heads, fitting):
+    for module in (cpe_heads, policy_models):
         monkeypatch.setattr(module, "FEWEST_STEPS", 20)
     monkeypatch.setattr(cpe_heads, "_CHECK_EVERY", 5)
     run(tmp_path, final_fit_passes=300)
@@ -155,9 +155,9 @@ def test_all_episodes_are_scored_up_to_a_number_of_choices(tmp_path: Path, monke
         "model": "logged", "data_path": str(log), "actions": ["a", "b"], "gamma": 0.0,
         "output_path": str(tmp_path / "e.json"), "evaluation": {"bootstrap_resamples": 100},
     }  # fmt: skip
-    monkeypatch.setattr(episodes, "_ALWAYS_SCORED", 10)
+    monkeypatch.setattr(scored_episodes, "_ALWAYS_SCORED", 10)
     whole = evaluate(check(EvaluateConfig, tree))
-    monkeypatch.setattr(episodes, "_MOST_CHOICES", 300)  # of 600 and more, with metrics
+    monkeypatch.setattr(scored_episodes, "_MOST_CHOICES", 300)  # of 600 and more, with metrics
     part = evaluate(check(EvaluateConfig, tree))
     assert 10 <= part.episodes < whole.episodes
     (note,) = [warning for warning in part.warnings if "max_episodes" in warning]

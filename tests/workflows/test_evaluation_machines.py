@@ -18,14 +18,14 @@ from torch.testing import assert_close
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.distributed.group import Group
-from reagent_lite.evaluation import episodes as evaluated_episodes
+from reagent_lite.evaluation import scored_episodes as evaluated_episodes
 from reagent_lite.evaluation.document import Evaluation
-from reagent_lite.evaluation.episodes import TrainEvalLogs, drawn, episode_digests, scored_episodes
 from reagent_lite.evaluation.page import held_out
+from reagent_lite.evaluation.scored_episodes import TrainEvalLogs, draw_hashes, episode_digests, scored_episodes
 from reagent_lite.run.evaluators import LogEvaluator
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.logged import prepare
-from reagent_lite.run.publish import gate_of
+from reagent_lite.run.output_folder import gate_of
 from reagent_lite.run.samples import logged_facts
 
 
@@ -257,8 +257,10 @@ def test_equal_rows_have_equal_digests_wherever_they_stand(
 def test_the_draw_of_episodes_gives_each_the_same_chance() -> None:
     """5 of 20 over 400 seeds: each is drawn 100 times on average, standard deviation sqrt(400 * 0.25 * 0.75) = 8.7."""
     hashes = np.array([episode_code(str(number)) for number in range(20)], np.uint64)
-    assert [len(drawn(hashes[:count], 5, 0)) for count in (4, 5, 6)] == [4, 5, 5]
-    episodes, times = np.unique(np.concatenate([drawn(hashes, 5, seed) for seed in range(400)]), return_counts=True)
+    assert [len(draw_hashes(hashes[:count], 5, 0)) for count in (4, 5, 6)] == [4, 5, 5]
+    episodes, times = np.unique(
+        np.concatenate([draw_hashes(hashes, 5, seed) for seed in range(400)]), return_counts=True
+    )
     assert set(episodes.tolist()) == set(hashes.tolist())
     assert np.abs(times - 100).max() < 4 * 8.7
 

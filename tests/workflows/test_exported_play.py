@@ -11,14 +11,14 @@ from oracles.runs import ALONE, checked, merged, metrics, trained
 from oracles.simulated import made
 
 from reagent_lite.config import check
-from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.evaluation.returns import play
 from reagent_lite.export import Bundle, load_bundle
 from reagent_lite.export.choices import Choices
 from reagent_lite.rl.policies import policy_of
 from reagent_lite.run.environments import FINAL, open_simulation
-from reagent_lite.run.publish import Outcome
-from reagent_lite.sim.rollout import Actor
+from reagent_lite.run.output_folder import Outcome
+from reagent_lite.sim.experience import Actor
 from reagent_lite.tasks.evaluate import evaluate
 
 EPISODES = 12

@@ -8,7 +8,7 @@ import pytest
 import torch
 from oracles.runs import ROOT, Run, Runner, merged, over_candidates
 
-from reagent_lite.errors import counted
+from reagent_lite.errors import pluralize
 from reagent_lite.export import load_bundle
 
 pytestmark = [
@@ -48,7 +48,7 @@ def test_a_gpu_run_equals_a_cpu_run(
 
 
 def test_all_gpus(run: Runner, small: dict[str, Any]) -> None:
-    assert f"= {counted(torch.cuda.device_count(), 'process')} x" in done(run, small, *ALL_GPUS).err
+    assert f"= {pluralize(torch.cuda.device_count(), 'process')} x" in done(run, small, *ALL_GPUS).err
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")

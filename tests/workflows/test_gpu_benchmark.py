@@ -14,9 +14,9 @@ from reagent_lite.config import check
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.doctor import machine
-from reagent_lite.run import declaring, publish
+from reagent_lite.run import declaring, output_folder
 from reagent_lite.sim.cpu import CpuBackend
-from reagent_lite.sim.sources import find_environment, origin
+from reagent_lite.sim.kernel_sources import find_environment, origin
 
 CPU = torch.device("cpu")
 
@@ -90,10 +90,11 @@ def test_a_checkout_that_is_not_installed_knows_its_release(monkeypatch: pytest.
             raise importlib.metadata.PackageNotFoundError(name)
         return version(name)
 
-    for module in (importlib.metadata, declaring, publish):
+    for module in (importlib.metadata, declaring, output_folder):
         monkeypatch.setattr(module, "version", installed)
     backend = CpuBackend(find_environment("cartpole_v1"), {}, "exact")
-    assert "reagent-lite 0." in machine.versions().found
-    for release in (declaring._versions(Processes(1, "cpu"))["reagent-lite"], publish.versions()["reagent-lite"],
+    assert "reagent-lite 0." in machine.check_versions().found
+    for release in (declaring._versions(Processes(1, "cpu"))["reagent-lite"],
+                    output_folder.installed_versions()["reagent-lite"],
                     origin(check(EnvironmentConfig, {"env": "cartpole_v1"}), backend.spec, ())["release"]):  # fmt: skip
         assert release.startswith("0.")

@@ -18,7 +18,7 @@ from oracles.runs import Runner, absent, merged, metrics, trained
 
 import reagent_lite
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.errors import ReagentLiteError
 

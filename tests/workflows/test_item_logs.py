@@ -15,7 +15,7 @@ from oracles.runs import merged, quick, trained
 
 import reagent_lite
 from reagent_lite.config import check
-from reagent_lite.config.inspect import InspectConfig
+from reagent_lite.config.inspect_config import InspectConfig
 from reagent_lite.data.inspection.proposal import inspect_log
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import DataError

@@ -13,7 +13,7 @@ from oracles.resuming import agents, decisions, simulated
 from oracles.runs import ALONE, Tree, checked, merged, metrics, trained
 from safetensors.torch import load_file
 
-from reagent_lite.evaluation.episodes import validation_episodes
+from reagent_lite.evaluation.scored_episodes import validation_episodes
 from reagent_lite.export import load_bundle
 from reagent_lite.run.logged import prepare
 from reagent_lite.run.runner import set_up

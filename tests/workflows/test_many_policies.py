@@ -12,7 +12,7 @@ import pytest
 import reagent_lite
 from reagent_lite.cli import config_of, options_of, parser_of
 from reagent_lite.config import check
-from reagent_lite.config.evaluate import EvaluateConfig
+from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.errors import ConfigError
 from workflows.evaluate import COMMAND
 

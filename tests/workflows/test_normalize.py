@@ -13,8 +13,8 @@ from oracles.disks import small_disk
 from oracles.logs import candidate_rows, random_rows, write_lines
 from oracles.runs import Runner, trained
 
-from reagent_lite.data.features.normalization import read_normalization
-from reagent_lite.data.stage import StageManifest
+from reagent_lite.data.features.normalization_files import read_normalization
+from reagent_lite.data.stage_folder import StageManifest
 from reagent_lite.errors import ConfigError, DataError
 from reagent_lite.tasks.normalize import Normalized
 

@@ -14,9 +14,9 @@ from oracles.logs import write_lines
 from oracles.runs import Runner, quick, trained
 
 import reagent_lite
-from reagent_lite.config.shard import ShardConfig
+from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.shards.machines import shard
+from reagent_lite.data.shards.sharing import shard
 from reagent_lite.errors import DataError, NoRowsError
 
 ALONE = "each row is a decision of its own, as no column says what follows one; a discount (gamma) has no effect"

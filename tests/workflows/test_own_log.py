@@ -9,7 +9,7 @@ from oracles.runs import quick, trained
 
 import reagent_lite
 from reagent_lite.config import check
-from reagent_lite.config.convert import ConvertConfig
+from reagent_lite.config.convert_config import ConvertConfig
 from reagent_lite.errors import ConfigError
 from reagent_lite.export import load_bundle
 from reagent_lite.tasks.convert import convert

@@ -11,9 +11,9 @@ from oracles.reports import RESULT, around, estimate
 from oracles.runs import merged, trained
 
 from reagent_lite.config.publish import PublishConfig
-from reagent_lite.estimators import ESTIMATORS_IN_WORDS
+from reagent_lite.estimator_names import ESTIMATORS_IN_WORDS
 from reagent_lite.evaluation.cpe import CPEResult, Family, OutcomeResult
-from reagent_lite.evaluation.gate import decide
+from reagent_lite.evaluation.gate import apply_gate
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.estimators import ESTIMATORS
@@ -41,7 +41,7 @@ def evaluation(low: float = 1.0, difference: float = 0.5, verdict: Verdict = Ver
     ],
 )  # fmt: skip
 def test_what_passes(result: CPEResult, above: Any, passed: bool, said: str) -> None:
-    gate = decide(result, PublishConfig(estimator="MAGIC", outcome="clicks", lower_bound_above=above))
+    gate = apply_gate(result, PublishConfig(estimator="MAGIC", outcome="clicks", lower_bound_above=above))
     assert gate.passed == passed
     assert said in gate.reason
     assert gate.document["bound"] == (None if not result.outcomes else 0.0 if above == "logged" else 1.0)

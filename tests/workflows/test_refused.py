@@ -14,20 +14,20 @@ from oracles.resuming import Tree, candidates, logged, simulated
 from oracles.runs import merged, trained
 
 from reagent_lite.config import check
-from reagent_lite.config.convert import ConvertConfig
-from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.config.inspect import InspectConfig
-from reagent_lite.config.normalize import NormalizeConfig
-from reagent_lite.config.score import ScoreConfig
+from reagent_lite.config.convert_config import ConvertConfig
+from reagent_lite.config.evaluate_config import EvaluateConfig
+from reagent_lite.config.inspect_config import InspectConfig
+from reagent_lite.config.normalize_config import NormalizeConfig
+from reagent_lite.config.score_config import ScoreConfig
 from reagent_lite.config.section import Section
-from reagent_lite.config.serve import ServeConfig
-from reagent_lite.config.shard import ShardConfig
-from reagent_lite.config.simulate import SimulateConfig
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.serve_config import ServeConfig
+from reagent_lite.config.shard_config import ShardConfig
+from reagent_lite.config.simulate_config import SimulateConfig
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ReagentLiteError
-from reagent_lite.serving.workers import serve
+from reagent_lite.serving.workers import run_workers
 from reagent_lite.tasks.convert import convert
 from reagent_lite.tasks.evaluate import evaluate
 from reagent_lite.tasks.inspect import inspect
@@ -121,8 +121,8 @@ def commands(folder: Path) -> dict[str, tuple[Callable[..., object], type[Sectio
             score, ScoreConfig,
             {"model": str(damaged), "data_path": str(write_lines(folder / "good.jsonl", rows)),
              "output_path": str(out / "scores.parquet")}),
-        "serve": (serve, ServeConfig, {"model": str(damaged), "log": str(out), "port": 0}),
-        "serve at no address": (serve, ServeConfig, {"model": str(model), "log": str(out), "host": "no.such.host."}),
+        "serve": (run_workers, ServeConfig, {"model": str(damaged), "log": str(out), "port": 0}),
+        "serve at no address": (run_workers, ServeConfig, {"model": str(model), "log": str(out), "host": "no.host."}),
         "simulate": (simulate, SimulateConfig, {**played, "policy": {"kind": "softmax", "model": str(damaged)}}),
         "simulate nothing": (simulate, SimulateConfig, {**played, "env": "none"}),
         "timeline": (run_timeline, TimelineConfig,

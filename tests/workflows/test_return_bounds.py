@@ -14,7 +14,7 @@ from oracles.runs import ALONE, absent, quick, trained
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import ConfigError
-from reagent_lite.export.model_card import plain
+from reagent_lite.export.model_card import escape_text
 from reagent_lite.run.logged import prepare
 from reagent_lite.run.value_bounds import ReturnBounds, return_bounds
 
@@ -32,7 +32,7 @@ def test_how_far_outside(bounds: tuple[float, float], mean: float, excess: float
 
 def test_a_warning_comes_again_only_when_it_has_grown(caplog: pytest.LogCaptureFixture) -> None:
     bounds = ReturnBounds(bounds=(0.0, 100.0))
-    assert [bounds.warned(mean, before) for mean, before in ((102.0, 0.0), (104.0, 2.0), (105.0, 2.0))] == [2, 2, 5]
+    assert [bounds.warn(mean, before) for mean, before in ((102.0, 0.0), (104.0, 2.0), (105.0, 2.0))] == [2, 2, 5]
     assert [message.split(",")[0][-3:] for message in caplog.messages] == ["102", "105"]
 
 
@@ -80,7 +80,9 @@ def test_log_report_and_model_card_say_it(tmp_path: Path, caplog: pytest.LogCapt
     assert sum(said in line for line in caplog.messages) == 1
     evaluation = json.loads((tmp_path / "out/model/evaluation.json").read_text())
     assert evaluation["values"]["high"] == pytest.approx(2e-5)
-    assert f"**Warning**: {plain(evaluation['warnings'][0])}" in (tmp_path / "out/model/MODEL_CARD.md").read_text()
+    assert (
+        f"**Warning**: {escape_text(evaluation['warnings'][0])}" in (tmp_path / "out/model/MODEL_CARD.md").read_text()
+    )
     assert said in (tmp_path / "out/report.html").read_text()
 
 

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from oracles.runs import ROOT, merged, trained
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, leaves, load_config, resolved
-from reagent_lite.config.convert import ConvertConfig
-from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.config.inspect import InspectConfig
-from reagent_lite.config.normalize import NormalizeConfig
-from reagent_lite.config.rollout import RolloutConfig
-from reagent_lite.config.score import ScoreConfig
-from reagent_lite.config.serve import ServeConfig
-from reagent_lite.config.shard import ShardConfig
-from reagent_lite.config.simulate import SimulateConfig
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, expand_config, leaves, load_config
+from reagent_lite.config.convert_config import ConvertConfig
+from reagent_lite.config.evaluate_config import EvaluateConfig
+from reagent_lite.config.inspect_config import InspectConfig
+from reagent_lite.config.normalize_config import NormalizeConfig
+from reagent_lite.config.rollout_config import RolloutConfig
+from reagent_lite.config.score_config import ScoreConfig
+from reagent_lite.config.serve_config import ServeConfig
+from reagent_lite.config.shard_config import ShardConfig
+from reagent_lite.config.simulate_config import SimulateConfig
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.tasks.simulate import simulate
 
 # as all paths of the configs are relative
@@ -42,7 +42,7 @@ def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
     config = load_config(kind.get(file.stem, ParametricDqnConfig), str(file))
     if isinstance(config, ShardConfig):
         return  # its places are a share and a disk of the machine's own, to be fitted
-    values = leaves(resolved(config))
+    values = leaves(expand_config(config))
     written = [values[key] for key in WRITTEN & values.keys() if values[key]]
     assert written
     assert all(path.startswith("outputs/") for path in written)  # which git ignores

@@ -16,8 +16,8 @@ from oracles.runs import Runner
 
 import reagent_lite
 from reagent_lite.config import check
-from reagent_lite.config.convert import ConvertConfig
-from reagent_lite.config.score import ScoreConfig
+from reagent_lite.config.convert_config import ConvertConfig
+from reagent_lite.config.score_config import ScoreConfig
 from reagent_lite.errors import BundleError, ConfigError, DataError, ReagentLiteError
 from reagent_lite.export import load_bundle
 from reagent_lite.feature_ids import FeatureId

@@ -18,10 +18,10 @@ from oracles.shards import multiset, rows_of, stage, table, write
 from oracles.waiting import wait_until
 
 from reagent_lite.cli import main_alone
-from reagent_lite.config.shard import ShardConfig
-from reagent_lite.data.shards import machines
-from reagent_lite.data.shards.machines import fetch, shard
-from reagent_lite.data.stage import data_files
+from reagent_lite.config.shard_config import ShardConfig
+from reagent_lite.data.shards import sharing
+from reagent_lite.data.shards.sharing import fetch, shard
+from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import ConfigError, DataError
 from workflows.shard import COMMAND
 
@@ -154,14 +154,14 @@ def test_a_fetch_begins_anew_where_shards_are_made_again_meanwhile(
     """Machine 1 does not see the input, which changes after it has read shards.json."""
     config = ShardConfig(**tree)
     first = shard(config)
-    fetch_shard = machines.fetch_shard
+    fetch_shard = sharing.fetch_shard
 
     def late(*given: Any) -> tuple[str, ...]:
         write(tmp_path / "in" / "10.parquet", table([5, 5], first=500))
         shard(config)
         return fetch_shard(*given)
 
-    monkeypatch.setattr(machines, "fetch_shard", late)
+    monkeypatch.setattr(sharing, "fetch_shard", late)
     done = shard(ShardConfig(**{**tree, "training_data_path": "/not/here", "node_index": 1}))
     assert sum(done.rows) == sum(first.rows) + 10
     assert len(rows_of(Path(tree["local_path"]))) == done.rows[1]

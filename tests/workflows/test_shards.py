@@ -19,14 +19,14 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from reagent_lite.config import DqnConfig, load_config
-from reagent_lite.data.copy.agreement import content_of
+from reagent_lite.data.copy.copy_summaries import content_of
 from reagent_lite.data.copy.training_copy import open_training_copy
 from reagent_lite.data.sampling.mixture import MixedSource
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedRows, LoggedSource
 from reagent_lite.distributed.group import Group
-from reagent_lite.evaluation.fitting import split_log
 from reagent_lite.evaluation.page import held_out
+from reagent_lite.evaluation.policy_models import split_log
 from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.logged import prepare
 from reagent_lite.run.sources import logged_plan

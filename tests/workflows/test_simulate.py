@@ -17,7 +17,7 @@ from oracles.simulated import dense, made
 
 from reagent_lite.cli import main_alone
 from reagent_lite.config import check
-from reagent_lite.config.simulate import SimulateConfig
+from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.tasks.simulate import _prefix, simulate
 from workflows.simulate import COMMAND
 

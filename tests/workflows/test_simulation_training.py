@@ -20,7 +20,7 @@ from reagent_lite.export import load_bundle
 from reagent_lite.run.environments import open_simulation
 from reagent_lite.run.learner import build_learner, rollout_capture, update_capture
 from reagent_lite.run.sources import open_source
-from reagent_lite.sim.rollout import RolloutSource
+from reagent_lite.sim.experience import RolloutSource
 from reagent_lite.training.capture import Captured, eager
 
 LOGGED: Tree = {

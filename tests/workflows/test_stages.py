@@ -16,9 +16,9 @@ from torch.testing import assert_close
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.config.loader import check
-from reagent_lite.config.shard import ShardConfig
+from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data.copy.first_look import holds_events
-from reagent_lite.data.shards.machines import shard
+from reagent_lite.data.shards.sharing import shard
 from reagent_lite.errors import ConfigError
 from reagent_lite.report.run import DataSource, lineage_section
 from reagent_lite.run.logged import Data, prepare

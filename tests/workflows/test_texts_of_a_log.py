@@ -14,8 +14,8 @@ from oracles.runs import Runner, absent, merged, quick, trained
 
 from reagent_lite import load_bundle
 from reagent_lite.config import check
-from reagent_lite.config.evaluate import EvaluateConfig
-from reagent_lite.config.score import ScoreConfig
+from reagent_lite.config.evaluate_config import EvaluateConfig
+from reagent_lite.config.score_config import ScoreConfig
 from reagent_lite.errors import BundleError, DataError
 from reagent_lite.tasks.evaluate import evaluate
 from reagent_lite.tasks.score import score

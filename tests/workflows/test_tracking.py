@@ -24,8 +24,8 @@ from reagent_lite.config import leaves
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Preempted
 from reagent_lite.run.runner import Callback, train
-from reagent_lite.training import tracking
-from reagent_lite.training.checkpoint import CheckpointFolder
+from reagent_lite.training import trackers
+from reagent_lite.training.checkpoint_folder import CheckpointFolder
 from reagent_lite.training.metrics import Conclusion, MetricsWriter, Sink
 
 # SQLAlchemy deprecates what MLflow's tables are declared with
@@ -153,12 +153,12 @@ def test_what_cannot_start_is_refused_and_changes_nothing(
 ) -> None:  # fmt: skip
     if missing:
         monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.setitem(tracking._START, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setitem(trackers._START, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(ConfigError, match=message) as caught:
         train(checked({**tracked, "tracking": section}), ALONE)
     assert ([problem.where for problem in caught.value.problems], "hidden" in str(caught.value)) == ([where], False)
     assert not (tmp_path / "out").exists()
-    assert not tracking._START.keys() & os.environ.keys()
+    assert not trackers._START.keys() & os.environ.keys()
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -182,7 +182,7 @@ def test_a_server_that_goes_away_is_one_warning_and_its_password_is_never_shown(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with MetricsWriter() as writer:
         with patch("requests.Session.send", answer):
-            writer.add(tracking.trackers(checked({**tracked, "tracking": {"mlflow": {}}}), "run"))
+            writer.add(trackers.trackers(checked({**tracked, "tracking": {"mlflow": {}}}), "run"))
         for step in (1, 2, 3):
             writer.write(step, {"x": 1.0})
         writer.conclude(Conclusion(step=3, decision="ship", text="", files=()))
@@ -198,8 +198,8 @@ def test_a_tracker_that_hangs_delays_no_step_and_no_end(
 ) -> None:
     released = Event()
     client = Mock(**{"write.side_effect": lambda *_: released.wait()})
-    monkeypatch.setattr(tracking, "_STOP_SECONDS", 0.1)
-    tracker = tracking.Tracker("wandb", client)
+    monkeypatch.setattr(trackers, "_STOP_SECONDS", 0.1)
+    tracker = trackers.Tracker("wandb", client)
     for step in range(1000):
         tracker.write(step, {"x": 1.0, "not finite": None})
     tracker.__exit__(Preempted, Preempted("SIGTERM", "saved"), None)
@@ -241,5 +241,5 @@ def test_a_run_that_is_stopped_while_a_tracker_ends_publishes_again(
     ],
 )
 def test_names_that_mlflow_does_not_take_are_escaped(name: str, legal: str) -> None:
-    assert tracking._legal(name) == legal
+    assert trackers._legal(name) == legal
     pytest.importorskip("mlflow.utils.validation")._validate_metric_name(legal)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.errors import counted, listed
+from reagent_lite.errors import join_names, pluralize
 
 _FEWEST_ROWS = 200
 _MOST_ROWS = 2**16
@@ -38,22 +38,24 @@ def _revealing_features(copy: TrainingCopy) -> Iterator[str]:
     reward = _ranks(np.asarray(copy.reward[rows]))
     least = _REVEALING if _is_of_single_rows(copy) else _REVEALING_OF_STEPS
     shares = {
-        str(feature): _explained(np.asarray(copy.state[rows, column]), reward)
+        str(feature): _measure_explained(np.asarray(copy.state[rows, column]), reward)
         for column, feature in enumerate(copy.state_ids)
     }
     revealing = sorted((name for name, share in shares.items() if share >= least), key=lambda name: -shares[name])
     if not revealing:
         return
     named = [f"{name} ({shares[name]:.0%})" for name in revealing[:_NAMED]]
-    more = f" and {counted(len(revealing) - _NAMED, 'further one', 'further ones')}" if len(revealing) > _NAMED else ""
+    more = (
+        f" and {pluralize(len(revealing) - _NAMED, 'further one', 'further ones')}" if len(revealing) > _NAMED else ""
+    )
     yield (
-        f"state features that alone explain nearly all differences of rewards: {listed(named)}{more}. If they are "
+        f"state features that alone explain nearly all differences of rewards: {join_names(named)}{more}. If they are "
         "written after the decision, such as outcomes, flags and sampling weights, leave them out of state_features: "
         "no policy knows them in time"
     )
 
 
-def _explained(values: NDArray[np.float32], reward: NDArray[np.float64]) -> float:
+def _measure_explained(values: NDArray[np.float32], reward: NDArray[np.float64]) -> float:
     """Returns which share of the variance of rewards [n] a feature [n] explains, by means of bins of other rows."""
     ordered = np.sort(values)
     distinct = ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))]  # NaN last, each of its own

@@ -18,20 +18,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
-from reagent_lite.config.columns import SERVED_COLUMNS, TRAINING_COLUMNS
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.column_names import SERVED_COLUMNS, TRAINING_COLUMNS
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.lists import SharedLists
 from reagent_lite.data.copy.order import Order
 from reagent_lite.data.copy.spooled_log import VECTORS, SpooledLog, Transitions
 from reagent_lite.data.formats.blocks import Block, Reader
-from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.reading import readers_of
-from reagent_lite.data.formats.schema import filled
-from reagent_lite.data.rows.columns import NONE
+from reagent_lite.data.formats.format_table import readers_of
+from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.formats.schema import fill_nulls
+from reagent_lite.data.rows.block_columns import NONE
 from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.data.rows.reading import NEXT_ACTION, Rows, read_rows
-from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts, Ends, Episodes, SpannedRows
-from reagent_lite.data.timeline.events import EventFacts, contract_of, selected
+from reagent_lite.data.timeline.event_spans import MAX_DUPLICATES, Counts, Ends, Episodes, SpannedRows
+from reagent_lite.data.timeline.events import EventFacts, contract_of, select_rows
 from reagent_lite.data.timeline.report import (
     log_figures,
     longest_rows,
@@ -40,7 +40,7 @@ from reagent_lite.data.timeline.report import (
     require_rows,
     require_selected,
 )
-from reagent_lite.errors import DataError, Problem, counted
+from reagent_lite.errors import DataError, Problem, pluralize
 
 _ROWS_AT_ONCE = 1 << 16
 
@@ -126,13 +126,13 @@ class EventLog(SpooledLog[PairedEvents]):
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about the log that a user should read."""
-        rows = counted(self._other_items, "row was", "rows were")
+        rows = pluralize(self._other_items, "row was", "rows were")
         items = f"{rows} decided with another item table than data.items; the features are those of data.items"
         return (*super().notes, *self.report["left_out"], *([items] if self._other_items else []))
 
     def read(self, block: Block) -> Rows:
         """Returns the checked rows of a block; of rows that break a rule, only their faults and mdp_ids."""
-        block, facts = selected(block, self.config)
+        block, facts = select_rows(block, self.config)
         rows = read_rows(block, self.contract)
         facts.unlisted = rows.counts["candidates_unknown_rows"]
         self._facts_of_blocks.append(facts)
@@ -208,7 +208,7 @@ class EventLog(SpooledLog[PairedEvents]):
         """Returns [R] whether the row's episode has no refused row; counts the others."""
         counts.refused.update({rule: len(names) for rule, names in self._refused.items()})
         refused = pa.array(sorted(set().union(*self._refused.values())), pa.string())
-        number = filled(pc.index_in(order.mdp_ids, refused), -1)
+        number = fill_nulls(pc.index_in(order.mdp_ids, refused), -1)
         whole: Mask = (number < 0)[order.episode]
         return whole
 
@@ -221,7 +221,7 @@ class EventLog(SpooledLog[PairedEvents]):
         lacking = pairs.goes_on & (possible[pairs.following] == 0)
         if lacking.any():
             file, line = self._first_lines(pairs.order.rows[lacking])[0]
-            got = f"none, nor in {counted(int(lacking.sum()) - 1, 'other row')}"
+            got = f"none, nor in {pluralize(int(lacking.sum()) - 1, 'other row')}"
             raise DataError(Problem(self._files[file].location(line), NEXT_ACTION, got))
 
     def vectors_of(self, transitions: PairedEvents) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -271,7 +271,7 @@ class EventLog(SpooledLog[PairedEvents]):
         used = np.concatenate((rows, not_first))
         if len(used) < self.num_rows or len(limits) < nexts.num_rows:
             self._drop_empty_columns("state", (("state", used), ("next_state", limits)))
-        self.write_matrix("state", total, chain(states.gathered(used), nexts.gathered(limits)))
+        self.write_matrix("state", total, chain(states.gather_rows(used), nexts.gather_rows(limits)))
 
     def metrics_of(self, transitions: PairedEvents) -> Iterable[NDArray[np.float32]]:
         """Yields chunks of the metrics [R, M]."""
@@ -281,7 +281,7 @@ class EventLog(SpooledLog[PairedEvents]):
             values = spool.whole(transitions.events).astype(np.float64)
             return [transitions.spans.summed(values, timeline.gamma or 0.0).astype(np.float32)]
         self._drop_empty_columns("metric", (("metrics", transitions.order.rows),))
-        return spool.gathered(transitions.order.rows)
+        return spool.gather_rows(transitions.order.rows)
 
     def next_of(self, name: str, transitions: PairedEvents) -> Iterator[NDArray[Any]]:
         """Yields values at the next state: of the following row, or the row's own ones at a limit; 0 at a true end."""
@@ -304,7 +304,7 @@ class EventLog(SpooledLog[PairedEvents]):
         names = sorted(columns)
         present = np.zeros(len(columns), bool)
         for spool, rows in used:
-            for values in self.spools[spool].gathered(rows):
+            for values in self.spools[spool].gather_rows(rows):
                 present |= ~np.isnan(values).all(axis=0)
         for name in itertools.compress(names, ~present):
             del columns[name]

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.config.columns import SERVED_COLUMNS, Columns
+from reagent_lite.config.column_names import SERVED_COLUMNS, Columns
 from reagent_lite.config.paths import DataPath, logs_of
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.location import KIND, CopyManifest, locations_of
 from reagent_lite.data.formats.arrow import opened_parquet
-from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.reading import first_block
+from reagent_lite.data.formats.format_table import first_block
+from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.logs import require_one_kind
-from reagent_lite.data.rows.column_mapping import OriginalNames, csv_of, remembered
+from reagent_lite.data.rows.column_mapping import OriginalNames, csv_of, recall_columns
 from reagent_lite.data.rows.contract import Contract, are_events
 from reagent_lite.data.rows.reading import Rows, read_rows
-from reagent_lite.data.stage import StageManifest, data_files, untouched
+from reagent_lite.data.stage_folder import StageManifest, are_untouched, data_files
 from reagent_lite.errors import NoRowsError
 from reagent_lite.item_table import ItemTable
 
@@ -36,7 +36,7 @@ def remembered_columns(path: DataPath, columns: Columns) -> Columns:
             with suppress(NoRowsError):
                 plain = tuple(replace(file, columns=OriginalNames(csv_of(columns))) for file in data_files(log))
                 if (first := first_block(plain)) is not None:
-                    known_columns |= remembered(columns, first.table.column_names)
+                    known_columns |= recall_columns(columns, first.table.column_names)
     return known_columns
 
 
@@ -82,7 +82,7 @@ def standing_copy(
     for location in locations_of(path, actions, directory, columns, timeline, items):
         for folder in location.copies():
             manifest = CopyManifest.matching(folder, KIND, location.settings)
-            if manifest is not None and untouched(manifest.inputs, files):
+            if manifest is not None and are_untouched(manifest.inputs, files):
                 return folder, manifest
     return None
 

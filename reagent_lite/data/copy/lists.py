@@ -53,7 +53,7 @@ class SharedLists:
             yield np.repeat(first, length) + np.arange(int(length.sum()))
 
 
-def share(now: NDArray[np.int64], after: NDArray[np.int64]) -> SharedLists:
+def share_lists(now: NDArray[np.int64], after: NDArray[np.int64]) -> SharedLists:
     """Finds equal lists among the [R, 4] records of rows' own and next lists.
 
     Own and next lists alternate, so that lists are stored in the order in which they are read.

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reagent_lite.config.columns import Columns
+from reagent_lite.config.column_names import Columns
 from reagent_lite.config.paths import DataPath, logs_of
-from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.formats.files import InputFile, local_path
+from reagent_lite.config.timeline_config import TimelineConfig
+from reagent_lite.data.formats.input_files import InputFile, local_path
 from reagent_lite.data.rows.matrices import FeatureIds
-from reagent_lite.data.stage import StageManifest
+from reagent_lite.data.stage_folder import StageManifest
 from reagent_lite.data.timeline.settings import items_setting, pairing_settings
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import NO_ROOM, free_disk_bytes, made_folder, process_mark, sweep, sync, user_cache

@@ -15,19 +15,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.config.columns import UNIT, Columns
-from reagent_lite.config.paths import DataPath, shown
+from reagent_lite.config.column_names import UNIT, Columns
+from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.reading import read_blocks, readers_of
-from reagent_lite.data.rows.columns import Column, column_of, is_list, numbers, of_cells, pieces
+from reagent_lite.data.formats.format_table import read_blocks, readers_of
+from reagent_lite.data.rows.block_columns import Column, column_of, is_list, numbers, of_cells, pieces
 from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import name_hashes
 from reagent_lite.data.rows.maps import named_numbers
 from reagent_lite.data.rows.matrices import PolicyColumn, in_order
-from reagent_lite.data.stage import data_files
-from reagent_lite.errors import DataError, Problem, listed
+from reagent_lite.data.stage_folder import data_files
+from reagent_lite.errors import DataError, Problem, join_names
 
 _ROUNDING = 1e-3  # of a sum of probabilities, each of which a log may have with three digits
 _MOST = 1 + 1e-6  # 1 with a rounding error of float32
@@ -64,7 +64,7 @@ def read_policy_column(path: DataPath, name: str, copy: TrainingCopy, columns: C
     complete = parts[0].complete
     if any(part.complete != complete for part in parts):
         expected = f"numbers alone in {name}, or objects and lists alone"
-        raise DataError(Problem(shown(path), expected, "both", "Write the probabilities of all rows alike"))
+        raise DataError(Problem(show_paths(path), expected, "both", "Write the probabilities of all rows alike"))
     starts = np.cumsum(lengths) - lengths
     number = np.arange(lengths.max())
     within = number < lengths[row, None]
@@ -115,7 +115,7 @@ def _rows_of_copy(path: DataPath, copy: TrainingCopy, read: NDArray[np.int64]) -
     order = np.argsort(read)
     row: NDArray[np.int64] = order[np.searchsorted(read[order], wanted).clip(max=len(read) - 1)]
     if (read[row] != wanted).any():
-        raise DataError(Problem(shown(path), "the rows that were read before", "others", "Start again"))
+        raise DataError(Problem(show_paths(path), "the rows that were read before", "others", "Start again"))
     return row
 
 
@@ -163,7 +163,7 @@ def _of_actions(column: Column, faults: Faults, actions: tuple[str, ...]) -> NDA
     named = named_numbers(column, faults)
     unknown = [number for number, name in enumerate(named.names) if name not in actions]
     wrong = np.any(~np.isnan(named.values[:, unknown]), axis=1)
-    faults.add(wrong, f"probabilities of {listed(actions)} in {column.name}", column.value)
+    faults.add(wrong, f"probabilities of {join_names(actions)} in {column.name}", column.value)
     return np.nan_to_num(in_order(named.values, named.names, actions, absent=0.0)).astype(np.float64)
 
 

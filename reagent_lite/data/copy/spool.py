@@ -61,7 +61,7 @@ class Spool(Generic[K]):
     def _absent(self) -> float:
         return np.nan if self.dtype.kind == "f" else 0
 
-    def gathered(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+    def gather_rows(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
         """Yields chunks of the given rows, in their order; columns are in ascending order of their keys."""
         ascending: list[int] | None = None if self._keys is None else [self._keys[key] for key in sorted(self._keys)]
         widths = (0, *(part[1] for part in self._parts if len(part) > 1), *(column + 1 for column in ascending or ()))
@@ -86,7 +86,7 @@ class Spool(Generic[K]):
     def whole(self, rows: NDArray[np.int64] | None = None) -> NDArray[Any]:
         """Returns the given rows in memory, or all of them."""
         none = np.empty((0,) if self._keys is None else (0, self.width), self.dtype)
-        return np.concatenate([none, *self.gathered(np.arange(self.num_rows) if rows is None else rows)])
+        return np.concatenate([none, *self.gather_rows(np.arange(self.num_rows) if rows is None else rows)])
 
     def _mapped(self, part: int, offset: int) -> NDArray[Any]:
         """Returns a part as a memory map; its pages count as this process's memory while they are mapped."""

@@ -20,19 +20,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
-from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS
-from reagent_lite.data.copy.lists import SharedLists, list_records, share
+from reagent_lite.config.column_names import COLUMNS, EPISODE_COLUMNS
+from reagent_lite.data.copy.lists import SharedLists, list_records, share_lists
 from reagent_lite.data.copy.order import Order, find_order
 from reagent_lite.data.copy.spool import Spool, write_npy
 from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block, Reader
-from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.rows.columns import require_one_order
+from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.rows.block_columns import require_one_order
 from reagent_lite.data.rows.contract import ALONE, Contract
 from reagent_lite.data.rows.levels import SIDE_OF, Vocabulary
 from reagent_lite.data.rows.matrices import Lists, Mask
 from reagent_lite.data.rows.reading import Rows, read_rows
-from reagent_lite.errors import counted, listed
+from reagent_lite.errors import join_names, pluralize
 
 VECTORS: dict[str, DTypeLike] = {
     "action": np.int32,
@@ -241,13 +241,13 @@ class SpooledLog(ABC, Generic[T]):
         for name in ("state", "next_state"):
             self.spools[name].remove()  # early, as they are most of the bytes
         self.write_matrix("metrics", num, self._without_gaps(self.metrics_of(transitions)))
-        self.write_matrix("mask", num, self.spools["mask"].gathered(order.rows))
+        self.write_matrix("mask", num, self.spools["mask"].gather_rows(order.rows))
         self.write_matrix("next_mask", num, self.next_of("mask", transitions))
         lists = after = np.empty((0, len(_RECORD)), np.int64)
         if self.actions is None:
             lists = self.spools["lists"].whole(order.rows)
             after = np.concatenate([lists[:0], *self.next_of("lists", transitions)])
-        self.write_lists(share(lists, after))
+        self.write_lists(share_lists(lists, after))
         for spool in self.spools.values():
             spool.remove()
 
@@ -288,7 +288,7 @@ class SpooledLog(ABC, Generic[T]):
         self.save("list_offsets", np.concatenate((np.zeros(1, np.int64), np.cumsum(shared.length))))
         self.save("actions_list", shared.now)
         self.save("next_list", shared.after)
-        chunks = chain.from_iterable(map(self.spools["candidates"].gathered, shared.candidates()))
+        chunks = chain.from_iterable(map(self.spools["candidates"].gather_rows, shared.candidates()))
         self.write_matrix("candidates", total, chunks)
         if self.actions is None:
             single = int((shared.length[shared.now] == 1).sum())
@@ -309,7 +309,7 @@ def _canonical(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
     """Returns sentences about a log that a user should read."""
-    rows = counted(counts["rows"], "row")
+    rows = pluralize(counts["rows"], "row")
     some = [(counts[key], what) for key, what in _OF_ALL_ROWS.items() if counts[key]]
     if counts["single_candidate_rows"] >= NEARLY_ALL * max(counts["rows"], 1):
         some.append((counts["single_candidate_rows"], "a single candidate, and nothing to choose"))
@@ -317,9 +317,9 @@ def _notes(counts: Counter[str], columns: set[str]) -> tuple[str, ...]:
     if columns.isdisjoint(EPISODE_COLUMNS):
         sentences.append(ALONE)
         counts = Counter({**counts, "rows_without_mdp_id": 0})  # ALONE implies it
-    sentences += [f"{counted(counts[key], *words)} {what}" for key, (*words, what) in _COUNTED.items() if counts[key]]
+    sentences += [f"{pluralize(counts[key], *words)} {what}" for key, (*words, what) in _COUNTED.items() if counts[key]]
     if ignored := sorted(columns - COLUMNS.keys()):
-        sentences.append(f"columns that training does not use: {listed(ignored)}")
+        sentences.append(f"columns that training does not use: {join_names(ignored)}")
     return tuple(sentences)
 
 

@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.config.columns import Columns
-from reagent_lite.config.paths import DataPath, shown
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.column_names import Columns
+from reagent_lite.config.paths import DataPath, show_paths
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.location import CopyManifest, locations_of
 from reagent_lite.data.formats.blocks import Show
-from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import Logs, location, paths_of
+from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.rows.levels import Levels
-from reagent_lite.data.stage import data_files, left_out, require_unchanged
-from reagent_lite.errors import DataError, Problem, counted, raise_any
+from reagent_lite.data.stage_folder import data_files, notes_of_input, require_unchanged
+from reagent_lite.errors import DataError, Problem, pluralize, raise_any
 from reagent_lite.feature_ids import id_of
 from reagent_lite.files import is_writable, scratch_folder
 from reagent_lite.item_table import ItemTable
@@ -174,10 +174,10 @@ def open_training_copy(folder: Path) -> TrainingCopy:
         got = "none" if manifest is None else f"arrays {', '.join(sorted(wrong))} too many or few"
         raise DataError(Problem(str(folder), TRAINING_COPY.name, got, TRAINING_COPY.damaged))
     raise_any(manifest.damage(folder))
-    return _opened(folder, manifest)
+    return _open_copy(folder, manifest)
 
 
-def _opened(folder: Path, manifest: CopyManifest) -> TrainingCopy:
+def _open_copy(folder: Path, manifest: CopyManifest) -> TrainingCopy:
     fields: dict[str, Any] = {}
     for name in ARRAYS:
         try:
@@ -206,7 +206,7 @@ def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
 
     with scratch_folder() as folder:
         manifest = build((), TransitionLog(folder, actions), None, {})
-        return dataclasses.replace(_opened(folder, manifest), folder=Path())
+        return dataclasses.replace(_open_copy(folder, manifest), folder=Path())
 
 
 def prepare_training_copy(
@@ -253,11 +253,11 @@ def prepare_training_copy(
         give_back_memory()
     copy = open_training_copy(folder)
     if items is not None:
-        _require_choices(copy, shown(path), items)
+        _require_choices(copy, show_paths(path), items)
     from reagent_lite.data.copy.doubts import doubts
 
     # entries that are not read may have been added since the copy was built
-    return dataclasses.replace(copy, notes=(*copy.notes, *left_out(path), *doubts(copy)))
+    return dataclasses.replace(copy, notes=(*copy.notes, *notes_of_input(path), *doubts(copy)))
 
 
 def _require_choices(copy: TrainingCopy, where: str, items: ItemTable) -> None:
@@ -271,10 +271,10 @@ def _require_choices(copy: TrainingCopy, where: str, items: ItemTable) -> None:
 
     if single < NEARLY_ALL * len(copy) or not len(copy):
         return
-    got = f"a single one in {single:,} of {counted(len(copy), 'row')}"
+    got = f"a single one in {single:,} of {pluralize(len(copy), 'row')}"
     todo = (
         f'Set possible_items, in training data.possible_items, to "all" if each row could have had any of the '
-        f"{counted(len(items), 'item')}; else log the ids that were possible, in a column possible_actions"
+        f"{pluralize(len(items), 'item')}; else log the ids that were possible, in a column possible_actions"
     )
     raise DataError(Problem(where, "several possible items in a row", got, todo))
 

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from reagent_lite.config.columns import COLUMNS, EPISODE_COLUMNS
+from reagent_lite.config.column_names import COLUMNS, EPISODE_COLUMNS
 from reagent_lite.data.copy.spooled_log import VECTORS, SpooledLog, Transitions
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.reading import Rows
-from reagent_lite.errors import DataError, Problem, listed
+from reagent_lite.errors import DataError, Problem, join_names
 
 _WRITTEN_SEPARATELY = {"sequence", "episode", "bootstrap", "truncated"}
 
@@ -69,7 +69,9 @@ class TransitionLog(SpooledLog[Transitions]):
         episodes = sorted(self.seen_columns.intersection(EPISODE_COLUMNS))
         if self._drops and episodes:
             expected = "absent for transitions: it applies to events and to single decisions"
-            raise DataError(Problem("timeline.on_refused", expected, f"drop_episode, and columns {listed(episodes)}"))
+            raise DataError(
+                Problem("timeline.on_refused", expected, f"drop_episode, and columns {join_names(episodes)}")
+            )
         if episodes and self.seen_columns.isdisjoint(ends):
             expected = f"one of the columns {', '.join(ends)}, to know where episodes end"
             todo = f"If each row is a decision of its own, leave out {' and '.join(episodes)}"
@@ -106,7 +108,7 @@ class TransitionLog(SpooledLog[Transitions]):
         start = 0
         states = self.spools["state"]
         nexts = self.spools["next_state"]
-        for after, state in zip(nexts.gathered(rows), states.gathered(np.roll(rows, -1)), strict=True):
+        for after, state in zip(nexts.gather_rows(rows), states.gather_rows(np.roll(rows, -1)), strict=True):
             same[start : start + len(after)] = (after.view(np.uint32) == state.view(np.uint32)).all(axis=1)
             start += len(after)
         same &= ~transitions.terminal
@@ -119,12 +121,12 @@ class TransitionLog(SpooledLog[Transitions]):
         next_index = np.arange(self.num_rows) + same
         next_index[side] = np.arange(self.num_rows, total)
         self.save_next(next_index, follows, total)
-        self.write_matrix("state", total, chain(states.gathered(rows), nexts.gathered(rows[side])))
+        self.write_matrix("state", total, chain(states.gather_rows(rows), nexts.gather_rows(rows[side])))
 
     def metrics_of(self, transitions: Transitions) -> Iterable[NDArray[np.float32]]:
         """Yields chunks of the metrics [R, M]."""
-        return self.spools["metrics"].gathered(transitions.order.rows)
+        return self.spools["metrics"].gather_rows(transitions.order.rows)
 
     def next_of(self, name: str, transitions: Transitions) -> Iterator[NDArray[Any]]:
         """Yields chunks [R, columns] of the matrix "mask" or "lists" at the next state."""
-        return self.spools[f"next_{name}"].gathered(transitions.order.rows)
+        return self.spools[f"next_{name}"].gather_rows(transitions.order.rows)

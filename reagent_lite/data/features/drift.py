@@ -21,11 +21,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.config.drift import DriftConfig
+from reagent_lite.config.drift_limits import DriftConfig
 from reagent_lite.data.features.summary import ColumnSummary, Floats
 from reagent_lite.data.rows.levels import most_frequent
-from reagent_lite.errors import DataError, Problem, listed, raise_any
-from reagent_lite.feature_ids import written
+from reagent_lite.errors import DataError, Problem, join_names, raise_any
+from reagent_lite.feature_ids import write_ids
 
 Verdict = Literal["stable", "moderate", "large"]
 VERDICTS: tuple[Verdict, ...] = ("stable", "moderate", "large")
@@ -80,10 +80,10 @@ class Drift:
         """Returns the column's part of drift.json."""
         return {
             "features": [
-                {**asdict(feature), "feature_id": written([feature.feature_id])[0]} for feature in self.features
+                {**asdict(feature), "feature_id": write_ids([feature.feature_id])[0]} for feature in self.features
             ],
-            "only_in_training": written(self.only_in_training),
-            "only_in_reference": written(self.only_in_reference),
+            "only_in_training": write_ids(self.only_in_training),
+            "only_in_reference": write_ids(self.only_in_reference),
         }
 
 
@@ -101,7 +101,7 @@ def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: D
     """
     both = sorted(set(training.features) & set(reference.features))
     if not both:
-        ids = [listed(summary.features) or "none" for summary in (training, reference)]
+        ids = [join_names(summary.features) or "none" for summary in (training, reference)]
         raise DataError(Problem(where, "data sets with at least one common feature", f"{ids[0]} against {ids[1]}"))
     raise_any(
         [
@@ -160,8 +160,8 @@ def _of_numbers(
     feature_id: int, training: ColumnSummary, reference: ColumnSummary, settings: DriftConfig
 ) -> tuple[Figure, Figure, Figure]:
     """Returns (psi, ks, shares of values that the reference lacks, in the training data and in the reference)."""
-    ours = training.sampled(feature_id)
-    theirs = reference.sampled(feature_id)
+    ours = training.sample_values(feature_id)
+    theirs = reference.sample_values(feature_id)
     if not len(ours) or not len(theirs):
         return _UNKNOWN, _UNKNOWN, _UNKNOWN
     before = reference.features[feature_id]
@@ -245,7 +245,7 @@ def drift_lines(name: str, drift: Drift) -> list[str]:
         lines.append(f"{len(drift.features) - MOST_TABLE_ROWS} more in drift.json")
     for what, ids in (("training data", drift.only_in_training), ("reference", drift.only_in_reference)):
         if ids:
-            lines.append(f"only in the {what}: {listed(ids)}")
+            lines.append(f"only in the {what}: {join_names(ids)}")
     return lines
 
 

@@ -18,14 +18,14 @@ from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.features.summary import ACTION, STATE, ColumnSummary, Merge
 from reagent_lite.data.formats.blocks import Block, Show
-from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.rows.columns import column_of, holds_maps, sequence_numbers, strings
+from reagent_lite.data.formats.format_table import read_blocks
+from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.rows.block_columns import column_of, holds_maps, sequence_numbers, strings
 from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, hashes_of_codes, row_hashes
 from reagent_lite.data.rows.levels import SIDE_OF, Vocabulary, texts_of
-from reagent_lite.data.rows.maps import candidate_features, candidate_lists, features, offered_items
+from reagent_lite.data.rows.maps import features, offered_items, read_candidate_features, read_candidate_lists
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError, Problem
 
@@ -138,9 +138,9 @@ def _features_of(settings: NormParams, parametric: bool | None, seed: int, block
         require_present(STATE, present, faults)
         matrices[STATE] = states, np.arange(len(present))
     if parametric and ACTION in settings.cols_to_norm:
-        logged, present = candidate_features(action, faults, todo="Or set parametric to false")
+        logged, present = read_candidate_features(action, faults, todo="Or set parametric to false")
         possible = column_of(block, "possible_actions")
-        lists = offered_items(candidate_lists(possible, faults), present, possible, faults)
+        lists = offered_items(read_candidate_lists(possible, faults), present, possible, faults)
         lists = lists.or_alone(logged, present, lists.lengths == 0)  # as in training
         matrices[ACTION] = lists.features, lists.rows
     vocabulary = Vocabulary()

@@ -167,14 +167,14 @@ class ColumnSummary:
         columns = dict(zip(matrix.ids, matrix.values.T, strict=True))
         features = {feature: FeatureSummary.of(values, most_distinct) for feature, values in columns.items()}
         levels = {
-            feature: _counted(columns[feature], of_code) for feature, of_code in texts.items() if feature in columns
+            feature: _count_texts(columns[feature], of_code) for feature, of_code in texts.items() if feature in columns
         }
         present = matrix.nonempty()
         ids = tuple(sorted(present.ids))
-        sample = (FeatureMatrix(ids, present.aligned(ids)),)
+        sample = (FeatureMatrix(ids, present.align(ids)),)
         return cls(rows=len(hashes), features=features, levels=levels, hashes=hashes, sample=sample)
 
-    def sampled(self, feature_id: int) -> Floats:
+    def sample_values(self, feature_id: int) -> Floats:
         """Returns the present values of a feature in the sample, ascending."""
         parts = [
             _present(matrix.values[:, matrix.ids.index(feature_id)])
@@ -215,7 +215,7 @@ _TREE: TypeAdapter[Any] = TypeAdapter(
 )
 
 
-def _counted(codes: NDArray[np.float32], texts: Mapping[float, str]) -> dict[str, int]:
+def _count_texts(codes: NDArray[np.float32], texts: Mapping[float, str]) -> dict[str, int]:
     """Returns {text: number of its values}; a code whose text was dropped is left out."""
     distinct, counts = np.unique(_present(codes), return_counts=True)
     pairs = zip(distinct.tolist(), counts.tolist(), strict=True)

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from reagent_lite.config.columns import TRAINING_COLUMNS
+from reagent_lite.config.column_names import TRAINING_COLUMNS
 from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.files import InputFile, damage_reported, digest_of, require_format
-from reagent_lite.data.formats.schema import filled, is_text, item_values, valid_rows
-from reagent_lite.errors import DataError, Problem, counted, first_line, listed
+from reagent_lite.data.formats.input_files import InputFile, damage_reported, digest_of, require_format
+from reagent_lite.data.formats.schema import fill_nulls, is_text, item_values, valid_rows
+from reagent_lite.errors import DataError, Problem, first_line, join_names, pluralize
 from reagent_lite.strict_json import MAX_DEPTH, is_deep, unique_keys
 
 BLOCK_VALUES = 1 << 19
@@ -45,7 +45,7 @@ def read_parquet(
         DataError: the file is not Parquet, is compressed as a whole, ends early, has a column twice, or has text that
             is not UTF-8.
     """
-    with _opened(file, PARQUET) as stream:
+    with _open_file(file, PARQUET) as stream:
         parquet = _parquet(stream, file)
         names = parquet.schema_arrow.names
         wanted = [name for name in names if columns is None or name in columns]
@@ -57,7 +57,7 @@ def read_parquet(
                 position.bytes_read = file.size * row // max(1, total)
                 yield partial(_block, file, number, part, names, row, PARQUET)
         if row != total:
-            raise ValueError(f"{counted(total, 'row')} by its metadata, and {row:,} that can be read")
+            raise ValueError(f"{pluralize(total, 'row')} by its metadata, and {row:,} that can be read")
         position.sha256 = digest_of(stream)
 
 
@@ -68,7 +68,7 @@ def opened_parquet(file: InputFile) -> Iterator[pa.parquet.ParquetFile]:
     Raises:
         DataError: the file is not Parquet, is damaged (this may show only while it is read), or has a column twice.
     """
-    with _opened(file, PARQUET) as stream:
+    with _open_file(file, PARQUET) as stream:
         yield _parquet(stream, file)
 
 
@@ -95,7 +95,7 @@ def read_ipc(
         DataError: the file is neither, is compressed as a whole, is damaged, or ends early.
     """
     row = 0
-    with _opened(file, IPC) as stream:
+    with _open_file(file, IPC) as stream:
         for batch in _ipc_batches(stream, file):
             names = batch.schema.names
             batch.validate()
@@ -145,7 +145,7 @@ def _ipc_batches(stream: IO[bytes], file: InputFile) -> Iterator[pa.RecordBatch]
 
 
 @contextmanager
-def _opened(file: InputFile, kind: str) -> Iterator[IO[bytes]]:
+def _open_file(file: InputFile, kind: str) -> Iterator[IO[bytes]]:
     if file.compression:
         got = f"one packed as {file.compression}"
         raise DataError(Problem(file.path, f"an uncompressed {kind} file", got, "Unpack it"))
@@ -178,7 +178,7 @@ def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str]
     lines = np.arange(end - batch.num_rows + 1, end + 1)
     if unions := [field.name for field in batch.schema if _has_union(field.type)]:
         todo = "Write it again with one type a column"
-        raise DataError(Problem(file.path, "columns of one type", f"a union of types in {listed(unions)}", todo))
+        raise DataError(Problem(file.path, "columns of one type", f"a union of types in {join_names(unions)}", todo))
     with damage_reported(file, kind):
         batch.validate()
         try:
@@ -193,7 +193,7 @@ def _block(file: InputFile, number: int, batch: pa.RecordBatch, names: list[str]
                 raise DataError(problem) from None
             raise
         arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-        columns = [_decoded(arrays[name]) if name in arrays else pa.nulls(batch.num_rows) for name in names]
+        columns = [_decode(arrays[name]) if name in arrays else pa.nulls(batch.num_rows) for name in names]
     fields = [
         batch.schema.field(name).with_type(array.type) if name in arrays else pa.field(name, array.type)
         for name, array in zip(names, columns, strict=True)
@@ -241,18 +241,18 @@ def _unreadable(block: Block) -> Problem | None:
     return None
 
 
-def _decoded(array: pa.Array) -> pa.Array:
+def _decode(array: pa.Array) -> pa.Array:
     """Returns the values without dictionaries (of pandas), views (of Polars), runs and UUIDs; see `_plain`."""
     types = pa.types
     if types.is_dictionary(array.type):
-        return _decoded(array.dictionary).take(array.indices)
+        return _decode(array.dictionary).take(array.indices)
     if types.is_run_end_encoded(array.type):
         return pc.run_end_decode(array)
     if types.is_list_view(array.type) or types.is_large_list_view(array.type):
         # Arrow's own cast leaves the last offset unset
-        lengths = filled(pc.list_value_length(array), 0).astype(np.int64)
+        lengths = fill_nulls(pc.list_value_length(array), 0).astype(np.int64)
         ends = pa.array(np.concatenate(([0], lengths.cumsum())), mask=np.append(~valid_rows(array), False))
-        return pa.LargeListArray.from_arrays(ends, _decoded(array.flatten()))
+        return pa.LargeListArray.from_arrays(ends, _decode(array.flatten()))
     if getattr(array.type, "extension_name", "") == "arrow.uuid":
         return pa.array([None if value is None else str(value) for value in array.to_pylist()], pa.string())
     kind = _plain(array.type)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.input_files import InputFile
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -28,13 +28,13 @@ import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
 
-from reagent_lite.config.columns import MAPS, TRAINING_COLUMNS, ColumnKind, CsvFormat, kind_of
+from reagent_lite.config.column_names import MAPS, TRAINING_COLUMNS, ColumnKind, CsvFormat, kind_of_column
 from reagent_lite.data.faults_by_kind import raise_unread
 from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.files import OTHER_ENCODING, ColumnNames, InputFile
+from reagent_lite.data.formats.input_files import OTHER_ENCODING, ColumnNames, InputFile
 from reagent_lite.data.formats.jsonl import (
     NamedArray,
-    column_of,
+    array_of_values,
     in_one_column,
     parse_with_arrow,
     table_of_columns,
@@ -218,7 +218,7 @@ def _header(
         # a user's own column of one feature is joined to its map later, see rows/column_mapping.py
         is_own_feature = meaning != name and "." in meaning
         of_map = (name if is_part else meaning).partition(".")[0] if is_part or is_own_feature else ""
-        kind = kind_of(field)
+        kind = kind_of_column(field)
         if of_map:
             kind = "number" if of_map == "metrics" else "value"
         is_raw = own_names is not None and name in own_names.raw
@@ -370,7 +370,7 @@ def _by_distinct(name: str, cells: pa.Array, value_of: Callable[[str], Any], *, 
     read = [value_of(cell) for cell in distinct]
     if words:
         read = words_as_texts(read, distinct)
-    field, values = column_of(name, read)
+    field, values = array_of_values(name, read)
     return field, values.take(encoded.indices)
 
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.faults_by_kind import raise_unread
 from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.files import ONE_A_LINE, InputFile
-from reagent_lite.data.formats.schema import TEXT_METADATA, filled, is_text
+from reagent_lite.data.formats.input_files import ONE_A_LINE, InputFile
+from reagent_lite.data.formats.schema import TEXT_METADATA, fill_nulls, is_text
 from reagent_lite.data.formats.text_files import contains, read_text
 from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem
 from reagent_lite.strict_json import MAX_DEPTH, is_deep, parse_json
@@ -147,7 +147,7 @@ def _is_exact(array: pa.Array) -> bool:
         return all(_is_exact(child) for child in array.flatten())
     if pa.types.is_list(array.type):
         return _is_exact(array.flatten())
-    return not pa.types.is_floating(array.type) or bool((np.abs(filled(array, 0)) < _EXACT_BELOW).all())
+    return not pa.types.is_floating(array.type) or bool((np.abs(fill_nulls(array, 0)) < _EXACT_BELOW).all())
 
 
 def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table, NDArray[np.int64]]:
@@ -177,7 +177,7 @@ def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table
         lines.append(line)
     raise_unread(problems)
     names = dict.fromkeys(name for row in rows for name in row)
-    columns = [column_of(name, [row.get(name) for row in rows]) for name in names]
+    columns = [array_of_values(name, [row.get(name) for row in rows]) for name in names]
     # An Arrow table without columns has no rows. Rows that are all {} are no log, but errors should count them.
     table = table_of_columns(columns) if columns else pa.table({"": pa.nulls(len(rows))})
     return table, np.array(lines, np.int64)
@@ -188,7 +188,7 @@ def table_of_columns(columns: Sequence[NamedArray]) -> pa.Table:
     return pa.table([array for _, array in columns], pa.schema([field for field, _ in columns]))
 
 
-def column_of(name: str, values: list[Any]) -> NamedArray:
+def array_of_values(name: str, values: list[Any]) -> NamedArray:
     """Returns JSON values as a column of their common Arrow type, or as text if they have none."""
     kinds = {type(value) for value in values} - {type(None)}
     # Arrow would read true as 1.0 if there is also a 0.5
@@ -209,6 +209,8 @@ def in_one_column(name: str, parts: Mapping[str, NamedArray], present: NDArray[n
         rows = pa.table(arrays, list(parts)).to_pylist()
         for row in rows:
             row |= {feature: json.loads(row[feature]) for feature in texts if row[feature] is not None}
-        return column_of(name, [row if has_map else None for row, has_map in zip(rows, present.tolist(), strict=True)])
+        return array_of_values(
+            name, [row if has_map else None for row, has_map in zip(rows, present.tolist(), strict=True)]
+        )
     struct = pa.StructArray.from_arrays(arrays, list(parts), mask=pa.array(~present))
     return pa.field(name, struct.type), struct

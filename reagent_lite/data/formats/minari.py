@@ -24,7 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.files import MINARI_DESCRIPTION, InputFile, sha256_of
+from reagent_lite.data.formats.input_files import MINARI_DESCRIPTION, InputFile, sha256_of
 from reagent_lite.errors import DataError, Problem, first_line, install, needing
 from reagent_lite.strict_json import parse_json
 
@@ -55,7 +55,7 @@ def read_minari(file: InputFile, number: int, position: Position) -> Iterator[Ca
         first = 1
         pending = list[pa.Table]()
         size = 0
-        dataset = _opened(data, description)
+        dataset = _open_dataset(data, description)
         for index in range(dataset.total_episodes):
             pending.append(_episode(dataset, index, data))
             size += pending[-1].nbytes
@@ -83,7 +83,7 @@ def _description(data: Path) -> dict[str, Any]:
     return description
 
 
-def _opened(data: Path, description: dict[str, Any]) -> MinariDataset:
+def _open_dataset(data: Path, description: dict[str, Any]) -> MinariDataset:
     with needing("minari", "Minari datasets", error=DataError):
         import minari
         from gymnasium import spaces
@@ -93,7 +93,7 @@ def _opened(data: Path, description: dict[str, Any]) -> MinariDataset:
         todo = f"Run: {install('minari')}"
         raise DataError(Problem(str(data), f"a package for {description['data_format']}", str(error), todo)) from error
     except _DAMAGED as error:
-        raise DataError(_damaged(data, error)) from error
+        raise DataError(_describe_damage(data, error)) from error
     # versions that store images as JPEG in any case lack the attribute
     if getattr(dataset.storage, "jpeg_encoding", True):
         images = [name for name in ("observation", "action") if _has_image(getattr(dataset, f"{name}_space"))]
@@ -110,7 +110,7 @@ def _opened(data: Path, description: dict[str, Any]) -> MinariDataset:
     return dataset
 
 
-def _damaged(where: object, error: Exception) -> Problem:
+def _describe_damage(where: object, error: Exception) -> Problem:
     got = f"{type(error).__name__}: {first_line(error)}"
     return Problem(str(where), "a complete Minari dataset that the installed version reads", got, "Copy it again")
 
@@ -131,10 +131,10 @@ def _episode(dataset: MinariDataset, index: int, data: Path) -> pa.Table:
         rewards = np.asarray(episode.rewards, np.float64)
         terminal = np.asarray(episode.terminations, bool)
         truncated = np.asarray(episode.truncations, bool)
-        observed = flattened(dataset.observation_space, episode.observations)
+        observed = flatten_observations(dataset.observation_space, episode.observations)
         action = _actions(dataset.action_space, np.asarray(episode.actions))
     except _DAMAGED as error:
-        raise DataError(_damaged(where, error)) from error
+        raise DataError(_describe_damage(where, error)) from error
     lengths = [len(rewards), len(terminal), len(truncated), len(action), len(observed)]
     if lengths != [steps, steps, steps, steps, steps + 1] or not steps:
         expected = f"{steps} steps, as its description says, at least one, and {steps + 1} observations"
@@ -177,7 +177,7 @@ def _has_image(space: Space[Any]) -> bool:
     return min(space.shape[:2]) >= _SMALLEST_IMAGE and bool((space.low == 0).all() and (space.high == 255).all())
 
 
-def flattened(space: Space[Any], values: Any, *, inside: bool = False) -> NDArray[Any]:
+def flatten_observations(space: Space[Any], values: Any, *, inside: bool = False) -> NDArray[Any]:
     """Returns n observations as [n, width], in the order of gymnasium.spaces.flatten; a Discrete alone is one number.
 
     Args:
@@ -188,10 +188,14 @@ def flattened(space: Space[Any], values: Any, *, inside: bool = False) -> NDArra
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
-        return np.concatenate([flattened(part, values[name], inside=True) for name, part in space.items()], axis=1)
+        return np.concatenate(
+            [flatten_observations(part, values[name], inside=True) for name, part in space.items()], axis=1
+        )
     if isinstance(space, spaces.Tuple):
         parts = zip(space, values, strict=True)
-        return np.concatenate([flattened(part_space, part, inside=True) for part_space, part in parts], axis=1)
+        return np.concatenate(
+            [flatten_observations(part_space, part, inside=True) for part_space, part in parts], axis=1
+        )
     array = np.asarray(values)
     array = array.reshape(len(array), -1)
     if inside and isinstance(space, spaces.Discrete):

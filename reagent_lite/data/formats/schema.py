@@ -42,7 +42,7 @@ def _merge_field(first: pa.Field, other: pa.Field) -> pa.Field:
     return pa.field(first.name, pa.string(), metadata=TEXT_METADATA)
 
 
-def conformed(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
+def conform(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
     """Returns a table with the columns of `merge_fields`: null if it lacks one, JSON texts if types are mixed."""
     for number, column in enumerate(table.schema):
         if is_text(fields[column.name]) and not is_text(column):
@@ -75,7 +75,7 @@ def valid_rows(array: pa.Array) -> NDArray[np.bool_]:
     return valid
 
 
-def filled(array: pa.Array, value: float) -> NDArray[Any]:
+def fill_nulls(array: pa.Array, value: float) -> NDArray[Any]:
     """Returns the values of a primitive array with `value` where it is null; booleans as uint8."""
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
@@ -85,7 +85,7 @@ def filled(array: pa.Array, value: float) -> NDArray[Any]:
 
 def to_numpy(array: pa.Array) -> NDArray[Any]:
     """Returns the values of a primitive array, 0 where it is null; booleans as uint8."""
-    return filled(array, 0)
+    return fill_nulls(array, 0)
 
 
 def microseconds_of(text: str) -> int | None:

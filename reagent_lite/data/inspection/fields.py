@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reagent_lite.config.columns import COLUMNS, Columns, names_of
-from reagent_lite.data.inspection.columns import LogColumn
+from reagent_lite.config.column_names import COLUMNS, Columns, names_of
+from reagent_lite.data.inspection.log_columns import LogColumn
 
 NAMES: dict[str, tuple[str, ...]] = {
     field: tuple(names.split())
@@ -112,7 +112,7 @@ def fits(field: str, column: LogColumn) -> bool:
     return column.kind in _KINDS.get(kind, ())
 
 
-def chosen(guesses: Sequence[Guess]) -> dict[str, str]:
+def choose_fields(guesses: Sequence[Guess]) -> dict[str, str]:
     """Returns {field: column} by the strongest reasons; a column is used for at most one field."""
     fields: dict[str, str] = {}
     for guess in guesses:

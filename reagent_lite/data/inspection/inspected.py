@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from reagent_lite.config.columns import names_of
+from reagent_lite.config.column_names import names_of
 from reagent_lite.data.formats.frames import location
-from reagent_lite.data.inspection.columns import LogColumn
 from reagent_lite.data.inspection.fields import Guess
+from reagent_lite.data.inspection.log_columns import LogColumn
 from reagent_lite.data.result_frames import frame_of
-from reagent_lite.errors import counted, listed
+from reagent_lite.errors import join_names, pluralize
 
 if TYPE_CHECKING:
     from reagent_lite.data.result_frames import DataFrame
@@ -98,11 +98,12 @@ class Inspected:
     def lines(self) -> Iterator[str]:
         """Yields the description as text, one line for each column and sentence."""
         part = "all of them" if self.whole else "the first ones"
-        yield f"{location(self.path)}: {counted(self.rows, 'row')} read, {part}; {counted(len(self.columns), 'column')}"
+        columns = pluralize(len(self.columns), "column")
+        yield f"{location(self.path)}: {pluralize(self.rows, 'row')} read, {part}; {columns}"
         for column in self.columns:
             facts = f"{column.kind}, present in {column.share_present:.1%}, {column.distinct:,} distinct"
             shown = [value if len(value) <= 40 else f"{value[:37]}..." for value in list(column.counts)[:_SHOWN]]
-            yield f"{column.name}: {facts}" + (f": {listed(shown)}" if shown else "")
+            yield f"{column.name}: {facts}" + (f": {join_names(shown)}" if shown else "")
             for guess in self.guesses:
                 if guess.column == column.name:
                     used = ", and read as it" if self.fields.get(guess.field) == column.name else ""

@@ -16,26 +16,26 @@ from typing import Any
 import numpy as np
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
-from reagent_lite.config.columns import COLUMNS, CSV, EPISODE_COLUMNS, Columns, names_of
+from reagent_lite.config.column_names import COLUMNS, CSV, EPISODE_COLUMNS, Columns, names_of
 from reagent_lite.config.defaults import MOST_LEVELS
-from reagent_lite.config.inspect import InspectConfig
+from reagent_lite.config.inspect_config import InspectConfig
 from reagent_lite.config.rl import RLConfig
-from reagent_lite.config.timeline import TimelineConfig
-from reagent_lite.data.copy.features import summarize_copy
+from reagent_lite.config.timeline_config import TimelineConfig
+from reagent_lite.data.copy.feature_summaries import summarize_copy
 from reagent_lite.data.copy.first_look import first_rows
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.features.column_fits import fit_columns
 from reagent_lite.data.features.feature_types import FEW_LEVELS, MIN_PRESENT_VALUES
-from reagent_lite.data.features.fitting import fit_columns
 from reagent_lite.data.features.summary import ACTION, STATE
 from reagent_lite.data.formats.frames import location
-from reagent_lite.data.inspection.columns import LARGEST, LogColumn, finite, first_columns, text_of
 from reagent_lite.data.inspection.csv_format import csv_format_of
-from reagent_lite.data.inspection.fields import Guess, chosen, fits, guesses_of
+from reagent_lite.data.inspection.fields import Guess, choose_fields, fits, guesses_of
 from reagent_lite.data.inspection.inspected import Inspected
+from reagent_lite.data.inspection.log_columns import LARGEST, LogColumn, are_finite, first_columns, write_value
 from reagent_lite.data.inspection.raw_columns import Raw
-from reagent_lite.data.rows.items import ROW_LABELS, given_items
-from reagent_lite.data.stage import data_files
-from reagent_lite.errors import ReagentLiteError, counted, listed, nearest
+from reagent_lite.data.rows.item_files import ROW_LABELS, given_items
+from reagent_lite.data.stage_folder import data_files
+from reagent_lite.errors import ReagentLiteError, join_names, pluralize, suggest_nearest
 from reagent_lite.feature_ids import id_of
 from reagent_lite.raw_values import RawColumn
 
@@ -133,7 +133,7 @@ class _Proposal:
     """
 
     def __init__(self, settings: InspectConfig, columns: Sequence[LogColumn], guesses: Sequence[Guess]) -> None:
-        self.fields = chosen(guesses)
+        self.fields = choose_fields(guesses)
         self.problems: list[str] = []
         self.decide: list[str] = []
         self._left_out: list[str] = []
@@ -155,7 +155,7 @@ class _Proposal:
         dropped = [name for name in fields if name in self.fields and self.fields[name] not in COLUMNS]
         dropped = [name for name in dropped if name not in self._settings.columns]
         if dropped:
-            self.decide.append(f"{listed(self.fields[name] for name in dropped)} left out: {why}")
+            self.decide.append(f"{join_names(self.fields[name] for name in dropped)} left out: {why}")
         for name in dropped:
             self._left_out.append(self.fields.pop(name))
 
@@ -165,19 +165,21 @@ class _Proposal:
         for field, source in self._settings.columns.items():
             for name in names_of(source):
                 if name not in names:
-                    self.problems.append(f"columns.{field}: the log has no column {name!r}. {nearest(name, names)}")
+                    self.problems.append(
+                        f"columns.{field}: the log has no column {name!r}. {suggest_nearest(name, names)}"
+                    )
 
     def describe_csv(self) -> None:
         """Notes how CSV files are written."""
         written = self._settings.columns.get(CSV)
         if isinstance(written, dict):
-            keys = listed(
-                f"{key} {value if isinstance(value, str) else listed(value)!s}" for key, value in written.items()
+            keys = join_names(
+                f"{key} {value if isinstance(value, str) else join_names(value)!s}" for key, value in written.items()
             )
             self.decide.append(f"columns.csv: {keys}, as the first rows suggest; null are texts of absent values")
 
     def _note_near_equal(self, column: LogColumn) -> None:
-        alike = listed(f"{text!r} as {other!r}" for text, other in column.near_equal.items())
+        alike = join_names(f"{text!r} as {other!r}" for text, other in column.near_equal.items())
         self.decide.append(f"{column.name}: {alike} by map, as they differ in case and spaces only; else drop the map")
 
     def describe_episodes(self) -> str:
@@ -210,7 +212,7 @@ class _Proposal:
         shown = [*(self.fields[name] for name in EPISODE_COLUMNS if name in kept), *others]
         if shown and not ends and not {"mdp_id", "sequence_number"} <= kept:
             self.problems.append(
-                f"{listed(shown)} without a column that says where episodes end, such as terminal; "
+                f"{join_names(shown)} without a column that says where episodes end, such as terminal; "
                 "if each row is a decision of its own, remove the column from the log"
             )
         elif ids is not None and order is None and ends and not follows:
@@ -233,14 +235,14 @@ class _Proposal:
         if not lengths:
             return ""
         if ids is not None and order is not None and not follows:
-            rows = set(zip(map(text_of, ids.values), map(text_of, order.values), strict=True))
+            rows = set(zip(map(write_value, ids.values), map(write_value, order.values), strict=True))
             if len(rows) < self._rows:
                 self.decide.append(
-                    f"{order.name}: {counted(self._rows - len(rows), 'row')} with the {ids.name} and {order.name} of "
+                    f"{order.name}: {pluralize(self._rows - len(rows), 'row')} with the {ids.name} and {order.name} of "
                     "another; only the first of each is learned from: give a finer order, unless the others are copies"
                 )
         spread = f"{lengths[0]:,} to {lengths[-1]:,} rows, median {np.median(lengths):g}"
-        return f"{counted(len(lengths), 'episode')} of {spread}"
+        return f"{pluralize(len(lengths), 'episode')} of {spread}"
 
     def names_of_actions(self) -> tuple[str, ...] | None:
         """Returns the names of the actions; None if they are candidates with features."""
@@ -272,8 +274,8 @@ class _Proposal:
                 "the features of each in an item table, `items`, or name another column as action"
             )
         if len(ordered) < 2:
-            self.problems.append(f"{column.name} has one value, {listed(ordered)}: there is nothing to choose from")
-        self.decide.append(f"actions: {listed(ordered)}, as in the rows read; add what is missing")
+            self.problems.append(f"{column.name} has one value, {join_names(ordered)}: there is nothing to choose from")
+        self.decide.append(f"actions: {join_names(ordered)}, as in the rows read; add what is missing")
         return tuple(ordered)
 
     def _describe_choices(self) -> None:
@@ -288,16 +290,16 @@ class _Proposal:
             assert self._items is not None
             self.decide.append(
                 f"possible_items: no column lists what was possible, so that each row offers all "
-                f"{counted(len(self._items), 'item')}; if fewer were, log their ids in a column possible_actions"
+                f"{pluralize(len(self._items), 'item')}; if fewer were, log their ids in a column possible_actions"
             )
         else:
             sizes = [len(choices) for choices in column.present if isinstance(choices, list)]
             if sizes:
                 spread = f"{min(sizes):,} to {max(sizes):,} candidates in a row, {np.mean(sizes):.3g} on average"
-                self.decide.append(f"possible_actions: {spread}, a single one in {counted(sizes.count(1), 'row')}")
+                self.decide.append(f"possible_actions: {spread}, a single one in {pluralize(sizes.count(1), 'row')}")
 
     def _lacking(self, name: str, what: str, some: Sequence[str]) -> None:
-        maybe = f"; it may be {listed(some)}" if some else ""
+        maybe = f"; it may be {join_names(some)}" if some else ""
         example = some[0] if some else "..."
         self.problems.append(
             f"no column is known to be the {name}, {what}{maybe}: say which, as by --set columns.{name}={example}"
@@ -310,7 +312,7 @@ class _Proposal:
                 "reward", "what is to be large", [column.name for column in self._columns if column.is_number]
             )
             return
-        if not column.is_answers and not (column.is_number and finite(column.present)):
+        if not column.is_answers and not (column.is_number and are_finite(column.present)):
             example = json.dumps({"reward": {"column": column.name, "map": dict.fromkeys(list(column.counts)[:1], 1)}})
             self.problems.append(
                 f"{column.name}, read as reward, is not a finite number in every row, or yes or no; columns can say "
@@ -319,7 +321,7 @@ class _Proposal:
         elif missing := self._rows - len(column.present):
             self._without_reward = True
             self.decide.append(
-                f"{column.name}: {counted(missing, 'row')} without a reward left out with their episodes by "
+                f"{column.name}: {pluralize(missing, 'row')} without a reward left out with their episodes by "
                 "timeline.on_refused; if absent means that nothing was earned, write 0"
             )
         others = [
@@ -329,7 +331,7 @@ class _Proposal:
         ]
         self._left_out += others
         if others:
-            self.decide.append(f"reward: {column.name}; {listed(others)} may be a reward too and is left out")
+            self.decide.append(f"reward: {column.name}; {join_names(others)} may be a reward too and is left out")
 
     def plausibility(self, actions: Sequence[str]) -> Iterator[str]:
         """Yields sentences about the plausibility of probabilities; leaves out propensities that are not plausible."""
@@ -337,7 +339,7 @@ class _Proposal:
         if column is None:
             maybe = [column.name for column in self._columns if self._may_be_propensity(column, len(actions))]
             self._left_out += maybe
-            hint = f"; by their values it may be {listed(maybe)}, left out: say which in columns" if maybe else ""
+            hint = f"; by their values it may be {join_names(maybe)}, left out: say which in columns" if maybe else ""
             why = "so what the policy is worth cannot be estimated by weights"
             self.decide.append(f"action_probability: no column has it, {why}{hint}")
         else:
@@ -356,7 +358,7 @@ class _Proposal:
             sums = [sum(row) for row in rows]
             wrong = sum(abs(total - 1) > _ROUNDING or min(row) < 0 for total, row in zip(sums, rows, strict=True))
             sums_to_one = f"they do not add up to 1 in {wrong:,} of" if wrong else "they add up to 1 in all"
-            yield f"{title}: a probability for each action; {sums_to_one} {counted(len(rows), 'row')}"
+            yield f"{title}: a probability for each action; {sums_to_one} {pluralize(len(rows), 'row')}"
 
     def _may_be_propensity(self, column: LogColumn, num_actions: int) -> bool:
         """Whether a column has true probabilities by their values: the mean of 1 / p is the number of actions."""
@@ -387,7 +389,7 @@ class _Proposal:
                     yield column.name, rows
         for columns in self._per_action(actions):
             some = [list(row) for row in zip(*(column.values for column in columns), strict=True) if None not in row]
-            yield listed(column.name for column in columns), some
+            yield join_names(column.name for column in columns), some
 
     def _per_action(self, actions: Sequence[str]) -> Iterator[list[LogColumn]]:
         """Yields groups of a column for each action, such as p_mail and p_call, that are its probabilities.
@@ -398,7 +400,9 @@ class _Proposal:
         if not actions or logged is None:
             return
         index = {name: number for number, name in enumerate(actions)}
-        of_rows = [None if value is None else index.get(text_of(value).removesuffix(".0")) for value in logged.values]
+        of_rows = [
+            None if value is None else index.get(write_value(value).removesuffix(".0")) for value in logged.values
+        ]
         shares = [
             column for column in self._columns if column.is_number and all(0 <= value <= 1 for value in column.present)
         ]
@@ -443,7 +447,7 @@ class _Proposal:
                 left.setdefault(why, []).append(column.name)
             elif column.raw is not None:
                 features.append(column.raw)
-                of_column = listed(RawColumn.of(column.raw).features)
+                of_column = join_names(RawColumn.of(column.raw).features)
                 self.decide.append(f"{column.name}: read as {column.raw['kind']}, with the features {of_column}")
             elif column.near_equal:
                 features.append({"column": column.name, "map": column.near_equal})
@@ -451,10 +455,10 @@ class _Proposal:
             else:
                 features.append(column.name)
         for why, names in left.items():
-            self.decide.append(f"features: {listed(names)} left out, {why}")
+            self.decide.append(f"features: {join_names(names)} left out, {why}")
         if features:
             self.decide.append(
-                f"features: {listed(names_of(features))}; leave out what is not known when the decision is made"
+                f"features: {join_names(names_of(features))}; leave out what is not known when the decision is made"
             )
         else:
             self.problems.append("no column of numbers or categories is left to be a feature of the state")
@@ -468,8 +472,8 @@ class _Proposal:
         if column.raw is not None:
             return self._no_raw_feature(column, words)
         if column.kind == "mixed":
-            examples = {type(value): text_of(value) for value in reversed(column.present)}
-            return f"values of several kinds: {listed(examples.values())}; an absent value is an empty cell or null"
+            examples = {type(value): write_value(value) for value in reversed(column.present)}
+            return f"values of several kinds: {join_names(examples.values())}; an absent value is an empty cell or null"
         if column.is_numerals:
             return "texts that look like numbers or times; write numbers as 1234.5"
         if not column.is_number and not column.is_category:
@@ -484,7 +488,7 @@ class _Proposal:
             return "another whole number in every row, as ids are; an amount may be named in columns.state_features"
         if column.is_number and (_WEIGHTS.search(column.name.lower()) or self._inverts_propensities(column)):
             return "weights or sampling rates of rows, which are not known when a decision is made"
-        if column.is_number and not finite(column.present):
+        if column.is_number and not are_finite(column.present):
             return "values that float32 does not hold"
         if column.distinct < 2:
             return "one value in all rows"
@@ -508,7 +512,7 @@ class _Proposal:
         propensity = self._column("action_probability")
         if propensity is None or not propensity.is_number or column.distinct < 2:
             return False
-        if not finite(propensity.present) or not finite(column.present):
+        if not are_finite(propensity.present) or not are_finite(column.present):
             return False
         pairs = [pair for pair in zip(column.values, propensity.values, strict=True) if None not in pair]
         return bool(pairs) and all(abs(float(value) * float(p) - 1) <= _ROUNDING for value, p in pairs)
@@ -542,7 +546,7 @@ class _Proposal:
             if most > MOST_LEVELS:
                 tree["norm_params"] |= {"max_unique_enum_values": most, "whole_numbers": "continuous"}
             self.decide.append(
-                f"{listed(indices)}: by their names names of states or kinds, so one-hot; else drop the override"
+                f"{join_names(indices)}: by their names names of states or kinds, so one-hot; else drop the override"
             )
         if self._without_reward:
             tree["timeline"] = {"on_refused": "drop_episode"}

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from reagent_lite.config.columns import (
+from reagent_lite.config.column_names import (
     COLUMNS,
     CSV,
     EVENT_COLUMNS,
@@ -30,10 +30,10 @@ from reagent_lite.config.columns import (
 )
 from reagent_lite.data.faults_by_kind import raise_unread
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.jsonl import NamedArray, column_of, in_one_column
-from reagent_lite.data.formats.schema import filled, in_one_piece, is_text
+from reagent_lite.data.formats.jsonl import NamedArray, array_of_values, in_one_column
+from reagent_lite.data.formats.schema import fill_nulls, in_one_piece, is_text
 from reagent_lite.data.rows.contract import require_columns
-from reagent_lite.errors import DataError, Problem, listed
+from reagent_lite.errors import DataError, Problem, join_names
 from reagent_lite.raw_values import TODO, RawColumn, raw_columns
 
 _JSON_LINES = (".json", ".jsonl", ".ndjson")
@@ -102,10 +102,10 @@ class ColumnMapping:
         if has_contract_names and (self.beside_others or is_served):
             return block
         if is_checked and has_contract_names:
-            expected = f"the columns that data.columns names: {listed(self._sources)}"
+            expected = f"the columns that data.columns names: {join_names(self._sources)}"
             todo = "Drop data.columns, in other workflows columns: the log has the contract's names already"
             raise DataError(
-                Problem(block.file.location(), expected, f"columns {listed(sorted(table.column_names))}", todo)
+                Problem(block.file.location(), expected, f"columns {join_names(sorted(table.column_names))}", todo)
             )
         if has_all_columns:
             require_columns(table.column_names, self._sources, block.file.location(), self._sources)
@@ -158,7 +158,7 @@ def contract_names(columns: Mapping[str, Any], names: Collection[str]) -> bool:
     return bool(renamed) and has_no_own_name and renamed.keys() <= {name.partition(".")[0] for name in names}
 
 
-def remembered(columns: Columns, names: Collection[str]) -> Columns:
+def recall_columns(columns: Columns, names: Collection[str]) -> Columns:
     """Returns the column names of a model's training log that apply to another log.
 
     There are none if the other log has the contract's names. Fields that it lacks, such as a reward, are left out. The
@@ -209,7 +209,7 @@ def _read_raw(raw: RawColumn, part: NamedArray, block: Block) -> dict[str, Named
     else:
         encoded = array.dictionary_encode()
         values = [*encoded.dictionary.to_pylist(), None]
-        index = filled(encoded.indices, len(values) - 1)
+        index = fill_nulls(encoded.indices, len(values) - 1)
     read: list[tuple[Any, ...]] = []
     problems = []
     for number, value in enumerate(values):
@@ -223,6 +223,6 @@ def _read_raw(raw: RawColumn, part: NamedArray, block: Block) -> dict[str, Named
     raise_unread(problems)
     columns = {}
     for name, of_feature in zip(raw.features, zip(*read, strict=True), strict=True):
-        named, distinct = column_of(name, list(of_feature))
+        named, distinct = array_of_values(name, list(of_feature))
         columns[name] = named, distinct.take(pa.array(index))
     return columns

@@ -1,4 +1,4 @@
-"""The rules for the values of a row, and the words of their errors; config/columns.py lists the columns.
+"""The rules for the values of a row, and the words of their errors; config/column_names.py lists the columns.
 
 Events are logged decisions; transitions also have what followed. Rules for their values:
 
@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS, TRANSITION_COLUMNS
+from reagent_lite.config.column_names import COLUMNS, EVENT_COLUMNS, TRANSITION_COLUMNS
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.rows.columns import (
+from reagent_lite.data.rows.block_columns import (
     NONE,
     WRONG,
     Column,
@@ -35,9 +35,9 @@ from reagent_lite.data.rows.columns import (
     per_distinct,
 )
 from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.maps import candidate_features, candidate_lists, match, offered_items
+from reagent_lite.data.rows.maps import match, offered_items, read_candidate_features, read_candidate_lists
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
-from reagent_lite.errors import Problem, listed, nearest, raise_any
+from reagent_lite.errors import Problem, join_names, raise_any, suggest_nearest
 
 _OTHER_NAME = "If the log has other names, or a column per feature, give them as `columns`: configs/DATA.md"
 PROPENSITIES = tuple(name for name, column in COLUMNS.items() if "action_probability" in (name, column.alias_of))
@@ -97,12 +97,12 @@ def require_columns(
     Raises:
         DataError: columns are missing; gives the nearest name for each.
     """
-    got = f"columns {listed(sorted(names))}"
+    got = f"columns {join_names(sorted(names))}"
     problems = []
     for name in dict.fromkeys(wanted):
         if name not in names:
             reason = f", as columns.{field_of[name]} says" if field_of else ""
-            near = nearest(name, names, "Nearest column: {!r}")
+            near = suggest_nearest(name, names, "Nearest column: {!r}")
             todo = near if field_of else f"{near}. {_OTHER_NAME}".removeprefix(". ")
             problems.append(Problem(where, f"a column {name!r}{reason}", got, todo))
     raise_any(problems)
@@ -150,7 +150,7 @@ def are_events(block: Block) -> bool:
     return not (column_of(block, "next_state_features").present & ~cut).any()
 
 
-def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray[np.float64]:
+def read_numbers(column: Column, faults: Faults, *, required: bool = False) -> NDArray[np.float64]:
     """Returns [n] float64, NaN where null; NaN, values infinite as float32 and, if required, null are faults."""
     values = numbers(column, faults)
     with np.errstate(over="ignore"):
@@ -166,7 +166,7 @@ def finite(column: Column, faults: Faults, *, required: bool = False) -> NDArray
 def further_reward(block: Block, name: str, faults: Faults) -> NDArray[np.float64]:
     """Returns `finite` of an extra reward column, which readers of CSV leave as text since the contract lacks it."""
     column = column_of(block, name)
-    return finite(of_cells(column, "number") if block.file.extension == ".csv" else column, faults)
+    return read_numbers(of_cells(column, "number") if block.file.extension == ".csv" else column, faults)
 
 
 def propensity(block: Block, faults: Faults) -> tuple[NDArray[np.float64], Mask]:
@@ -195,10 +195,10 @@ def candidates(column: Callable[[str], Column], faults: Faults) -> tuple[Feature
     Faults.unlisted. A row without a list has an empty one. An action without features beside an empty list is none.
     """
     possible = column("possible_actions")
-    lists = candidate_lists(possible, faults, TODO_NAMES).distinct()
+    lists = read_candidate_lists(possible, faults, TODO_NAMES).distinct()
     empty_list = possible.present & (lists.lengths == 0)
     logged = empty_strings_as_null(column("action"), empty_list)
-    action, present = candidate_features(logged, faults, rule="action_infinite", todo=TODO_NAMES)
+    action, present = read_candidate_features(logged, faults, rule="action_infinite", todo=TODO_NAMES)
     present = present & ~(empty_list & np.isnan(action.values).all(axis=1))
     lists = offered_items(lists, present, possible, faults)
     faults.unlisted = possible.present & (lists.lengths == 0) & present
@@ -240,7 +240,7 @@ class ActionRule:
         )
         index = f"or an index below {self._num}"
         strings = "written as strings, exactly as listed: an integer may mean either"
-        self.expected = f"one of the actions {listed(actions)}, {index if self._allows_indices else strings}"
+        self.expected = f"one of the actions {join_names(actions)}, {index if self._allows_indices else strings}"
 
     def codes(self, column: Column, faults: Faults) -> NDArray[np.int32]:
         """Returns [n] the index of each action of a column, negative without one; unknown actions are faults."""

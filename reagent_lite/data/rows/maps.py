@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.categories import MOST_CHARACTERS, codes_of
-from reagent_lite.data.formats.schema import filled, to_numpy, valid_rows
-from reagent_lite.data.rows.columns import (
+from reagent_lite.data.formats.schema import fill_nulls, to_numpy, valid_rows
+from reagent_lite.data.rows.block_columns import (
     NONE,
     Column,
     float64,
@@ -26,14 +26,14 @@ from reagent_lite.data.rows.columns import (
     is_list,
     is_number,
     is_string,
+    parse_column,
     pieces,
     strings,
-    typed,
 )
 from reagent_lite.data.rows.faults import UNREADABLE, Faults
 from reagent_lite.data.rows.levels import ONE_KIND, WORDS, add_levels
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
-from reagent_lite.errors import DataError, Problem, counted
+from reagent_lite.errors import DataError, Problem, pluralize
 from reagent_lite.feature_ids import FeatureId, id_of
 from reagent_lite.item_table import UNKNOWN, ItemTable
 
@@ -83,7 +83,7 @@ def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: st
     return FeatureMatrix(ids, named.values), named.present
 
 
-def candidate_features(
+def read_candidate_features(
     column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: str = ""
 ) -> tuple[FeatureMatrix, Mask]:
     """Returns `features` of actions or candidates, which may be ids of items if there is an item table.
@@ -140,7 +140,7 @@ def item_rows(column: Column, faults: Faults, items: ItemTable) -> NDArray[np.in
     # pandas writes an integer as 7.0 in a CSV column that has gaps, which next_action has at the end of episodes
     rows = [items.rows((text, text.removesuffix(".0"))) for text in distinct.to_pylist()]
     row = np.array([*(exact if exact >= 0 else without_point for exact, without_point in rows), UNKNOWN])[codes]
-    expected = f"an id of the {counted(len(items), 'item')} in the item table, in {column.name}"
+    expected = f"an id of the {pluralize(len(items), 'item')} in the item table, in {column.name}"
     column.fault(faults, (codes >= 0) & (row < 0), expected, todo="Add the item to the table", rule="item_unknown")
     return row
 
@@ -205,7 +205,7 @@ def _named_values(
         todo = todo or """Write {"0": 0.5} as json.dumps does; Python's own text of a dict is not JSON"""
     if is_number(column.array.type):
         todo = todo or f'A column of one feature is given in a list: "{column.name}": ["age"] of columns'
-    array = typed(column, faults, "an object {id: number}", _is_map_type, parsed, todo)
+    array = parse_column(column, faults, "an object {id: number}", _is_map_type, parsed, todo)
     if pa.types.is_null(array.type):
         return Named((), np.empty((len(array), 0), np.float32), np.zeros(len(array), bool)), {}
     reading = _MapReading(Column(column.name, array, rows=column.rows), faults, nan_rule, categories)
@@ -221,7 +221,7 @@ def _numbers_of(value: object) -> list[tuple[str, float | None]] | None:
 
 def _of_numbers(column: Column) -> Named:
     """Returns lists of numbers as features 0, 1, ..."""
-    lengths = np.where(column.present, filled(pc.list_value_length(column.array), 0), 0)
+    lengths = np.where(column.present, fill_nulls(pc.list_value_length(column.array), 0), 0)
     elements = float32(column.array.flatten())
     width = int(lengths.max(initial=0))
     values = np.full((len(lengths), width), np.nan, np.float32)
@@ -308,9 +308,11 @@ class _MapReading:
         rows = row if self.column.rows is None else self.column.rows[row]
         encoded = keys.dictionary_encode()
         decoded = [_name_of(key) for key in encoded.dictionary.to_pylist()]
-        unnamed = np.array([*(name is None for name in decoded), True])[filled(encoded.indices, -1)]
+        unnamed = np.array([*(name is None for name in decoded), True])[fill_nulls(encoded.indices, -1)]
         names = tuple(str(name) for name in decoded)
-        values_of_pairs = self._of_items(Column(self.column.name, items, rows=rows), names, filled(encoded.indices, 0))
+        values_of_pairs = self._of_items(
+            Column(self.column.name, items, rows=rows), names, fill_nulls(encoded.indices, 0)
+        )
         values = np.full((len(array), len(names)), np.nan, np.float32)
         kept = present[row]
         Column(self.column.name, keys, rows=rows).fault(
@@ -357,7 +359,7 @@ class _MapReading:
         """Returns [n] the codes of texts, NaN where null; `key` [n] are indices of `names`, the features' names."""
         encoded = items.array.dictionary_encode()
         texts = encoded.dictionary.to_pylist()
-        number = filled(encoded.indices, -1).astype(np.int64)
+        number = fill_nulls(encoded.indices, -1).astype(np.int64)
         long = np.array([*(len(text) > MOST_CHARACTERS for text in texts), False])
         expected = f"categories of at most {MOST_CHARACTERS} characters in {items.name}"
         items.fault(self.faults, long[number], expected, todo="Leave prose out of the features")
@@ -376,7 +378,7 @@ class _MapReading:
             items.fault(self.faults, items.present, label)
             return np.full(len(array), np.nan, np.float32)
         if self.nan_rule and pa.types.is_floating(array.type):
-            nan = valid_rows(array) & np.isnan(filled(array, np.nan))
+            nan = valid_rows(array) & np.isnan(fill_nulls(array, np.nan))
             items.fault(self.faults, nan, f"finite numbers in {items.name}", lambda _: "NaN", rule=self.nan_rule)
         return float32(array)
 
@@ -385,7 +387,7 @@ def float32(array: pa.Array) -> NDArray[np.float32]:
     """Returns an array of numbers as [n] float32, NaN where null."""
     if pa.types.is_boolean(array.type) or pa.types.is_decimal(array.type):
         array = pa.array(float64(array), mask=~valid_rows(array))
-    return filled(pc.cast(array, pa.float32(), safe=False), np.nan)
+    return fill_nulls(pc.cast(array, pa.float32(), safe=False), np.nan)
 
 
 def _are_values(kind: pa.DataType) -> bool:
@@ -394,14 +396,14 @@ def _are_values(kind: pa.DataType) -> bool:
     )
 
 
-def candidate_lists(column: Column, faults: Faults, todo: str = "") -> Lists:
+def read_candidate_lists(column: Column, faults: Faults, todo: str = "") -> Lists:
     """Returns a column of lists of maps {id: number}; rows without a list have an empty one.
 
     `todo` is advice if the candidates are not maps.
     """
     elements_of_lists = "objects {id: number}" if faults.block.file.items is None else "ids of items"
     lengths, elements = pieces(column, faults, f"a list of {elements_of_lists}")
-    candidates, present = candidate_features(elements, faults, todo=todo)
+    candidates, present = read_candidate_features(elements, faults, todo=todo)
     elements.fault(faults, ~present, f"an object for every candidate in {column.name}", lambda _: "null")
     return Lists(lengths, candidates)
 
@@ -409,8 +411,8 @@ def candidate_lists(column: Column, faults: Faults, todo: str = "") -> Lists:
 def match(action: FeatureMatrix, present: Mask, lists: Lists) -> NDArray[np.int32]:
     """Returns [n] index of the first candidate whose features equal the action's, absent = absent; NONE without one."""
     ids = tuple(dict.fromkeys(lists.features.ids + action.ids))
-    candidates = lists.features.aligned(ids)
-    wanted = action.aligned(ids)
+    candidates = lists.features.align(ids)
+    wanted = action.align(ids)
     rows = lists.rows
     equal = present[rows]
     for index in range(len(ids)):

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from pydantic import PlainSerializer, PlainValidator
 
 from reagent_lite.data.rows.hashes import mix
-from reagent_lite.feature_ids import read, written
+from reagent_lite.feature_ids import read, write_ids
 
 Mask = NDArray[np.bool_]
-FeatureIds = Annotated[tuple[int, ...], PlainValidator(read), PlainSerializer(written)]
+FeatureIds = Annotated[tuple[int, ...], PlainValidator(read), PlainSerializer(write_ids)]
 """Feature ids; in JSON, an id that has a name is the name."""
 
 
@@ -26,7 +26,7 @@ class FeatureMatrix:
     ids: tuple[int, ...]
     values: NDArray[np.float32]
 
-    def aligned(self, ids: tuple[int, ...]) -> NDArray[np.float32]:
+    def align(self, ids: tuple[int, ...]) -> NDArray[np.float32]:
         """Returns the values [n, ids] for the given ids; NaN for ids that the matrix lacks."""
         return in_order(self.values, self.ids, ids, absent=np.nan)
 
@@ -97,8 +97,8 @@ class Lists:
         lengths = np.where(rows, len(features.values), self.lengths)
         same = np.repeat(rows, lengths)
         values = np.empty((len(same), len(ids)), np.float32)
-        values[same] = np.tile(features.aligned(ids), (int(rows.sum()), 1))
-        values[~same] = self.features.aligned(ids)[~rows[self.rows]]
+        values[same] = np.tile(features.align(ids), (int(rows.sum()), 1))
+        values[~same] = self.features.align(ids)[~rows[self.rows]]
         return Lists(lengths, FeatureMatrix(ids, values))
 
     def or_alone(self, action: FeatureMatrix, present: Mask, rows: Mask) -> Lists:
@@ -115,8 +115,8 @@ class Lists:
         lengths = np.where(rows, present, self.lengths)
         alone = np.repeat(rows, lengths)
         values = np.empty((len(alone), len(ids)), np.float32)
-        values[alone] = action.aligned(ids)[rows & present]
-        values[~alone] = self.features.aligned(ids)[~rows[self.rows]]
+        values[alone] = action.align(ids)[rows & present]
+        values[~alone] = self.features.align(ids)[~rows[self.rows]]
         return Lists(lengths, FeatureMatrix(ids, values))
 
 

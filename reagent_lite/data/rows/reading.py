@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.schema import valid_rows
-from reagent_lite.data.rows.columns import (
+from reagent_lite.data.rows.block_columns import (
     NONE,
     WRONG,
     Column,
@@ -47,24 +47,24 @@ from reagent_lite.data.rows.contract import (
     Contract,
     candidates,
     empty_strings_as_null,
-    finite,
     further_reward,
     propensity,
+    read_numbers,
     require_event,
     require_present,
 )
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import (
     Named,
-    candidate_features,
-    candidate_lists,
     features,
     match,
     metrics,
     offered_items,
+    read_candidate_features,
+    read_candidate_lists,
 )
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
-from reagent_lite.errors import counted
+from reagent_lite.errors import pluralize
 
 MOST_STEPS = 255
 """Largest number of rows that a transition may span; it is stored as a byte."""
@@ -166,8 +166,8 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     todo = "Log what followed, or events: rows with mdp_id and sequence_number, which are paired first"
     faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none", todo)
     faults.add(goes_on & ~choices.has_next, NEXT_ACTION, lambda _: "none")
-    reward = finite(column("reward"), faults, required=True)
-    time_diff = finite(column("time_diff"), faults)
+    reward = read_numbers(column("reward"), faults, required=True)
+    time_diff = read_numbers(column("time_diff"), faults)
     step = _steps(column("step"), faults)
     probability, has_propensity = propensity(block, faults)
     return Rows(
@@ -283,7 +283,7 @@ def action_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDA
     num = len(actions)
     if not present.any():
         return np.ones((len(present), num), np.uint8)
-    expected = f"0 or 1 for each of {counted(num, 'action')}, or names of actions"
+    expected = f"0 or 1 for each of {pluralize(num, 'action')}, or names of actions"
     lengths, elements = pieces(column, faults, expected)
     if is_number(elements.array.type) and (lengths == num).all():
         values = float64(elements.array).reshape(-1, num)
@@ -319,7 +319,7 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, co
     list of next candidates marks an end.
     """
     action, present, lists, index = candidates(column, faults)
-    next_action, next_taken = candidate_features(empty_strings_as_null(column("next_action")), faults)
+    next_action, next_taken = read_candidate_features(empty_strings_as_null(column("next_action")), faults)
     # {} is a valid action, but as a next action it means that there is none
     next_taken = next_taken & ~np.isnan(next_action.values).all(axis=1)
     without_choice = column("possible_actions").present & ~present & (lists.lengths == 0)
@@ -327,7 +327,7 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, co
     without = (lists.lengths == 0) if contract.choices else np.ones(len(index), bool)
     lists = lists.or_alone(action, present, without)
     index = np.where(without & present, 0, index)
-    next_lists = candidate_lists(after, faults).distinct()
+    next_lists = read_candidate_lists(after, faults).distinct()
     if contract.choices:
         next_lists = offered_items(next_lists, next_taken & ~after.present, after, faults)
     next_without = ~after.present & (next_lists.lengths == 0) if contract.choices else np.ones(len(index), bool)

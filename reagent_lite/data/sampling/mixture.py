@@ -29,7 +29,7 @@ class MixedSource:
     def __next__(self) -> TransitionBatch:
         batches = [next(source) for source in self._sources]
         self._sizes = [len(batch) for batch in batches]
-        return joined(batches, self._shares)
+        return join_batches(batches, self._shares)
 
     def learned(self, row_errors: Tensor) -> None:
         """Passes the errors [B] of a batch's rows to their parts."""
@@ -46,7 +46,7 @@ class MixedSource:
             source.load_state_dict(state[str(number)])
 
 
-def joined(batches: Sequence[TransitionBatch], shares: Sequence[float]) -> TransitionBatch:
+def join_batches(batches: Sequence[TransitionBatch], shares: Sequence[float]) -> TransitionBatch:
     """Returns the rows of all batches, weights multiplied by the batches' shares.
 
     Missing candidates are not allowed and have features 0; missing metrics are 0.
@@ -57,17 +57,19 @@ def joined(batches: Sequence[TransitionBatch], shares: Sequence[float]) -> Trans
         **columns,
         actions=_joined_choices([batch.actions for batch in batches]),
         next_actions=_joined_choices([batch.next_actions for batch in batches]),
-        metrics=_stacked([batch.metrics for batch in batches]),
+        metrics=_stack_choices([batch.metrics for batch in batches]),
         weight=torch.cat([batch.weight * share for batch, share in zip(batches, shares, strict=True)]),
     )
 
 
 def _joined_choices(parts: Sequence[Actions]) -> Actions:
     features = [part.features for part in parts if part.features is not None]
-    return Actions(mask=_stacked([part.mask for part in parts]), features=_stacked(features) if features else None)
+    return Actions(
+        mask=_stack_choices([part.mask for part in parts]), features=_stack_choices(features) if features else None
+    )
 
 
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
+def _stack_choices(parts: Sequence[Tensor]) -> Tensor:
     """Returns the rows of all parts, [B, K, ...], with zeros up to the largest K."""
     size = max(part.shape[1] for part in parts)
     return torch.cat([pad(part, (0, 0) * (part.dim() - 2) + (0, size - part.shape[1])) for part in parts])

@@ -64,7 +64,7 @@ def prepare_columns(matrix: np.ndarray[Any, Any], transform: nn.Module, width: i
         return
     for other in file.parent.glob(f"{file.name.rpartition('_')[0]}_*.npy"):
         other.unlink(missing_ok=True)
-    raw = raw_columns(matrix)
+    raw = open_raw_columns(matrix)
 
     def chunks() -> Iterator[NDArray[np.float32]]:
         for rows in torch.split(raw.values, max(_CHUNK_BYTES // max(matrix.shape[1] * 4, 1), 1)):
@@ -88,7 +88,7 @@ def open_columns(
     return _columns(matrix, width, device, transform.to(device))
 
 
-def raw_columns(matrix: np.ndarray[Any, Any]) -> FeatureColumns:
+def open_raw_columns(matrix: np.ndarray[Any, Any]) -> FeatureColumns:
     """Returns the columns of a training copy's matrix as they are, NaN where absent, memory-mapped."""
     return _columns(matrix, matrix.shape[1], torch.device("cpu"), None)
 

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.config.timeline import TimelineSection
+from reagent_lite.config.timeline_config import TimelineSection
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.hashes import Hashes, list_hashes, mix, row_hashes
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.sampling.shards import Shards
-from reagent_lite.errors import Problem, counted, raise_any
+from reagent_lite.errors import Problem, pluralize, raise_any
 
 SAMPLED_ROWS = 1024
 """Largest number of rows of a shard that are looked up in the others: 32 KiB per machine."""
@@ -60,7 +60,7 @@ def require_own_rows(
     ]
     repeated = [0] * len(samples)
     if shards.is_first and not repeats:
-        repeated = _repeated(copy, samples, shards.own, choices)
+        repeated = _count_repeated(copy, samples, shards.own, choices)
     lacking = [0] * len(samples)
     if shards.is_first and pairing is not None:
         lacking = _lacking(copy, samples, made_ends=pairing.addTerminalStateRow)
@@ -69,7 +69,7 @@ def require_own_rows(
     raise_any([*_problems(repetitions, samples, path), *_gaps(gaps, path)])
 
 
-def _repeated(
+def _count_repeated(
     copy: TrainingCopy, samples: list[NDArray[np.uint64]], own_shard: int, choices: Hashes | None
 ) -> list[int]:
     """Returns for each shard how many rows of its sample this shard has too.
@@ -137,7 +137,7 @@ def _gaps(tables: Sequence[list[int]], path: str) -> Iterator[Problem]:
                 yield Problem(
                     f"{path} on node {shard}",
                     "whole episodes of events, as each node pairs its own",
-                    f"episodes that lack {counted(number, 'event')} of node {other}, among those compared",
+                    f"episodes that lack {pluralize(number, 'event')} of node {other}, among those compared",
                     "Divide them by workflows.shard or data.shards_path; give different episodes different mdp_ids",
                 )
 
@@ -154,7 +154,7 @@ def _problems(tables: Sequence[list[int]], samples: list[NDArray[np.uint64]], pa
         for earlier in range(later):
             sampled = later if tables[earlier][later] else earlier
             if repeated := tables[earlier][later] or tables[later][earlier]:
-                compared = counted(samples[sampled].shape[1], "row")
+                compared = pluralize(samples[sampled].shape[1], "row")
                 yield Problem(
                     f"{path} on node {later}",
                     "rows of its own, as data.layout is shards",

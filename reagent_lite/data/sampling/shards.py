@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.config.data import DataConfig
-from reagent_lite.data.copy.agreement import COPY_SUMMARY, Agreement, CopySummary, agree
+from reagent_lite.data.copy.copy_summaries import COPY_SUMMARY, Agreement, CopySummary, agree
 from reagent_lite.distributed.group import Group
 
 

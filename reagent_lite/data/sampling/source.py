@@ -222,7 +222,7 @@ def build_rows(
     )
 
 
-def no_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
+def padding_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
     """Returns the rows of a shard that has none: one row of zeros to gather as padding, and nothing to learn from."""
     first = torch.zeros(1, dtype=torch.int32, device=device)
     candidates = Candidates(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.errors import counted
+from reagent_lite.errors import pluralize
 
 T = TypeVar("T", bound=np.generic)
 
@@ -108,14 +108,14 @@ def learnable_rows(
     notes = []
     usable = np.asarray(copy.action) >= 0
     if not usable.all():
-        notes.append(f"{counted(int((~usable).sum()), 'row has', 'rows have')} no action and no part in the loss")
+        notes.append(f"{pluralize(int((~usable).sum()), 'row has', 'rows have')} no action and no part in the loss")
     if not maxq:
         missing = (spans.at_end(copy.next_action) < 0) & (spans.at_end(copy.bootstrap) > 0)
         cut = missing & (spans.at_end(copy.truncated) > 0)
         todo = "Add next_action to rows that go on, or set rl.maxq_learning to true"
         copy.refuse(missing & ~cut, "a next_action, as rl.maxq_learning is false", lambda _: "none", todo)
         if cut.any():
-            ends = counted(int(cut.sum()), "row ends", "rows end")
+            ends = pluralize(int(cut.sum()), "row ends", "rows end")
             notes.append(f"{ends} at a time limit without a next action; SARSA leaves that out")
         usable &= ~cut
     if unit_reward:

@@ -19,7 +19,7 @@ from pathlib import Path
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.shards.partition import KIND
 from reagent_lite.data.shards.store import TODO_PLACE, ShardEntry, Store
-from reagent_lite.data.stage import StageManifest
+from reagent_lite.data.stage_folder import StageManifest
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import appearing_file, disk_errors, made_folder, names_in, sweep, sync
 from reagent_lite.manifest import FILE_NAME, file_entries
@@ -51,7 +51,7 @@ def fetch_shard(store: Store, shard: ShardEntry, target: Path, progress: Show | 
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.with_name(f".{target.name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the system releases it when the process ends
-            unaltered = _unaltered(target, shard)
+            unaltered = _find_unaltered(target, shard)
             _require_shard(target, unaltered)
             with made_folder(target):
                 return _fetch(store, shard, target, sorted(shard.files.keys() - unaltered), progress)
@@ -94,7 +94,7 @@ def _require_shard(target: Path, unaltered: set[str]) -> None:
         raise DataError(Problem(str(target), "nothing, or a shard that was fetched before", "something else", todo))
 
 
-def _unaltered(folder: Path, shard: ShardEntry) -> set[str]:
+def _find_unaltered(folder: Path, shard: ShardEntry) -> set[str]:
     """Returns the names of the shard's files that a folder has unaltered."""
     regular = [name for name in shard.files if (folder / name).is_file() and not (folder / name).is_symlink()]
     entries = file_entries(folder, regular)

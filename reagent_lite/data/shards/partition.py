@@ -23,18 +23,18 @@ import pyarrow as pa
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from reagent_lite.config.shard import ShardConfig
+from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.console import machine_logger
 from reagent_lite.data.formats.blocks import Block, Show, num_threads
-from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks, require_hash
-from reagent_lite.data.formats.schema import TEXT_METADATA, conformed, merge_fields
+from reagent_lite.data.formats.format_table import ALL_COLUMNS, read_blocks, require_hash
+from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.formats.schema import TEXT_METADATA, conform, merge_fields
 from reagent_lite.data.log_shares import shares_in_words, shares_of
 from reagent_lite.data.logs import separate_logs
-from reagent_lite.data.rows.columns import column_of, strings
+from reagent_lite.data.rows.block_columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, hashes_of_codes, mix, name_hashes, row_hashes
-from reagent_lite.data.stage import StageManifest, data_files, left_out, require_unchanged, states_of
+from reagent_lite.data.stage_folder import StageManifest, data_files, notes_of_input, require_unchanged, states_of
 from reagent_lite.data.writing.part_files import PARQUET, ROW_GROUP_ROWS, part_name
 
 KIND = "shard"
@@ -94,9 +94,9 @@ def make_shards(config: ShardConfig, folder: Path, progress: Show | None = None)
         rows, hashes, schema, logs = _write_rows(files, config, folders, progress)
         manifest = replace(manifest, columns={field.name: str(field.type) for field in schema})
     else:
-        rows = [_linked(some, shard, manifest) for some, shard in zip(whole, folders, strict=True)]
+        rows = [_link_files(some, shard, manifest) for some, shard in zip(whole, folders, strict=True)]
     require_unchanged(files, path, config.columns)
-    report: dict[str, Any] = {"whole_files": 0 if whole is None else len(files), "left_out": list(left_out(path))}
+    report: dict[str, Any] = {"whole_files": 0 if whole is None else len(files), "left_out": list(notes_of_input(path))}
     if shares := shares_of(path, logs):
         machine_logger.info(f"rows by log: {shares_in_words(shares)}")
         report |= {"logs": {log: number for log, number, _ in shares}, "notes": list(separated.notes)}
@@ -138,7 +138,7 @@ def whole_files(
     return [sorted(some, key=files.index) for some in machines]
 
 
-def _linked(files: list[InputFile], folder: Path, parent: StageManifest) -> dict[str, int]:
+def _link_files(files: list[InputFile], folder: Path, parent: StageManifest) -> dict[str, int]:
     """Puts whole files into a shard's folder, as hard links or, from a bucket or another disk, as copies.
 
     Returns:
@@ -195,12 +195,12 @@ def _chunks(blocks: Iterable[tuple[pa.Table, Hashes]]) -> Iterator[tuple[pa.Tabl
     for block in blocks:
         held.append(block)
         if sum(table.nbytes for table, _ in held) >= CHUNK_BYTES:
-            yield _joined(held)
+            yield _join_blocks(held)
     if held:
-        yield _joined(held)
+        yield _join_blocks(held)
 
 
-def _joined(blocks: list[tuple[pa.Table, Hashes]]) -> tuple[pa.Table, Hashes]:
+def _join_blocks(blocks: list[tuple[pa.Table, Hashes]]) -> tuple[pa.Table, Hashes]:
     """Returns the rows and hashes of blocks, which are removed from the list."""
     fields: dict[str, pa.Field] = {}
     for table, _ in blocks:
@@ -208,7 +208,7 @@ def _joined(blocks: list[tuple[pa.Table, Hashes]]) -> tuple[pa.Table, Hashes]:
     for name, field in fields.items():
         if _has_empty_struct(field.type):
             fields[name] = pa.field(name, pa.string(), metadata=TEXT_METADATA)
-    rows = pa.concat_tables([conformed(table, fields) for table, _ in blocks])
+    rows = pa.concat_tables([conform(table, fields) for table, _ in blocks])
     hashes = np.concatenate([hashes for _, hashes in blocks])
     blocks.clear()
     return rows.combine_chunks(), hashes

@@ -20,9 +20,9 @@ from typing import IO, Any
 
 import fsspec
 
-from reagent_lite.data.formats.files import POINTER, local_path
+from reagent_lite.data.formats.input_files import POINTER, local_path
 from reagent_lite.data.shards.partition import folder_name
-from reagent_lite.data.stage import FIELDS, InputState, StageManifest, typed
+from reagent_lite.data.stage_folder import FIELDS, InputState, StageManifest, parse_document
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.files import appearing_folder, disk_errors, scratch_folder
 from reagent_lite.manifest import (
@@ -31,9 +31,9 @@ from reagent_lite.manifest import (
     SHARDS,
     file_entries,
     open_regular,
-    opened,
+    open_sealed,
     require_files,
-    sealed,
+    seal,
 )
 
 TODO_PLACE = "Make room or give another place, and run again"
@@ -125,7 +125,7 @@ class Store:
                     data = stream.read()
             except FileNotFoundError:
                 return None
-        pointer = typed(Pointer, opened(data, where, SHARDS), where, SHARDS)
+        pointer = parse_document(Pointer, open_sealed(data, where, SHARDS), where, SHARDS)
         for shard in pointer.shards:
             require_files(shard.files, where, SHARDS)
         return pointer
@@ -181,5 +181,5 @@ def describe(folder: Path, manifests: Sequence[StageManifest], settings: dict[st
         for number, manifest in enumerate(manifests)
     )
     pointer = Pointer(settings=settings, inputs=manifests[0].inputs, shards=shards)
-    (folder / POINTER).write_bytes(sealed({"schema_version": SCHEMA_VERSION, **asdict(pointer)}))
+    (folder / POINTER).write_bytes(seal({"schema_version": SCHEMA_VERSION, **asdict(pointer)}))
     return pointer

@@ -20,19 +20,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import PlainSerializer, PlainValidator
 
-from reagent_lite.config.columns import EPISODE_COLUMNS, SERVED_COLUMNS
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.column_names import EPISODE_COLUMNS, SERVED_COLUMNS
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block, Show
-from reagent_lite.data.formats.files import InputFile
-from reagent_lite.data.formats.reading import ALL_COLUMNS, read_blocks
-from reagent_lite.data.formats.schema import filled, in_one_piece, valid_rows
-from reagent_lite.data.rows.columns import column_of, texts
+from reagent_lite.data.formats.format_table import ALL_COLUMNS, read_blocks
+from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.formats.schema import fill_nulls, in_one_piece, valid_rows
+from reagent_lite.data.rows.block_columns import column_of, texts
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.table import event_schema, event_table, typed_column
-from reagent_lite.feature_ids import read, written
+from reagent_lite.data.rows.typed_columns import event_schema, event_table, typed_column
+from reagent_lite.feature_ids import read, write_ids
 
 _SAMPLE = 0
 _EVAL = 1
@@ -41,7 +41,7 @@ _PLACE = 2
 _PLACED = {"_place": pa.int64(), "_folder": pa.int32(), "_rule": pa.string(), "_file": pa.int32(), "_line": pa.int64()}
 ORDER = ("_place", "mdp_id", "sequence_number", "_file", "_line")
 """Columns that an engine sorts events by."""
-Features = Annotated[set[int], PlainValidator(lambda keys: set(read(keys))), PlainSerializer(written)]
+Features = Annotated[set[int], PlainValidator(lambda keys: set(read(keys))), PlainSerializer(write_ids)]
 
 
 def contract_of(config: TimelineConfig, *, texts: bool = False) -> Contract:
@@ -153,8 +153,8 @@ def check_events(
     contract = contract_of(config, texts=texts)
 
     def transform(block: Block) -> tuple[pa.Table, EventFacts]:
-        block, facts_of_block = selected(block, config)
-        return _placed(config, block, first, facts_of_block, *event_table(block, contract))
+        block, facts_of_block = select_rows(block, config)
+        return _place_rows(config, block, first, facts_of_block, *event_table(block, contract))
 
     facts = EventFacts()
     hashes: list[str] = []
@@ -168,7 +168,7 @@ def check_events(
     return facts
 
 
-def selected(block: Block, config: TimelineConfig) -> tuple[Block, EventFacts]:
+def select_rows(block: Block, config: TimelineConfig) -> tuple[Block, EventFacts]:
     """Returns the rows of a block with the dates and episodes that the config asks for, and their numbers.
 
     Rows without mdp_id or date are selected too, so that they are reported as faults.
@@ -215,7 +215,7 @@ def _as_episodes(block: Block) -> Block:
     return replace(block, table=table)
 
 
-def _placed(
+def _place_rows(
     config: TimelineConfig,
     block: Block,
     first: int,
@@ -252,5 +252,5 @@ def _hashes(ids: pa.Array) -> NDArray[np.uint32]:
     encoded = ids.dictionary_encode()
     digests = [hashlib.md5(name.encode(), usedforsecurity=False).digest() for name in encoded.dictionary.to_pylist()]
     distinct = np.frombuffer(b"".join([*digests, bytes(16)]), ">u4").reshape(-1, 4).astype(np.uint32)
-    hashes: NDArray[np.uint32] = distinct[filled(encoded.indices, -1)]
+    hashes: NDArray[np.uint32] = distinct[fill_nulls(encoded.indices, -1)]
     return hashes

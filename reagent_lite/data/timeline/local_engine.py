@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.buckets import BucketGroup, Buckets, reordered_rows
 from reagent_lite.data.formats.blocks import Show
-from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.formats.schema import in_one_piece, to_numpy
-from reagent_lite.data.timeline.episodes import Counts
+from reagent_lite.data.timeline.event_spans import Counts
 from reagent_lite.data.timeline.events import ORDER, EventFacts, check_events
 from reagent_lite.data.timeline.pairing import Pairing
 from reagent_lite.files import room_in
@@ -69,13 +69,13 @@ class LocalEngine:
 
     def write(self, pairing: Pairing, folders: Sequence[Path], show: Show) -> tuple[list[dict[int, int]], Counts]:
         """Writes the transitions of the events in order; see Engine."""
-        return pairing.write((_sorted(group.tables()) for group in self._groups), folders, show)
+        return pairing.write((_sort_tables(group.tables()) for group in self._groups), folders, show)
 
     def close(self) -> None:
         """Restores Arrow's memory pool."""
         pa.set_memory_pool(self._pool)
 
 
-def _sorted(tables: list[pa.Table]) -> pa.Table:
+def _sort_tables(tables: list[pa.Table]) -> pa.Table:
     keys = pa.concat_tables(table.select(ORDER) for table in tables)
     return reordered_rows(tables, pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in ORDER]))

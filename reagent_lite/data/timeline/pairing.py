@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reagent_lite.config.columns import COLUMNS, EVENT_COLUMNS
-from reagent_lite.config.timeline import TimelineConfig, TimelineSection
+from reagent_lite.config.column_names import COLUMNS, EVENT_COLUMNS
+from reagent_lite.config.timeline_config import TimelineConfig, TimelineSection
 from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Show
-from reagent_lite.data.formats.schema import filled, in_one_piece, to_numpy, valid_rows
-from reagent_lite.data.rows.table import type_of
-from reagent_lite.data.timeline.episodes import Counts, Ends, Episodes, SpannedRows
+from reagent_lite.data.formats.schema import fill_nulls, in_one_piece, to_numpy, valid_rows
+from reagent_lite.data.rows.typed_columns import type_of
+from reagent_lite.data.timeline.event_spans import Counts, Ends, Episodes, SpannedRows
 from reagent_lite.data.timeline.events import EventFacts, event_columns
 from reagent_lite.data.writing.part_files import PartFiles
 
@@ -45,7 +45,7 @@ _ALL_COMPLETE = dict.fromkeys(
 _TYPES = {"flag": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "text": pa.string()}
 
 
-def whole_episodes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def batch_whole_episodes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yields sorted rows in tables that end with an episode; an episode has to fit into memory."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
@@ -105,7 +105,7 @@ class Pairing:
             ]
             for rows in tables:
                 # these rows are paired while earlier ones are written
-                waiting.append(writing.submit(write, pairing.submit(self.paired, rows, counts)))
+                waiting.append(writing.submit(write, pairing.submit(self.pair, rows, counts)))
                 if len(waiting) > 2:
                     waiting.popleft().result()
                 done += rows.num_rows
@@ -116,14 +116,14 @@ class Pairing:
 
     def output(self, folder: Path, key: str) -> PartFiles:
         """Returns the writer of a folder's files; a config key names the folder."""
-        columns = self.paired(event_columns(self.config, texts=self.facts.texts).empty_table(), Counts()).schema
+        columns = self.pair(event_columns(self.config, texts=self.facts.texts).empty_table(), Counts()).schema
         return PartFiles(folder, key, columns.names[:-2], columns)
 
-    def paired(self, events: pa.Table, counts: Counts) -> pa.RecordBatch:
+    def pair(self, events: pa.Table, counts: Counts) -> pa.RecordBatch:
         """Returns the rows made of whole episodes, with `_folder` and `part` as the last columns, and counts them."""
         events, rows = self._kept(events, counts)
         _count_ids(events, self.config, counts)
-        figures = rows.figures(filled(in_one_piece(events.column("reward")), np.nan))
+        figures = rows.figures(fill_nulls(in_one_piece(events.column("reward")), np.nan))
         if self.config.output == "events":
             counts.figures.update({**figures, **_ALL_COMPLETE, "complete_rows": len(rows)})
             at = np.arange(len(rows))
@@ -162,7 +162,7 @@ class Pairing:
         if events.column("_rule").null_count < events.num_rows:
             rule = in_one_piece(events.column("_rule"))
             for name in pc.unique(rule.drop_null()).to_pylist():
-                counts.refused[name] += len(np.unique(rows.start[filled(pc.equal(rule, name), 0).astype(bool)]))
+                counts.refused[name] += len(np.unique(rows.start[fill_nulls(pc.equal(rule, name), 0).astype(bool)]))
             whole = ~np.isin(rows.start, rows.start[valid_rows(rule)])
         at, duplicates = rows.without_duplicates(whole, counts)
         if len(duplicates):
@@ -174,12 +174,12 @@ class Pairing:
 
 def _episodes(events: pa.Table, section: TimelineSection) -> Episodes:
     codes = to_numpy(in_one_piece(events.column("mdp_id")).dictionary_encode().indices)
-    terminal, truncated = (filled(in_one_piece(events.column(name)), 0) > 0 for name in ("terminal", "truncated"))
+    terminal, truncated = (fill_nulls(in_one_piece(events.column(name)), 0) > 0 for name in ("terminal", "truncated"))
     has_next_state = valid_rows(in_one_piece(events.column("next_state_features")))
-    sequence = filled(in_one_piece(events.column("sequence_number")), 0)
+    sequence = fill_nulls(in_one_piece(events.column("sequence_number")), 0)
     listed = in_one_piece(events.column("possible_actions"))
     action = in_one_piece(events.column("action"))
-    without_choice = ~valid_rows(action) & (filled(pc.list_value_length(listed), -1) == 0)
+    without_choice = ~valid_rows(action) & (fill_nulls(pc.list_value_length(listed), -1) == 0)
     return Episodes.of(section, codes, sequence, Ends(terminal, truncated, has_next_state, without_choice))
 
 
@@ -257,7 +257,7 @@ def _transitions(rows: _Transitions, pairing: Pairing) -> dict[str, pa.Array]:
     for name in timeline.rewardColumns:
         if name != "metrics":
             summed = timeline.gamma is not None
-            values = filled(rows.column(name), np.nan) if summed else None
+            values = fill_nulls(rows.column(name), np.nan) if summed else None
             columns[name] = (
                 rows.first(name) if values is None else pa.array(spans.summed(values, timeline.gamma or 0.0))
             )
@@ -287,7 +287,7 @@ def _metrics(rows: _Transitions, pairing: Pairing) -> pa.Array:
     offsets = to_numpy(maps.offsets)
     part = slice(int(offsets[0]), int(offsets[-1])) if len(maps) else slice(0, 0)
     keys = pc.index_in(maps.keys[part], pa.array(names, pa.string()))
-    values[np.repeat(np.arange(len(maps)), np.diff(offsets)), to_numpy(keys)] = filled(maps.items[part], np.nan)
+    values[np.repeat(np.arange(len(maps)), np.diff(offsets)), to_numpy(keys)] = fill_nulls(maps.items[part], np.nan)
     sums = rows.spans.summed(values, pairing.config.timeline.gamma or 0.0)
     return pa.MapArray.from_arrays(
         pa.array(np.arange(len(sums) + 1, dtype=np.int32) * len(names)),

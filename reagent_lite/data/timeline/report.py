@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from reagent_lite.config.paths import shown
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.paths import show_paths
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.console import machine_logger
-from reagent_lite.data.formats.files import InputFile
 from reagent_lite.data.formats.frames import locations
+from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.log_shares import shares_in_words, shares_of
 from reagent_lite.data.rows.contract import ALONE
-from reagent_lite.data.timeline.episodes import MAX_DUPLICATES, Counts
+from reagent_lite.data.timeline.event_spans import MAX_DUPLICATES, Counts
 from reagent_lite.data.timeline.events import EventFacts
-from reagent_lite.errors import DataError, NoRowsError, Problem, counted
+from reagent_lite.errors import DataError, NoRowsError, Problem, pluralize
 
 _SHARE_OF_TIMES = 0.9
 """Sequence numbers are taken for times if more than this share of them is not one more than the previous number."""
@@ -32,7 +32,7 @@ def require_selected(config: TimelineConfig, facts: EventFacts) -> None:
     """
     timeline = config.timeline
     if 0 < facts.alone < facts.rows and not facts.served_alone:
-        got = f"none, in {counted(facts.alone, 'row')}"
+        got = f"none, in {pluralize(facts.alone, 'row')}"
         raise DataError(Problem(facts.first_alone, "columns mdp_id and sequence_number, as other rows have", got))
     if timeline.startDs or timeline.endDs:
         if not facts.days:
@@ -56,7 +56,7 @@ def require_rows(config: TimelineConfig, facts: EventFacts, counts: Counts) -> N
         NoRowsError: there is none.
     """
     if not counts.figures["rows"]:
-        got = f"none of {counted(facts.rows, 'row')}" + (f": {_by_rule(facts)}" if facts.faults.kinds else "")
+        got = f"none of {pluralize(facts.rows, 'row')}" + (f": {_by_rule(facts)}" if facts.faults.kinds else "")
         total = Problem(locations(config.timeline.inputTableName), "events to pair", got, _small_sample(config))
         raise NoRowsError([*facts.faults.problems(), total])
 
@@ -92,7 +92,7 @@ def longest_rows(config: TimelineConfig, lengths: Callable[[], Mapping[int, int]
     episodes = int(count[longer].sum())
     rows = int((count * length)[longer].sum())
     machine_logger.info(
-        f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with {counted(rows, 'row')}"
+        f"episodes of more than {longest:g} rows: {episodes:,} of {total:,}, left out with {pluralize(rows, 'row')}"
     )
     if abs(episodes / total - (1 - share)) > 0.1:
         text = f"outlierEpisodeLengthPercentile {share:g} leaves out {episodes / total:.1%} of the episodes"
@@ -107,29 +107,29 @@ def log_figures(config: TimelineConfig, facts: EventFacts, counts: Counts, files
     info = machine_logger.info
     warning = machine_logger.warning
     for rule, number in facts.faults.by_rule():
-        text = f"{counted(number, 'row')} of {counted(counts.refused[rule], 'episode')} refused ({rule})"
+        text = f"{pluralize(number, 'row')} of {pluralize(counts.refused[rule], 'episode')} refused ({rule})"
         warning(f"{text}, their episodes are left out; {first.get(rule, '')}")
     if facts.alone == facts.rows:
         info(ALONE)
     if shares := shares_of(config.timeline.inputTableName, facts.logs):
         info(f"events by log: {shares_in_words(shares)}")
-    rows = f"{counted(figures['paired_rows'], 'row')} in {counted(figures['episodes'], 'episode')}"
-    ended = f"{counted(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
-    gaps = counted(figures["gaps"], "gap")
+    rows = f"{pluralize(figures['paired_rows'], 'row')} in {pluralize(figures['episodes'], 'episode')}"
+    ended = f"{pluralize(figures['terminal_rows'], 'true end')}, {figures['truncated_rows']:,} cut by a limit"
+    gaps = pluralize(figures["gaps"], "gap")
     if figures["gaps"] > _SHARE_OF_TIMES * (figures["paired_rows"] - figures["episodes"]):
         gaps = "gaps not counted, as sequence_number is a time"
     info(f"{rows}, {ended}, {gaps}")
 
     def log(level: Callable[[str], None], figure: str, singular: str, plural: str, rest: str) -> None:
         if figures[figure]:
-            level(f"{counted(figures[figure], singular, plural)} {rest}")
+            level(f"{pluralize(figures[figure], singular, plural)} {rest}")
 
     lines = ", ".join(files[file].location(line) for file, line in counts.duplicates)
     lines += ", ..." if figures["duplicate_rows"] > MAX_DUPLICATES else ""
     rest = f"the mdp_id and sequence_number of another; the first of each is kept. Left out: {lines}"
     log(warning, "duplicate_rows", "row has", "rows have", rest)
     if facts.unlisted:
-        text = counted(facts.unlisted, "row has", "rows have")
+        text = pluralize(facts.unlisted, "row has", "rows have")
         info(f"{text} an empty possible_actions; the action taken is the only candidate there")
     ends = "last row has neither terminal nor truncated:", "last rows have neither terminal nor truncated:"
     if config.timeline.addTerminalStateRow:
@@ -180,7 +180,7 @@ def none_complete(config: TimelineConfig, facts: EventFacts, counts: Counts) -> 
         )
     if counts.figures["truncated_rows_without_next_state"]:
         todo.append("Log in next_state_features what was seen at the limit")
-    got = f"none of {counted(facts.rows, 'event')}: {_reasons(config, facts, counts)}"
+    got = f"none of {pluralize(facts.rows, 'event')}: {_reasons(config, facts, counts)}"
     expected = "events that lead to a known state or end"
     return NoRowsError(Problem(locations(config.timeline.inputTableName), expected, got, ". ".join(todo)))
 
@@ -201,7 +201,7 @@ def report_of(
     timeline = config.timeline
     reasons = _reasons(config, facts, counts)
     shares = shares_of(timeline.inputTableName, facts.logs)
-    total = counted(facts.rows, "event")
+    total = pluralize(facts.rows, "event")
     named = {int(feature): feature for feature in facts.features}
     state = {**dict.fromkeys(counts.ids.get("next_state_features", ()), 0), **counts.ids.get("state_features", {})}
     first = _first_problems(facts)
@@ -215,7 +215,7 @@ def report_of(
         **figures,
         "candidates_unknown_rows": facts.unlisted,
         "outliers": {} if longest is None else {"longest_rows": longest, **counts.outliers},
-        "left_out": [f"{shown(timeline.inputTableName)}: of {total} left out by the timeline: {reasons}"]
+        "left_out": [f"{show_paths(timeline.inputTableName)}: of {total} left out by the timeline: {reasons}"]
         if reasons
         else [],
         "rows_beyond_time_window": figures["complete_rows"] - sum(rows),

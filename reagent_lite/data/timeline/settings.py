@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.item_table import ItemTable
 
 VERSION = 6

@@ -24,17 +24,17 @@ import pyarrow as pa
 import pyarrow.parquet
 from pydantic import TypeAdapter
 
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Show
-from reagent_lite.data.formats.files import InputFile, sha256_of
-from reagent_lite.data.formats.reading import no_rows
-from reagent_lite.data.timeline.episodes import Counts
+from reagent_lite.data.formats.format_table import no_rows_error
+from reagent_lite.data.formats.input_files import InputFile, sha256_of
+from reagent_lite.data.timeline.event_spans import Counts
 from reagent_lite.data.timeline.events import ORDER, EventFacts, check_events, event_columns
-from reagent_lite.data.timeline.pairing import Pairing, whole_episodes
-from reagent_lite.data.timeline.spark_session import opened, problems_of_spark
+from reagent_lite.data.timeline.pairing import Pairing, batch_whole_episodes
+from reagent_lite.data.timeline.spark_session import open_session, problems_of_spark
 from reagent_lite.data.writing.part_files import part_name
-from reagent_lite.errors import DataError, NoRowsError, Problem, counted, raise_any
+from reagent_lite.errors import DataError, NoRowsError, Problem, pluralize, raise_any
 
 Batches = Iterable[pa.RecordBatch]
 _LENGTHS = (
@@ -59,7 +59,7 @@ class SparkEngine:
 
     def __init__(self, master: str, folder: Path) -> None:
         self._folder = folder
-        self._session, self._own = opened(master, folder)
+        self._session, self._own = open_session(master, folder)
 
     def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> EventFacts:
         """Makes the view `events` of the files, each of which one task reads; see Engine."""
@@ -78,7 +78,7 @@ class SparkEngine:
         for report in reports:
             facts.add(_FACTS.validate_json(report["facts"]))
         if not facts.rows:
-            raise no_rows(files)
+            raise no_rows_error(files)
         parts = [spool / report["part"] for report in reports]
         for part in parts:
             _require_here(part, None)
@@ -163,7 +163,7 @@ def _write_files(pairing: Pairing, work: Path, folders: int, batches: Batches) -
     for folder in task_folders:
         folder.mkdir(parents=True)
     events = (batch.drop_columns("part") for batch in batches)
-    written, counts = pairing.write(whole_episodes(events), task_folders, lambda done, total: None)
+    written, counts = pairing.write(batch_whole_episodes(events), task_folders, lambda done, total: None)
     files = [(index, part, rows) for index, rows_by_part in enumerate(written) for part, rows in rows_by_part.items()]
     report = {"task": task, "counts": _COUNTS.dump_json(counts).decode(), "files": files}
     yield pa.RecordBatch.from_pydict({"written": [json.dumps(report)]})
@@ -184,7 +184,7 @@ def _require_here(file: Path, rows: int | None) -> None:
     if file.exists() and rows in (None, rows_here):
         return
     todo = "Give outputs, and temporary_directory where it is set, on a folder that all machines share"
-    wanted = "a file" if rows is None else counted(rows, "row")
+    wanted = "a file" if rows is None else pluralize(rows, "row")
     raise DataError(
         Problem(str(file.parent), f"{wanted} that Spark's executors wrote", f"{rows_here:,} rows here", todo)
     )

@@ -31,7 +31,7 @@ _CONNECT_PORT = 15_002
 _CONNECT_SECONDS = 10.0
 
 
-def opened(master: str, folder: Path) -> tuple[SparkSession, bool]:
+def open_session(master: str, folder: Path) -> tuple[SparkSession, bool]:
     """Returns a session, and whether it is ours to stop.
 
     Args:
@@ -46,7 +46,7 @@ def opened(master: str, folder: Path) -> tuple[SparkSession, bool]:
             import pyspark.sql  # noqa: F401 # takes seconds, which other engines need not pay
         except ImportError as error:
             raise _lacks("the package pyspark", str(error)) from error
-        session, is_ours = (_connected(master), True) if master.startswith("sc://") else _classic(master, folder)
+        session, is_ours = (_connect(master), True) if master.startswith("sc://") else _classic(master, folder)
         for key, value in _SETTINGS.items():
             session.conf.set(key, value)
         return session, is_ours
@@ -65,7 +65,7 @@ def _lacks(expected: str, got: str) -> ConfigError:
     return ConfigError(Problem("engine", f"{expected}, as it is spark", got, todo))
 
 
-def _connected(master: str) -> SparkSession:
+def _connect(master: str) -> SparkSession:
     try:
         from pyspark.sql.connect.session import SparkSession as ConnectSession
     except ImportError as error:  # grpcio and its companions
@@ -99,14 +99,14 @@ def _classic(master: str, folder: Path) -> tuple[SparkSession, bool]:
 
     active = SparkSession.getActiveSession()
     with _problems_of_master(master):
-        session = _started(master, folder) if active is None else active.newSession()
+        session = _start(master, folder) if active is None else active.newSession()
     context = session.sparkContext
     if (context.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         context.pythonExec = sys.executable  # this Python has the packages that tasks import
     return session, active is None
 
 
-def _started(master: str, folder: Path) -> SparkSession:
+def _start(master: str, folder: Path) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).appName("reagent-lite")

@@ -20,23 +20,23 @@ from typing import Protocol
 import pyarrow.parquet
 
 from reagent_lite.config.paths import logs_of
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.console import machine_logger, progress
 from reagent_lite.data.formats.blocks import Show
-from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.logs import separate_logs
-from reagent_lite.data.rows.columns import require_one_order
-from reagent_lite.data.rows.items import given_items
-from reagent_lite.data.stage import (
+from reagent_lite.data.rows.block_columns import require_one_order
+from reagent_lite.data.rows.item_files import given_items
+from reagent_lite.data.stage_folder import (
     StageManifest,
     data_files,
-    left_out,
+    notes_of_input,
     require_apart,
     require_own,
     require_unchanged,
     states_of,
 )
-from reagent_lite.data.timeline.episodes import Counts
+from reagent_lite.data.timeline.event_spans import Counts
 from reagent_lite.data.timeline.events import EventFacts
 from reagent_lite.data.timeline.local_engine import LocalEngine
 from reagent_lite.data.timeline.pairing import OUTPUTS, Pairing
@@ -50,7 +50,7 @@ from reagent_lite.data.timeline.report import (
 from reagent_lite.data.timeline.settings import items_setting, pairing_settings
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.data.writing.part_files import part_name
-from reagent_lite.errors import ConfigError, Problem, counted
+from reagent_lite.errors import ConfigError, Problem, pluralize
 from reagent_lite.files import appearing_folder, require_writable, room_in, work_folder
 from reagent_lite.item_table import ItemTable
 from reagent_lite.memory import free_host_bytes
@@ -127,7 +127,7 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
     start = time.monotonic()
     items = given_items(config.items, config.item_id, config.possible_items) if items is None else items
     files = data_files(config.timeline.inputTableName, config.columns, items)
-    for note in left_out(config.timeline.inputTableName):
+    for note in notes_of_input(config.timeline.inputTableName):
         machine_logger.warning(note)
     folders = output_folders(config)
     outputs = dict(zip(OUTPUTS, folders, strict=False))
@@ -153,8 +153,8 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
         machine_logger.info(f"{', '.join(map(str, folders))}: up to date")
     report = manifests[0].report
     for folder, manifest in zip(folders, manifests, strict=True):
-        rows = counted(manifest.rows, config.output.removesuffix("s"))
-        machine_logger.info(f"{folder}: {rows} in {counted(len(manifest.files), 'file')}")
+        rows = pluralize(manifest.rows, config.output.removesuffix("s"))
+        machine_logger.info(f"{folder}: {rows} in {pluralize(len(manifest.files), 'file')}")
         if not manifest.rows:
             machine_logger.warning(
                 f"{folder} has no {config.output}: there are too few episodes for eval_percent, or all are left out"

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet
 
-from reagent_lite.config.columns import EPISODE_COLUMNS
+from reagent_lite.config.column_names import EPISODE_COLUMNS
 from reagent_lite.data.rows.maps import VALUES
-from reagent_lite.data.writing.files import table_writer
+from reagent_lite.data.writing.table_writers import table_writer
 
 _FEATURES = pa.map_(pa.string(), pa.float32())
 ROLLOUT_TYPES = {

@@ -14,10 +14,10 @@ import torch
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import Waiting, logger
-from reagent_lite.data.dataset import EpisodeFolder, named
-from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
+from reagent_lite.data.episode_folder import EpisodeFolder, name_episode
+from reagent_lite.data.writing.episode_rows import EpisodeBlock, LogSchema, episode_rows
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import DataError, counted
+from reagent_lite.errors import DataError, pluralize
 from reagent_lite.files import NO_ROOM, sentence_of
 from reagent_lite.run.environments import (
     TRAINING,
@@ -27,7 +27,7 @@ from reagent_lite.run.environments import (
     with_actions,
 )
 from reagent_lite.run.learner import build_learners, choose_threads
-from reagent_lite.run.roles.policies import (
+from reagent_lite.run.roles.published_policies import (
     DATASET_KEY,
     PolicyReader,
     PublishedPolicy,
@@ -42,7 +42,7 @@ from reagent_lite.run.roles.policies import (
 )
 from reagent_lite.run.simulated import exploration_of, simulated_plan
 from reagent_lite.sim.cuda import on_stream
-from reagent_lite.sim.episodes import BLOCK_ROWS, EpisodeRecorder, PlayedEpisodes
+from reagent_lite.sim.played_episodes import BLOCK_ROWS, EpisodeRecorder, PlayedEpisodes
 from reagent_lite.training.stop import StopSignal
 
 _FILES_PER_POLICY = 4
@@ -85,7 +85,7 @@ def collect(config: WorkflowConfig, group: Group) -> Collected:
     start = time.monotonic()
     with StopSignal() as signal, on_stream(group.device):
         collector = Collector(config, group, signal)
-        with shared_folders(config), signal.deferred():
+        with shared_folders(config), signal.defer():
             collector.run()
     return collector.outcome(time.monotonic() - start)
 
@@ -162,7 +162,7 @@ class Collector:
             if time.monotonic() - logged >= _LOG_SECONDS:
                 logged = time.monotonic()
                 mean = self._total_return / max(self._episodes, 1)
-                logger.info(f"collected {counted(self._rows, 'row')}, mean return {mean:.4g}, policy {self._version}")
+                logger.info(f"collected {pluralize(self._rows, 'row')}, mean return {mean:.4g}, policy {self._version}")
         self._write()
 
     def outcome(self, seconds: float) -> Collected:
@@ -232,11 +232,11 @@ class Collector:
                 break
             except DataError as error:
                 cause = error.__cause__
-                rows = counted(table.num_rows, "row")
+                rows = pluralize(table.num_rows, "row")
                 if not isinstance(cause, OSError):
                     raise
                 if self._signal.wanted:
-                    logger.warning(f"{counted(count, 'episode is', 'episodes are')} lost: {error}")
+                    logger.warning(f"{pluralize(count, 'episode is', 'episodes are')} lost: {error}")
                     return
                 if cause.errno in NO_ROOM:
                     waiting.sleep(f"no room for {rows} in {self._folder.path}: free some space there")
@@ -253,6 +253,6 @@ class Collector:
 def named_block(episodes: PlayedEpisodes, prefix: str) -> EpisodeBlock:
     """Returns a block of episodes for the writer, with names that begin with a prefix."""
     agents = episodes.agent.tolist() if episodes.agent.any() else [None] * len(episodes.agent)
-    names = [named(prefix, *each) for each in zip(episodes.env, episodes.number, agents, strict=True)]
+    names = [name_episode(prefix, *each) for each in zip(episodes.env, episodes.number, agents, strict=True)]
     columns = {name: getattr(episodes, name) for name in EpisodeBlock.__dataclass_fields__ if name != "mdp_ids"}
     return EpisodeBlock(mdp_ids=names, **columns)

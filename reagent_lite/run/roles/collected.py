@@ -25,13 +25,13 @@ from torch import Tensor
 
 from reagent_lite.algorithms.learners import Learner
 from reagent_lite.console import Waiting, logger
-from reagent_lite.data.dataset import EpisodeFile, EpisodeFolder, game_and_agent, misfits
+from reagent_lite.data.episode_folder import EpisodeFile, EpisodeFolder, compare_facts, game_and_agent
 from reagent_lite.data.rows.matrices import Lists
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, DataError, Problem, counted, raise_any
+from reagent_lite.errors import ConfigError, DataError, Problem, pluralize, raise_any
 from reagent_lite.files import sentence_of, wait_for
 from reagent_lite.run.environments import ObservationEncoder
-from reagent_lite.run.roles.policies import (
+from reagent_lite.run.roles.published_policies import (
     DATASET_KEY,
     LearnerProgress,
     PolicyPublisher,
@@ -42,8 +42,8 @@ from reagent_lite.run.roles.policies import (
     policies_folder,
 )
 from reagent_lite.run.simulated import open_ring, ring_settings
+from reagent_lite.sim.experience import RolloutSource, partitioned_count, require_rewards_in_range
 from reagent_lite.sim.replay.ring import ReplayRing
-from reagent_lite.sim.rollout import RolloutSource, partitioned_count, require_rewards_in_range
 from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.types import EnvStep
@@ -127,7 +127,7 @@ class _FileOrder:
         chosen: Chosen = []
         try:
             origin, env_steps = _read_from(self._folder, lambda: self._folder.origin(file.name))
-            raise_any(misfits(str(self._folder.path / file.name), self._origin, origin))
+            raise_any(compare_facts(str(self._folder.path / file.name), self._origin, origin))
             chosen = [(file.name, env_steps)]
         except DataError as error:
             self._left_out.append(error)
@@ -138,7 +138,7 @@ class _FileOrder:
     def _warn(self) -> None:
         """Warns about the files left out since the last call, with the reason for the first."""
         if self._left_out:
-            files = counted(len(self._left_out), "file of the dataset is", "files of the dataset are")
+            files = pluralize(len(self._left_out), "file of the dataset is", "files of the dataset are")
             logger.warning(f"{files} left out for this or a similar reason: {self._left_out[0]}")
             self._left_out.clear()
 
@@ -300,7 +300,7 @@ class CollectedReplay:
 
     def _wait(self, waiting: Waiting, what: str, key: str = "") -> None:
         if self._on_any_rank(self._signal.wanted):
-            raise self._signal.preempted()
+            raise self._signal.preemption()
         waiting.sleep(what, key)
 
     def _on_any_rank(self, wanted: bool) -> bool:
@@ -475,17 +475,17 @@ def env_steps(rows: Rows, spec: EnvSpec, time_limit: int) -> EnvStep:
     next_mask = rows.next_mask.astype(bool)
     features: dict[str, NDArray[np.float32]] = {}
     if rows.lists is not None and rows.next_lists is not None:
-        features["features"], mask = _padded(rows.lists, spec)
-        features["next_features"], next_mask = _padded(rows.next_lists, spec)
+        features["features"], mask = _pad_lists(rows.lists, spec)
+        features["next_features"], next_mask = _pad_lists(rows.next_lists, spec)
     ids = tuple(range(spec.observation_size))
     terminated = rows.bootstrap == 0
     columns = {
-        "observation": rows.state.aligned(ids),
+        "observation": rows.state.align(ids),
         "action": rows.action,
         "reward": rows.reward,
         "terminated": terminated,
         "truncated": (rows.truncated > 0) | terminated & (rows.sequence == time_limit - 1),
-        "next_observation": rows.next_state.aligned(ids),
+        "next_observation": rows.next_state.align(ids),
         "propensity": rows.propensity,
         "mask": mask,
         "next_mask": next_mask,
@@ -494,9 +494,9 @@ def env_steps(rows: Rows, spec: EnvSpec, time_limit: int) -> EnvStep:
     return EnvStep(**{name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in columns.items()})
 
 
-def _padded(lists: Lists, spec: EnvSpec) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+def _pad_lists(lists: Lists, spec: EnvSpec) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Returns features [n, K, F] and mask [n, K] of candidate lists."""
     mask = np.arange(spec.num_actions) < lists.lengths[:, None]
     features = np.zeros((*mask.shape, spec.action_feature_size), np.float32)
-    features[mask] = lists.features.aligned(tuple(range(spec.action_feature_size)))
+    features[mask] = lists.features.align(tuple(range(spec.action_feature_size)))
     return features, mask

@@ -26,24 +26,24 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reagent_lite import __version__
-from reagent_lite.config import WorkflowConfig, resolved
+from reagent_lite.config import WorkflowConfig, expand_config
 from reagent_lite.console import logger
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Group
 from reagent_lite.distributed.worker import Reports
-from reagent_lite.errors import ConfigError, Problem, counted
+from reagent_lite.errors import ConfigError, Problem, pluralize
 from reagent_lite.files import scratch_folder, user_cache, write_whole
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import agent_types
-from reagent_lite.run.environments import compiled
-from reagent_lite.run.memory import simulation_memory
+from reagent_lite.run.environments import compile_environment
+from reagent_lite.run.memory_needs import simulation_memory
 from reagent_lite.run.scaling.search import search, smallest
 from reagent_lite.run.simulated import simulated_plan
 from reagent_lite.sim.backend import Backend
 from reagent_lite.sim.cache import machine, make_key
 from reagent_lite.sim.env import VectorEnv
-from reagent_lite.sim.sources import built_from, find_environment
-from reagent_lite.training.checkpoint import CheckpointFolder
+from reagent_lite.sim.kernel_sources import built_from, find_environment
+from reagent_lite.training.checkpoint_folder import CheckpointFolder
 from reagent_lite.training.resume import find_unfinished
 
 _KEY = "simulation.auto_scale"
@@ -97,7 +97,7 @@ class Scale(NamedTuple):
         updates = max(-(-rows // minibatch), fewest)
         return Scale(num_envs=num_envs, minibatch_size=-(-rows // updates), updates=updates)
 
-    def applied(self, config: WorkflowConfig, world: int) -> WorkflowConfig:
+    def apply_to(self, config: WorkflowConfig, world: int) -> WorkflowConfig:
         """Returns the config for `world` processes of this scale."""
         scaled = config.with_environments(num_envs=self.num_envs * world, updates_per_rollout=self.updates)
         return scaled.with_minibatch(self.minibatch_size)
@@ -146,8 +146,8 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
         if saved is None:
             return config  # the unfinished run has no environments: History.find refuses to continue it
         kept = Scale(num_envs=saved["num_envs"], minibatch_size=rows, updates=saved["updates_per_rollout"])
-        return kept.applied(config, world=1)
-    backend = compiled(config.environments, group)
+        return kept.apply_to(config, world=1)
+    backend = compile_environment(config.environments, group)
     text = _cached_or_measured(config, group, backend).model_dump_json() if group.is_first else None
     result = SearchResult.model_validate_json(group.broadcast_text(text))
     if result.choice is None:
@@ -162,7 +162,7 @@ def auto_scaled(config: WorkflowConfig, group: Group, folder: Path) -> WorkflowC
         )
     choice = result.choice
     world = group.world_size
-    scaled = choice.applied(config, world)
+    scaled = choice.apply_to(config, world)
     logger.info(
         f"auto-scaling chose simulation.num_envs={choice.num_envs * world}, training.minibatch_size="
         f"{choice.minibatch_size}, simulation.updates_per_rollout={choice.updates}: "
@@ -218,7 +218,7 @@ def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> Search
         logger.info(line)
 
     def with_minibatch(num_envs: int, minibatch: int) -> Scale:
-        rounds = simulated_plan(Scale(num_envs, 1, 1).applied(config, probes.world), 1).num_steps
+        rounds = simulated_plan(Scale(num_envs, 1, 1).apply_to(config, probes.world), 1).num_steps
         return first.with_minibatch(num_envs, minibatch, fewest=-(-steps // max(rounds, 1)))
 
     def measured(scale: Scale) -> float:
@@ -299,7 +299,7 @@ def _identity(config: WorkflowConfig, group: Group, backend: Backend) -> str:
     parts = [machine(), str(group.cores), *(f"{gpu.name} {gpu.driver} {gpu.total}" for gpu in gpus if gpu.uuid in used)]
     inputs = ("simulation", "state_norm_data_path", "action_norm_data_path", "parallel")
     sections = ("algorithm", config.algorithm, "rl", "rainbow", "training", *inputs)
-    tree = {name: value for name, value in resolved(config).items() if name in sections}
+    tree = {name: value for name, value in expand_config(config).items() if name in sections}
     world = [group.world_size, count, group.device.type, backend.device.type]
     software = [torch.__version__, __version__, str(_FEWEST_STEPS)]
     return make_key(
@@ -325,7 +325,7 @@ class Probes:
         self._config = config
         self._count = group.ranks.local_world_size
         name = torch.cuda.get_device_name(group.device) if group.device.type == "cuda" else "the CPU"
-        several = f", {counted(self._count, 'process')} of this machine at once" if self._count > 1 else ""
+        several = f", {pluralize(self._count, 'process')} of this machine at once" if self._count > 1 else ""
         self.hardware = f"{name}{several}"
         self._deadline = time.monotonic() + _SEARCH_SHARE * config.rendezvous.startup_timeout_seconds
 
@@ -362,7 +362,7 @@ class Probes:
             return (0.0, failure) if failure else (json.loads((folder / "rate.json").read_text()), "")
 
     def _task(self, scale: Scale, folder: Path) -> dict[str, object]:
-        config = scale.applied(self._config, self._count)
+        config = scale.apply_to(self._config, self._count)
         settings = config.environments
         capacity = max(settings.replay.capacity * self._count // self.world, config.fewest_slots * settings.num_envs)
         config = config.with_environments(
@@ -374,7 +374,7 @@ class Probes:
             total_steps=2**30 * settings.num_envs * settings.steps_per_rollout,  # longer than any probe
         )
         alone = {"model_output_path": str(folder / "run"), "num_nodes": 1, "node_index": None, "init_method": None}
-        return {"parametric": config.parametric, "config": resolved(config.model_copy(update=alone))}
+        return {"parametric": config.parametric, "config": expand_config(config.model_copy(update=alone))}
 
     def _variables(self, reports: Reports) -> Iterator[dict[str, str]]:
         """Yields the environment variables of each process, which form a group without other machines."""

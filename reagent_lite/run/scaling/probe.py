@@ -14,7 +14,7 @@ import torch
 
 from reagent_lite.cli import message_of
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
-from reagent_lite.distributed.group import Group, ProcessRanks, joined
+from reagent_lite.distributed.group import Group, ProcessRanks, join_group
 from reagent_lite.distributed.launcher import choose_processes
 from reagent_lite.distributed.worker import end_with_parent, report_failure
 from reagent_lite.run.environments import open_simulation, with_actions
@@ -22,7 +22,7 @@ from reagent_lite.run.learner import update_capture
 from reagent_lite.run.runner import Setup, set_up
 from reagent_lite.run.sources import open_source
 from reagent_lite.sim.cuda import on_stream
-from reagent_lite.training.checkpoint import CheckpointFolder
+from reagent_lite.training.checkpoint_folder import CheckpointFolder
 from reagent_lite.training.loop import fit
 from reagent_lite.training.resume import History
 
@@ -95,7 +95,7 @@ def measure(config: WorkflowConfig, group: Group) -> float:
     return watch.rate
 
 
-def main(file: Path) -> int:
+def probe_scale(file: Path) -> int:
     """Measures the rate of the config in a file and returns the exit code."""
     end_with_parent()
     try:
@@ -104,7 +104,7 @@ def main(file: Path) -> int:
         ranks = ProcessRanks.read()
         assert ranks is not None
         processes = choose_processes(config)
-        with joined(ranks, processes.device(ranks.local_rank), gpus=processes.gpus) as group:
+        with join_group(ranks, processes.device(ranks.local_rank), gpus=processes.gpus) as group:
             rate = measure(config, group)
     except Exception as error:
         report_failure(error, message_of(error))
@@ -115,4 +115,4 @@ def main(file: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(probe_scale(Path(sys.argv[1])))

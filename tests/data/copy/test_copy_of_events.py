@@ -9,7 +9,7 @@ from oracles.events import NAMES, event, random_events, timeline_config
 from oracles.logs import write_lines
 from oracles.transitions import check_arrays
 
-from reagent_lite.config.timeline import TimelineConfig, TimelineSection
+from reagent_lite.config.timeline_config import TimelineConfig, TimelineSection
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import DataError

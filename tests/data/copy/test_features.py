@@ -8,11 +8,11 @@ import pytest
 from oracles.logs import candidate_rows, random_rows, write_lines
 
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.data.copy import features
-from reagent_lite.data.copy.features import summarize_copy
+from reagent_lite.data.copy import feature_summaries
+from reagent_lite.data.copy.feature_summaries import summarize_copy
 from reagent_lite.data.copy.training_copy import empty_training_copy, prepare_training_copy
 from reagent_lite.data.features.log_features import summarize_log
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.stage_folder import data_files
 
 SETTINGS = NormParams(num_samples=40)
 
@@ -21,7 +21,7 @@ SETTINGS = NormParams(num_samples=40)
 def test_a_copy_has_the_features_of_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parametric: bool
 ) -> None:
-    monkeypatch.setattr(features, "_BLOCK_BYTES", 600)  # some twenty rows
+    monkeypatch.setattr(feature_summaries, "_BLOCK_BYTES", 600)  # some twenty rows
     file = write_lines(tmp_path / "log.jsonl", candidate_rows(300) if parametric else random_rows(300))
     copy = prepare_training_copy(str(file), actions=None if parametric else ("a", "b"))
     log = summarize_log(data_files(str(file)), SETTINGS, seed=3)
@@ -34,7 +34,7 @@ def test_a_copy_has_the_features_of_its_files(
             assert replace(summary, moments=theirs.moments) == theirs
             moments = [(each.moments.count, each.moments.mean, each.moments.stddev) for each in (summary, theirs)]
             np.testing.assert_allclose(*moments, rtol=1e-12)
-            np.testing.assert_array_equal(of_copy.sampled(feature_id), expected.sampled(feature_id))
+            np.testing.assert_array_equal(of_copy.sample_values(feature_id), expected.sample_values(feature_id))
 
 
 def test_a_machine_without_rows_has_no_features() -> None:

@@ -19,10 +19,10 @@ from oracles.logs import write_lines
 
 from reagent_lite.data.copy import build as build_module
 from reagent_lite.data.copy.training_copy import TrainingCopy, open_training_copy, prepare_training_copy
-from reagent_lite.data.formats.files import list_input
-from reagent_lite.data.formats.reading import read_blocks
+from reagent_lite.data.formats.format_table import read_blocks
+from reagent_lite.data.formats.input_files import list_input
 from reagent_lite.errors import DataError
-from reagent_lite.manifest import TRAINING_COPY, read_document, sealed
+from reagent_lite.manifest import TRAINING_COPY, read_document, seal
 
 ACTIONS = ("left", "right")
 
@@ -108,7 +108,7 @@ def test_a_log_that_changes_while_it_is_read_is_refused(
 def planted(**changes: Any) -> Callable[[Path], object]:
     """Returns what changes a copy's manifest and seals it again."""
     return lambda folder: (folder / "manifest.json").write_bytes(
-        sealed({**read_document(folder, TRAINING_COPY), **changes})
+        seal({**read_document(folder, TRAINING_COPY), **changes})
     )
 
 

@@ -17,14 +17,14 @@ from oracles.summaries import spec_of
 from oracles.transitions import code_of_text
 
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.data.copy.features import summarize_copy
+from reagent_lite.data.copy.feature_summaries import summarize_copy
 from reagent_lite.data.copy.texts import count_others, require_texts
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
-from reagent_lite.data.features.fitting import Fitted, fit_columns
+from reagent_lite.data.features.column_fits import Fitted, fit_columns
 from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.rows import levels
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.stage_folder import data_files
 from reagent_lite.data.tables import read_log
 from reagent_lite.errors import DataError
 from reagent_lite.types import FeatureSpec, FeatureType

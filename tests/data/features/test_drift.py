@@ -13,7 +13,7 @@ from oracles.cases import cases
 from oracles.transitions import code_of_text
 from scipy import stats
 
-from reagent_lite.config.drift import DriftConfig
+from reagent_lite.config.drift_limits import DriftConfig
 from reagent_lite.data.features.drift import distance, drift_between, stability_index
 from reagent_lite.data.features.summary import ColumnSummary
 from reagent_lite.data.rows.matrices import FeatureMatrix

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from reagent_lite.config.norm_params import NormParams
+from reagent_lite.data.features.column_fits import identify
 from reagent_lite.data.features.feature_types import Values, box_cox, box_cox_exponent, fit_feature
-from reagent_lite.data.features.fitting import identify
 from reagent_lite.data.features.summary import FeatureSummary
 from reagent_lite.types import FeatureSpec, FeatureType
 

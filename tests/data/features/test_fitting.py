@@ -11,7 +11,7 @@ from oracles.cases import cases
 from oracles.summaries import column
 
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.data.features.fitting import Fitted, check_overrides, fit_columns
+from reagent_lite.data.features.column_fits import Fitted, check_overrides, fit_columns
 from reagent_lite.data.features.summary import MISSING, ColumnSummary, Merge
 from reagent_lite.errors import ConfigError, DataError
 from reagent_lite.models.preprocessor import Preprocessor

@@ -15,11 +15,11 @@ from oracles.shards import write as write_table
 from scipy import stats
 
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.data.features.fitting import Fitted, fit_columns
+from reagent_lite.data.features.column_fits import Fitted, fit_columns
 from reagent_lite.data.features.log_features import LogSummary, summarize_log
 from reagent_lite.data.features.summary import ACTION, STATE
 from reagent_lite.data.rows.matrices import FeatureMatrix
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import DataError
 
 NUM = 20_000
@@ -89,7 +89,7 @@ def test_the_sample_is_the_rows_of_least_hash(parquet: Path) -> None:
         return split_mix(episode_code(row["mdp_id"]) + row["sequence_number"] + 7 * 0xD1342543DE82EF95)
 
     expected = sorted(TABLE.to_pylist(), key=hash_of)[:2000]
-    sampled, other = (summary(parquet, seed=seed).columns[STATE].sampled(3) for seed in (7, 8))
+    sampled, other = (summary(parquet, seed=seed).columns[STATE].sample_values(3) for seed in (7, 8))
     np.testing.assert_array_equal(sampled, np.sort([row[STATE]["3"] for row in expected]))
     assert not np.array_equal(sampled, other)
 
@@ -120,11 +120,11 @@ def test_candidates_count_as_often_as_rows_list_them(tmp_path: Path) -> None:
     moments = action.features[1].moments
     assert (log.parametric, log.columns[STATE].rows, action.rows, moments.count) == (True, 30, 50, 50)
     assert moments.mean == pytest.approx(3.3, rel=1e-12)
-    assert sorted(action.sampled(1).tolist()) == [0.5] * 20 + [3.0] * 20 + [9.5] * 10
+    assert sorted(action.sample_values(1).tolist()) == [0.5] * 20 + [3.0] * 20 + [9.5] * 10
 
 
 def values_of(sample: tuple[FeatureMatrix, ...]) -> np.ndarray:
-    return np.concatenate([matrix.aligned((0, 1, 2)) for matrix in sample])
+    return np.concatenate([matrix.align((0, 1, 2)) for matrix in sample])
 
 
 def test_candidates_sampled_are_those_of_the_sampled_rows(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_candidates_sampled_are_those_of_the_sampled_rows(tmp_path: Path) -> Non
     row_of = {str(np.float32([row[STATE].get(str(number), nan) for number in range(3)])): row for row in rows}
     sampled = [row_of[str(values)] for values in values_of(state.sample)[np.argsort(state.hashes)]]
     expected = [np.float32(candidate["0"]) for row in sampled for candidate in row["possible_actions"]]
-    assert action.sampled(0).tolist() == sorted(expected[:50])
+    assert action.sample_values(0).tolist() == sorted(expected[:50])
     assert action.rows == sum(len(row["possible_actions"]) for row in rows)
 
 
@@ -142,7 +142,7 @@ def test_rows_without_a_name_are_known_by_position(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "log.jsonl", [row(7), *[{STATE: {"0": i / 3}, "action": "a"} for i in range(499)]])
     first, again = summary(file, num_samples=100), summary(file, num_samples=100)
     assert first.rows_by_position == 499
-    np.testing.assert_array_equal(first.columns[STATE].sampled(0), again.columns[STATE].sampled(0))
+    np.testing.assert_array_equal(first.columns[STATE].sample_values(0), again.columns[STATE].sample_values(0))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from oracles.logs import written
 from oracles.summaries import spec_of
 from oracles.transitions import code_of_text
 
-from reagent_lite.data.features.normalization import (
+from reagent_lite.data.features.normalization_files import (
     check_covers,
     left_out_features,
     normalization_json,

@@ -68,7 +68,7 @@ def test_the_least_hashes_stay_and_of_equals_the_first(
     merged = merges[0].summary()
     expected = sorted(range(len(rows)), key=lambda number: rows[number][0])[:size]
     assert (merged.rows, sorted(merged.hashes.tolist())) == (len(rows), [rows[number][0] for number in expected])
-    assert [merged.sampled(feature_id).tolist() for feature_id in IDS] == [
+    assert [merged.sample_values(feature_id).tolist() for feature_id in IDS] == [
         sorted(number for number in expected if rows[number][1] == feature_id) for feature_id in IDS
     ]
 
@@ -83,4 +83,4 @@ def test_a_sample_of_sparse_rows_takes_the_memory_of_their_values() -> None:
         merge.add(ColumnSummary.of(FeatureMatrix(tuple(range(400)), values), hashes, 4))
     summary = merge.summary()
     assert sum(matrix.values.nbytes for matrix in summary.sample) == 4 * 50 * 50 * 8
-    assert (summary.sampled(73).tolist(), len(summary.hashes), len(summary.features)) == ([23.0], 400, 400)
+    assert (summary.sample_values(73).tolist(), len(summary.hashes), len(summary.features)) == ([23.0], 400, 400)

@@ -16,9 +16,9 @@ import pytest
 from oracles.event_files import EXTENSIONS, PACKINGS, problems_of, rows_of
 from oracles.logs import written
 
-from reagent_lite.data.formats.files import list_input, local_path, not_read
-from reagent_lite.data.formats.reading import READERS, first_block
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.formats.format_table import READERS, first_block
+from reagent_lite.data.formats.input_files import list_input, local_path, not_read
+from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import DataError, NoRowsError
 
 ROWS = [{"mdp_id": str(number), "reward": number + 0.5, "state_features": {"0": float(number)}} for number in range(50)]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from oracles.event_files import problems_of, small_blocks
 from oracles.logs import written
 
-from reagent_lite.data.formats.files import list_input
+from reagent_lite.data.formats.format_table import read_blocks
+from reagent_lite.data.formats.input_files import list_input
 from reagent_lite.data.formats.jsonl import parse_with_arrow, parse_with_python
-from reagent_lite.data.formats.reading import read_blocks
 from reagent_lite.data.formats.schema import TEXT_METADATA
 from reagent_lite.data.formats.text_files import TABLE_BYTES
 

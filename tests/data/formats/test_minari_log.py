@@ -18,10 +18,10 @@ from minari.data_collector import EpisodeBuffer
 from oracles.event_files import EXTENSIONS, problems_of, rows_of
 
 from reagent_lite.config import check
-from reagent_lite.config.normalize import NormalizeConfig
-from reagent_lite.data.formats.files import list_input
-from reagent_lite.data.formats.minari import flattened
-from reagent_lite.data.stage import data_files
+from reagent_lite.config.normalize_config import NormalizeConfig
+from reagent_lite.data.formats.input_files import list_input
+from reagent_lite.data.formats.minari import flatten_observations
+from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import DataError
 from reagent_lite.tasks.normalize import normalize
 
@@ -105,7 +105,7 @@ def test_the_files_of_a_dataset_are_one_input(tmp_path: Path, monkeypatch: pytes
 def test_observations_flatten_as_gymnasium_flattens_them(space: spaces.Space[Any], width: int) -> None:
     space.seed(0)
     samples = [space.sample() for _ in range(5)]
-    flat = flattened(space, concatenate(space, samples, create_empty_array(space, 5)))
+    flat = flatten_observations(space, concatenate(space, samples, create_empty_array(space, 5)))
     assert flat.shape == (5, width)
     np.testing.assert_array_equal(flat, [spaces.flatten(space, sample) for sample in samples])
 

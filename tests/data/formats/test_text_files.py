@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.event_files import EXTENSIONS, blocks_of, lines_of, problems_of, small_blocks, values_of
 
-from reagent_lite.data.formats import reading, text_files
-from reagent_lite.data.formats.files import list_input
-from reagent_lite.data.formats.reading import read_blocks
+from reagent_lite.data.formats import format_table, text_files
+from reagent_lite.data.formats.format_table import read_blocks
+from reagent_lite.data.formats.input_files import list_input
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -60,7 +60,7 @@ def test_wide_rows_make_small_blocks_on_any_number_of_threads(tmp_path: Path, mo
     (tmp_path / "a.json").write_text("".join(lines))
     sizes = set()
     for threads in (1, 3, 8):
-        monkeypatch.setattr(reading, "num_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(format_table, "num_threads", lambda threads=threads: threads)
         sizes.add(tuple(block.table.num_rows for block in blocks_of(tmp_path / "a.json")))
     (of_blocks,) = sizes
     assert sum(of_blocks) == 18_000

@@ -14,13 +14,13 @@ import pytest
 from oracles.event_files import write_frame
 from oracles.events import timeline_config
 
-from reagent_lite.config.convert import ConvertConfig
+from reagent_lite.config.convert_config import ConvertConfig
 from reagent_lite.config.loader import check
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.formats.frames import path_of
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.stage_folder import data_files
 from reagent_lite.data.tables import read_log
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ConfigError, DataError, NoRowsError

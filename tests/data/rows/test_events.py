@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.files import InputFile
+from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.formats.schema import TEXT_METADATA
 from reagent_lite.data.rows.contract import Contract
-from reagent_lite.data.rows.table import event_table
+from reagent_lite.data.rows.typed_columns import event_table
 from reagent_lite.errors import Problem
 
 FILE = InputFile(path="log.parquet", name="log.parquet", extension=".parquet", compression="", size=1, modified_ns=1)

@@ -14,13 +14,13 @@ from oracles.items import ITEMS, NAMES, events, repeated, transitions
 from oracles.logs import Row, write_lines, written
 
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.data.copy.agreement import content_of
+from reagent_lite.data.copy.copy_summaries import content_of
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.formats.arrow import BLOCK_VALUES
-from reagent_lite.data.formats.reading import read_blocks
-from reagent_lite.data.rows.items import read_items
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.formats.format_table import read_blocks
+from reagent_lite.data.rows.item_files import read_items
+from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import DataError
 from reagent_lite.feature_ids import FeatureId
 from reagent_lite.item_table import ItemTable

@@ -15,7 +15,7 @@ from oracles.logs import candidate_rows, random_rows, write_lines
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
 from reagent_lite.data.sampling.plan import ReadPlan
-from reagent_lite.data.sampling.source import FeatureColumns, LoggedRows, LoggedSource, build_rows, no_rows
+from reagent_lite.data.sampling.source import FeatureColumns, LoggedRows, LoggedSource, build_rows, padding_rows
 from reagent_lite.data.sampling.spans import learnable_rows, single_steps
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec, SourceSpec, TransitionBatch
@@ -172,7 +172,7 @@ def test_a_shard_without_rows_gives_rows_of_weight_zero(tmp_path: Path) -> None:
     none = shard(tmp_path, [{**row, "action": None} for row in random_rows(3)])  # no row to learn from
     plan = ReadPlan(shards=(4, 0), minibatch=4, epochs=2, reads=(0, 1))
     names, lists, unusable = (
-        next(LoggedSource(rows, plan, 1, CPU)) for rows in (no_rows(named, CPU), no_rows(listed, CPU), none)
+        next(LoggedSource(rows, plan, 1, CPU)) for rows in (padding_rows(named, CPU), padding_rows(listed, CPU), none)
     )
     assert [batch.weight.tolist() for batch in (names, lists, unusable)] == [[0]] * 3
     assert (names.state.shape, names.metrics.shape, names.actions.mask.tolist()) == ((1, 3), (1, 1), [[True, True]])

@@ -10,13 +10,13 @@ import pytest
 from oracles.disks import small_disk
 from oracles.shards import multiset, rows_of, stage, table, write
 
-from reagent_lite.config.shard import ShardConfig
+from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data.shards.fetch import fetch_shard
 from reagent_lite.data.shards.partition import make_shards, settings
 from reagent_lite.data.shards.store import Pointer, Store, describe
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import DataError
-from reagent_lite.manifest import SHARDS, opened, sealed
+from reagent_lite.manifest import SHARDS, open_sealed, seal
 
 ROWS = table([4, 3, 5, 2, 6, 4] * 6)
 
@@ -112,9 +112,9 @@ def test_an_altered_shard_is_refused(tmp_path: Path, store: Store, name: str) ->
 
 
 def planted(data: bytes) -> bytes:
-    document = opened(data, "", SHARDS)
+    document = open_sealed(data, "", SHARDS)
     files = {"../planted": {"size": 0, "sha256": ""}}
-    return sealed({**document, "shards": [{**entry, "files": files} for entry in document["shards"]]})
+    return seal({**document, "shards": [{**entry, "files": files} for entry in document["shards"]]})
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from oracles.event_files import small_blocks
 from oracles.logs import episode_code, random_rows, split_mix, write_lines
 from oracles.shards import multiset, names, rows_of, stage, table, write
 
-from reagent_lite.config.shard import ShardConfig
+from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data.shards import partition
 from reagent_lite.data.shards.partition import make_shards
-from reagent_lite.data.stage import StageManifest, data_files
+from reagent_lite.data.stage_folder import StageManifest, data_files
 from reagent_lite.errors import DataError, NoRowsError
 
 LENGTHS = [3, 1, 9, 4, 4, 17, 2, 6, 1, 1, 8, 5]

@@ -27,7 +27,7 @@ from oracles.runs import ROOT
 from oracles.waiting import wait_until
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.stage import data_files
+from reagent_lite.data.stage_folder import data_files
 from reagent_lite.data.timeline import stage
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.errors import ConfigError, DataError
@@ -257,7 +257,7 @@ CONNECT_SCRIPT = """
 import json, sys
 from pathlib import Path
 from reagent_lite.config import check
-from reagent_lite.config.timeline import TimelineConfig
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.console import logging_to_stderr
 from reagent_lite.data.timeline.stage import run_timeline
 with logging_to_stderr():

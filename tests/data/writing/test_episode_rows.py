@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from oracles.cases import cases
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.writing.episodes import EpisodeBlock, LogSchema, episode_rows
-from reagent_lite.data.writing.files import FORMATS, table_writer
+from reagent_lite.data.writing.episode_rows import EpisodeBlock, LogSchema, episode_rows
+from reagent_lite.data.writing.table_writers import FORMATS, table_writer
 from reagent_lite.errors import DataError
 
 NAMES = ("left", "right")

@@ -1,0 +1,159 @@
+"""Logged data as blocks of Arrow columns, in the order of the files, with the line of every row.
+
+    path ─► files ─► READERS[extension] ─► blocks, parsed and transformed in threads ─► results in order
+
+A reader yields a function for each block of a file, which parses the block. To add a format, add it to READERS.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from typing import TypeVar
+
+import pyarrow as pa
+
+from reagent_lite.data.formats.arrow import read_ipc, read_parquet
+from reagent_lite.data.formats.blocks import Block, Position, Reader, Show, num_threads
+from reagent_lite.data.formats.csv import read_csv
+from reagent_lite.data.formats.input_files import MINARI, ColumnNames, InputFile
+from reagent_lite.data.formats.jsonl import read_json_lines
+from reagent_lite.data.formats.minari import read_minari
+from reagent_lite.errors import DataError, NoRowsError, Problem, pluralize
+
+T = TypeVar("T")
+_REWARDS = ("reward", "rewards")
+
+
+def parsers_of(
+    file: InputFile, number: int, position: Position, readers: Mapping[str, Reader] | None = None
+) -> Generator[Callable[[], Block]]:
+    """Yields the functions that parse the blocks of a file, see Reader; columns get the contract's names."""
+    own_names = file.columns
+    reader = (ALL_COLUMNS if own_names is not None else readers or READERS)[file.extension]
+    for parse in reader(file, number, position):
+        yield partial(_read, own_names, parse)
+
+
+def _read(own_names: ColumnNames | None, parse: Callable[[], Block]) -> Block:
+    block = parse()
+    rewards = [field for field in block.table.schema if field.name.lower() in _REWARDS]
+    if rewards and all(pa.types.is_list(field.type) or pa.types.is_large_list(field.type) for field in rewards):
+        expected = f"one step a row, so one number in {rewards[0].name}"
+        todo = "Write a row for each step, with the mdp_id of its episode and a sequence_number"
+        raise DataError(Problem(block.where(0), expected, "several steps: lists", todo))
+    return block if own_names is None else own_names.read(block)
+
+
+def read_blocks(
+    files: tuple[InputFile, ...],
+    transform: Callable[[Block], T],
+    progress: Show | None = None,
+    readers: Mapping[str, Reader] | None = None,
+    hashes: list[str] | None = None,
+) -> Generator[T]:
+    """Yields the result of `transform` for every block that has rows, in order; works in threads.
+
+    Args:
+        files: the input, as `list_input` gives it.
+        transform: called in a thread, once per block.
+        progress: called with (stored bytes read, total stored bytes) after each block.
+        readers: readers by extension; None: READERS, which read the columns that training needs.
+        hashes: a list to which the sha256 of each file's stored bytes is appended.
+
+    Raises:
+        DataError: a file that cannot be read, with file and line; no rows in any file.
+    """
+    total = sum(file.size for file in files)
+    before = 0
+    pending: deque[Future[list[T]]] = deque()
+    has_rows = False
+
+    def work(parse: Callable[[], Block]) -> list[T]:
+        block = parse()
+        return [transform(block)] if block.table.num_rows else []
+
+    def results(most_pending: int) -> Iterator[T]:
+        nonlocal has_rows
+        while len(pending) > most_pending:
+            for result in pending.popleft().result():
+                has_rows = True
+                yield result
+
+    pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="read")
+    try:
+        for number, file in enumerate(files):
+            position = Position()
+            for parse in parsers_of(file, number, position, readers):
+                pending.append(pool.submit(work, parse))
+                if progress is not None:
+                    progress(before + position.bytes_read, total)
+                yield from results(num_threads())
+            require_hash(file, position.sha256)
+            before += file.size
+            if hashes is not None:
+                hashes.append(position.sha256)
+        yield from results(0)
+    finally:
+        # Work that has not begun is dropped. There is no waiting, as an abandoned generator may be collected in one of
+        # the pool's own threads.
+        pool.shutdown(wait=False, cancel_futures=True)
+        pa.default_memory_pool().release_unused()
+    if progress is not None:
+        progress(total, total)
+    if not has_rows:
+        raise no_rows_error(files)
+
+
+def first_block(files: Sequence[InputFile], readers: Mapping[str, Reader] | None = None) -> Block | None:
+    """Returns the first block with rows; None if no file has rows."""
+    for number, file in enumerate(files):
+        with closing(parsers_of(file, number, Position(), readers)) as parsers:
+            for parse in parsers:
+                if (block := parse()).table.num_rows:
+                    return block
+    return None
+
+
+def no_rows_error(files: Sequence[InputFile]) -> NoRowsError:
+    """Returns the error for files that can be read but have no rows."""
+    where = files[0].location() if len(files) == 1 else os.path.dirname(files[0].path)
+    got = f"none in {pluralize(len(files), 'file')}, {pluralize(sum(file.size for file in files), 'byte')}"
+    return NoRowsError(Problem(where, "rows of data", got))
+
+
+def require_hash(file: InputFile, sha256: str) -> None:
+    """Raises DataError if a file's sha256 is not that in the manifest of its folder."""
+    if file.sha256 and sha256 != file.sha256:
+        todo = "Copy the folder again, or let the stage that made it make it again"
+        expected = f"bytes with sha256 {file.sha256}, as its manifest says"
+        raise DataError(Problem(file.path, expected, f"sha256 {sha256}", todo))
+
+
+READERS: dict[str, Reader] = {
+    ".json": read_json_lines,
+    ".jsonl": read_json_lines,
+    ".ndjson": read_json_lines,
+    ".parquet": read_parquet,
+    ".arrow": read_ipc,
+    ".feather": read_ipc,
+    ".ipc": read_ipc,
+    ".csv": read_csv,
+    MINARI: read_minari,
+}
+
+
+def readers_of(columns: Collection[str] | None) -> dict[str, Reader]:
+    """Returns readers of these columns, or of all for None; JSON lines and Minari are always read with all columns."""
+    by_column = (read_parquet, read_ipc, read_csv)
+    return {
+        name: partial(reader, columns=columns) if reader in by_column else reader for name, reader in READERS.items()
+    }
+
+
+ALL_COLUMNS = readers_of(None)
+"""Readers of all columns, for copies of logs."""
