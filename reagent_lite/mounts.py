@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from reagent_lite.files import nearest_existing
+from reagent_lite.folder_identity import nearest_existing
 
 _NETWORK = (
     "nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beegfs", "9p", "virtiofs", "afs", "weka", "orangefs", "pvfs",

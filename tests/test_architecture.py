@@ -5,14 +5,16 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from oracles.runs import ROOT
 
 LAYERS = {
-    "types": 0, "errors": 0, "config": 0, "files": 0, "manifest": 0, "memory": 0, "console": 0, "strict_json": 0,
-    "estimators": 0,
+    "types": 0, "errors": 0, "config": 0, "manifest": 0, "memory": 0, "console": 0, "strict_json": 0,
+    "whole_files": 0, "folder_identity": 0, "disk_room": 0, "folder_lock": 0, "shipped": 0,
+    "estimator_names": 0,
     "feature_ids": 0, "feature_values": 0, "raw_values": 0, "categories": 0,
     "item_table": 0,
     "mounts": 0,
@@ -32,10 +34,10 @@ DATA_LAYERS = {
     "faults_by_kind": -1, "result_frames": -1,
     "formats": 0,
     "rows": 1, "buckets": 1, "log_shares": 1, "served_log": 1,
-    "features": 2, "writing": 2, "stage": 2, "logs": 2,
+    "features": 2, "writing": 2, "stage_folder": 2, "logs": 2,
     "timeline": 3, "tables": 3, "rollout_rows": 3,
     "copy": 4,
-    "sampling": 5, "shards": 5, "dataset": 5, "inspection": 5,
+    "sampling": 5, "shards": 5, "episode_folder": 5, "inspection": 5,
 }  # fmt: skip
 FILES = sorted((ROOT / "reagent_lite").rglob("*.py"))
 
@@ -63,6 +65,15 @@ def test_imports_go_down(file: Path) -> None:
     if own == "data":
         others = inner(modules, "reagent_lite.data", 2) - {rest[0]}
         assert all(DATA_LAYERS[name] < DATA_LAYERS[rest[0]] for name in others), sorted(modules)
+
+
+def test_a_name_is_that_of_one_module_or_public_function() -> None:
+    files = [file for file in FILES if file.stem not in ("__init__", "api")]  # api.py has the names of the commands
+    trees = [ast.parse(file.read_text()) for file in files]
+    public = [part.name for tree in trees for part in tree.body if isinstance(part, ast.FunctionDef | ast.ClassDef)]
+    modules = Counter(file.stem for file in files)
+    names = Counter(name for name in public if not name.startswith("_"))
+    assert [name for name, count in (modules + names).items() if max(modules[name], names[name]) > 1] == []
 
 
 def test_no_pickle_and_no_object_collectives() -> None:

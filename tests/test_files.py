@@ -21,16 +21,11 @@ from oracles.disks import small_disk, unmount
 from oracles.runs import ROOT
 
 from reagent_lite import console, files
+from reagent_lite.disk_room import require_writable
 from reagent_lite.errors import ConfigError, FolderInUseError, UnavailableError
-from reagent_lite.files import (
-    FolderIdentity,
-    alone_in,
-    appearing_file,
-    appearing_folder,
-    require_writable,
-    wait_for,
-    write_whole,
-)
+from reagent_lite.folder_identity import FolderIdentity, wait_for
+from reagent_lite.folder_lock import alone_in
+from reagent_lite.whole_files import appearing_file, appearing_folder, write_whole
 
 CHANGES = ("mkdir", "rename", "symlink", "rmdir", "unlink", "fsync")
 can_exchange = pytest.mark.parametrize("exchanges", [True, False])
@@ -99,7 +94,7 @@ def test_what_killed_writers_left_of_a_file_goes_after_a_day(tmp_path: Path) -> 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from reagent_lite.files import appearing_file, appearing_folder, scratch_folder
+from reagent_lite.whole_files import appearing_file, appearing_folder, scratch_folder
 folder = Path(sys.argv[1])
 with scratch_folder(), appearing_folder(folder / "model") as model, appearing_file(folder / "log") as log:
     (model / "part").write_bytes(b"1")

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from reagent_lite.cli import exit_code
 from reagent_lite.console import logger
+from reagent_lite.disk_room import disk_errors
 from reagent_lite.errors import ConfigError, Problem, pluralize
-from reagent_lite.files import appearing_folder, disk_errors, find_shipped
+from reagent_lite.shipped import find_shipped
+from reagent_lite.whole_files import appearing_folder
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reagent_lite.console import logger
 from reagent_lite.data.formats.input_files import InputFile, list_input
+from reagent_lite.disk_room import disk_errors
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import FolderIdentity, disk_errors, names_in, sweep
+from reagent_lite.folder_identity import FolderIdentity, names_in
+from reagent_lite.whole_files import sweep
 
 if TYPE_CHECKING:  # learners without a dataset do not need the extra `data`
     import pyarrow as pa

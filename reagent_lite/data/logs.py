@@ -43,7 +43,7 @@ from reagent_lite.data.rows.hashes import Hashes, hashes_of_codes, list_hashes, 
 from reagent_lite.data.rows.maps import features
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.errors import DataError, Problem, join_names, pluralize, raise_any
-from reagent_lite.files import work_folder
+from reagent_lite.whole_files import work_folder
 
 _MEMORY_BYTES = 1 << 28
 _GROUP_BYTES = 1 << 23

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.formats.input_files import InputFile, damage_reported, local_path, read_bytes
 from reagent_lite.errors import DataError, Problem, join_names, pluralize, raise_any
-from reagent_lite.files import names_in
+from reagent_lite.folder_identity import names_in
 
 WAITING = ".waiting.json"
 """File in the folder of a log with its `WaitingDecisions`."""

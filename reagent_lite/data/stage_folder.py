@@ -37,9 +37,9 @@ from reagent_lite.data.formats.input_files import (
 )
 from reagent_lite.data.rows.matrices import FeatureIds
 from reagent_lite.data.served_log import require_all_decisions, waiting_in
+from reagent_lite.disk_room import is_writable
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, raise_any
 from reagent_lite.feature_ids import FeatureId
-from reagent_lite.files import is_writable, write_whole
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import (
     FILE_NAME,
@@ -52,6 +52,7 @@ from reagent_lite.manifest import (
     seal,
     seal_folder,
 )
+from reagent_lite.whole_files import write_whole
 
 T = TypeVar("T")
 FIELDS = ConfigDict(extra="forbid", strict=True)

@@ -84,7 +84,7 @@ class Compatibility(BaseModel):
 def check_compatibility(declared: Sequence[Declaration]) -> Compatibility:
     """Checks that declared machines fit together; if some cannot take part, only their problems are returned."""
     unfit = [declaration for declaration in declared if declaration.problem]
-    problems, warnings = compare(declared)
+    problems, warnings = compare_declarations(declared)
     if unfit:
         problems = [Problem(machine.name, "a machine that can take part", machine.problem) for machine in unfit]
         warnings = []
@@ -107,7 +107,7 @@ def digest_of_code(package: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def compare(declarations: Sequence[Declaration]) -> tuple[list[Problem], list[str]]:
+def compare_declarations(declarations: Sequence[Declaration]) -> tuple[list[Problem], list[str]]:
     """Returns problems that prevent these machines from training together, and warnings."""
     problems = []
     warnings = []

@@ -35,8 +35,9 @@ from reagent_lite.errors import (
     UnavailableError,
     pluralize,
 )
-from reagent_lite.files import FolderIdentity, scratch_folder, wait_for
+from reagent_lite.folder_identity import FolderIdentity, wait_for
 from reagent_lite.memory import oom_kills
+from reagent_lite.whole_files import scratch_folder
 
 _WATCH_SECONDS = 0.1
 _END_SECONDS = 15.0

@@ -47,7 +47,7 @@ from reagent_lite.distributed.network import (
 )
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.errors import ConfigError, Problem, RendezvousError, pluralize
-from reagent_lite.files import FolderIdentity
+from reagent_lite.folder_identity import FolderIdentity
 
 _LOG_SECONDS = 10.0  # between two log lines while waiting
 _LONGEST_POLL = 2.0  # largest number of seconds between two polls

@@ -18,7 +18,8 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reagent_lite.errors import ConfigError, Problem, RendezvousError
-from reagent_lite.files import FolderIdentity, sync, write_synced
+from reagent_lite.folder_identity import FolderIdentity
+from reagent_lite.whole_files import sync, write_synced
 
 NO_FILE = "no file"
 EMPTY_FILE = "an empty file"

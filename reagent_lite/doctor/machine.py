@@ -15,6 +15,7 @@ from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.data.copy.location import locations_of
 from reagent_lite.data.features.normalization_files import left_out_features, read_normalization
 from reagent_lite.data.stage_folder import data_files
+from reagent_lite.disk_room import free_disk_bytes, is_writable
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.meeting import host_and_port
@@ -22,7 +23,7 @@ from reagent_lite.distributed.network import addresses, listening, local_address
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.doctor.checks import Row, fail, of_error, ok, skip, warning
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, needing, pluralize
-from reagent_lite.files import free_disk_bytes, is_writable, nearest_existing
+from reagent_lite.folder_identity import nearest_existing
 from reagent_lite.memory import size_text
 from reagent_lite.run.agents import agent_types
 from reagent_lite.run.dry_run import DryRun, memory_lines, warnings_of

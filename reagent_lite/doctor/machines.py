@@ -17,7 +17,7 @@ from typing import Any
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.connections import Connections, peers
-from reagent_lite.distributed.declarations import Declaration, compare
+from reagent_lite.distributed.declarations import Declaration, compare_declarations
 from reagent_lite.distributed.key_value_store import LostError
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.meeting_file import MeetingFile
@@ -25,8 +25,8 @@ from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.doctor.checks import Row, fail, of_error, ok, warning
 from reagent_lite.errors import ReagentLiteError
-from reagent_lite.files import write_synced
 from reagent_lite.run.declaring import prepare_rendezvous
+from reagent_lite.whole_files import write_synced
 
 _ROUND_SECONDS = 0.005
 _CONNECT_SECONDS = 5.0
@@ -99,7 +99,7 @@ def _examine(
 
 
 def _fit(facts: list[Any]) -> list[Row]:
-    problems, notes = compare([Declaration.model_validate(fact["declaration"]) for fact in facts])
+    problems, notes = compare_declarations([Declaration.model_validate(fact["declaration"]) for fact in facts])
     name = "machines fit together"
     rows = [fail(name, problem.fault, problem.todo or "Use the same config file") for problem in problems]
     rows += [warning(name, note, "Install the same release on every machine") for note in notes]

@@ -14,9 +14,9 @@ from reagent_lite.distributed.key_value_store import reach
 from reagent_lite.distributed.meeting_file import MeetingFile, Record
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.doctor.checks import Row, fail, ok, skip, warning
-from reagent_lite.files import write_synced
 from reagent_lite.memory import size_text
 from reagent_lite.mounts import find_mount
+from reagent_lite.whole_files import write_synced
 
 _SLOW_SECONDS = 1.0
 _LITTLE_BYTES = 1 << 20  # far more than a record, which has 1 kB

@@ -23,7 +23,7 @@ from reagent_lite.evaluation.candidates import gather_candidate_features
 from reagent_lite.evaluation.cpe import WEIGHTED, limit
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.scored_episodes import spread
-from reagent_lite.evaluation.segment import StateFeatures, texts_of
+from reagent_lite.evaluation.segment import StateFeatures, categories_of
 from reagent_lite.evaluation.segment_effects import EffectSettings, Segments, choosing_rows, effects_by_segment
 from reagent_lite.evaluation.small_tree import WITHOUT_SPLITS, SmallTree, grow_tree
 from reagent_lite.types import Actions
@@ -46,7 +46,7 @@ _TOO_FEW = "too few rows: some choose the segments, others give the intervals"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class PolicyGroup:
     """Rows with similar choices of the policy: a leaf of the tree, or a segment.
 
     Attributes:
@@ -82,7 +82,7 @@ class PolicyTree:
         rows: number of these rows.
     """
 
-    leaves: tuple[Group, ...]
+    leaves: tuple[PolicyGroup, ...]
     fidelity: float
     best: float
     constant: float
@@ -133,7 +133,7 @@ class Explanation:
 
     tree: PolicyTree | None = None
     segments: Segments | None = None
-    choices: tuple[Group, ...] = ()
+    choices: tuple[PolicyGroup, ...] = ()
     importance: Importance | None = None
     absent: Mapping[str, str] = field(default_factory=dict)
 
@@ -352,7 +352,7 @@ class _LoggedChoices:
         chosen = self.chosen(self.predicted(tree), leaf, self.page.mask.numpy()[rows])
         return float((self.probabilities(rows) * chosen).sum(1).mean())
 
-    def _leaf(self, tree: SmallTree, index: int, rows: NDArray[np.int64], inside: NDArray[np.bool_]) -> Group:
+    def _leaf(self, tree: SmallTree, index: int, rows: NDArray[np.int64], inside: NDArray[np.bool_]) -> PolicyGroup:
         if not self.parametric:
             return self._group(tree.words[index], rows[inside], float(inside.mean()))
         inside &= self.page.mask.numpy()[rows]
@@ -361,9 +361,9 @@ class _LoggedChoices:
         share = float((policy * inside).sum(1).mean())
         probability = float(policy[inside].mean()) if inside.any() else 0.0
         words = tree.words[index]
-        return Group(words=words, share=share, choices={words: (logged, share)}, probability=probability)
+        return PolicyGroup(words=words, share=share, choices={words: (logged, share)}, probability=probability)
 
-    def _group(self, words: str, rows: NDArray[np.int64], share: float) -> Group:
+    def _group(self, words: str, rows: NDArray[np.int64], share: float) -> PolicyGroup:
         """Returns named actions of the rows of a group."""
         names = self.copy.action_names
         count = max(len(rows), 1)
@@ -371,9 +371,9 @@ class _LoggedChoices:
         policy = self.probabilities(rows).sum(0) / count
         most = np.argsort(-np.maximum(logged, policy), kind="stable")[:_NAMED_CHOICES]
         choices = {names[k]: (float(logged[k]), float(policy[k])) for k in most if logged[k] + policy[k] > 0}
-        return Group(words=words, share=share, choices=choices)
+        return PolicyGroup(words=words, share=share, choices=choices)
 
-    def choices_of(self, segments: Segments, tree: SmallTree) -> tuple[Group, ...]:
+    def choices_of(self, segments: Segments, tree: SmallTree) -> tuple[PolicyGroup, ...]:
         """Returns the choices in each segment: of named actions, or of kinds of candidates, which the tree has."""
         groups = []
         for index, effect in enumerate(segments.effects):
@@ -389,13 +389,13 @@ class _LoggedChoices:
                 words: (float((logged * (leaf == kind)).sum(1).mean()), float((policy * (leaf == kind)).sum(1).mean()))
                 for kind, words in enumerate(tree.words)
             }
-            groups.append(Group(words=effect.words, share=effect.share, choices=shares))
+            groups.append(PolicyGroup(words=effect.words, share=effect.share, choices=shares))
         return tuple(groups)
 
 
 def _with_candidates(features: StateFeatures, copy: TrainingCopy) -> StateFeatures:
     """Returns the names and texts of state features, followed by those of candidates; without values."""
-    of_candidates = texts_of(copy, "action", copy.action_ids)
+    of_candidates = categories_of(copy, "action", copy.action_ids)
     first = len(features.names)
     return StateFeatures(
         names=(*features.names, *(f"{_CANDIDATE}{feature}" for feature in copy.action_ids)),

@@ -205,8 +205,8 @@ def _find_repeated(sides: TrainEvalLogs) -> list[str]:
         return []
     return [
         f"{number:,} of {pluralize(total, 'eval episode')} are in the training data under another mdp_id, with the "
-        "same states, actions, rewards and propensities: estimates may flatter a policy that has learned from them. Give "
-        "an episode the same mdp_id in both logs, or leave these episodes out of the training data"
+        "same states, actions, rewards and propensities: estimates may flatter a policy that has learned from them. "
+        "Give an episode the same mdp_id in both logs, or leave these episodes out of the training data"
     ]
 
 

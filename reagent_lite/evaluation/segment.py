@@ -21,7 +21,7 @@ _NAMED_VALUES = 5
 _MOST_ROWS = 200_000  # that a segment is looked for in
 
 
-def texts_of(copy: TrainingCopy, side: str, ids: Sequence[int]) -> dict[int, dict[float, str]]:
+def categories_of(copy: TrainingCopy, side: str, ids: Sequence[int]) -> dict[int, dict[float, str]]:
     """Returns {column: {code: text}} of the categories among features, whose side is "state" or "action"."""
     levels = copy.levels[side]
     return {
@@ -57,7 +57,7 @@ class StateFeatures:
             values=copy.state,
             ids=copy.state_ids,
             position=lambda rows: np.asarray(copy.origin_file[rows], np.int64) << 40 | copy.origin_line[rows],
-            texts=texts_of(copy, "state", copy.state_ids),
+            texts=categories_of(copy, "state", copy.state_ids),
         )
 
     def context(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -47,7 +47,7 @@ _UNUSED = "not estimated by segment"
 _LEARNED = "the policy has learned from these episodes, which flatters it"
 
 
-class Standing(StrEnum):
+class SegmentChange(StrEnum):
     """What a policy changes in a segment."""
 
     GAINS = "gains"
@@ -83,11 +83,11 @@ class SegmentEffect:
     reason: str
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> SegmentChange:
         """Whether the segment gains or loses; undecided unless a trustworthy interval excludes 0."""
         if self.verdict is not Verdict.TRUSTWORTHY:
-            return Standing.UNDECIDED
-        return {1: Standing.GAINS, -1: Standing.LOSES, 0: Standing.UNDECIDED}[self.difference.side]
+            return SegmentChange.UNDECIDED
+        return {1: SegmentChange.GAINS, -1: SegmentChange.LOSES, 0: SegmentChange.UNDECIDED}[self.difference.side]
 
     def json(self) -> dict[str, Any]:
         """Returns the effect as JSON types; undefined figures are null."""

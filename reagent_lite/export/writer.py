@@ -28,10 +28,10 @@ from reagent_lite.export.model_card import model_card
 from reagent_lite.export.predictor import Inputs, Predictor, Replay
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.feature_ids import write_ids
-from reagent_lite.files import appearing_folder, scratch_folder
 from reagent_lite.item_table import ITEMS_FILE
 from reagent_lite.manifest import FILE_NAME, canonical, seal_folder
 from reagent_lite.rl.policies import policy_json
+from reagent_lite.whole_files import appearing_folder, scratch_folder
 
 _GOLDEN_ROWS: Final = 32
 _MANY_ROWS: Final = 1000

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 
 from reagent_lite.errors import pluralize
-from reagent_lite.evaluation.explanation import Explanation, Group, Importance, PolicyTree
+from reagent_lite.evaluation.explanation import Explanation, Importance, PolicyGroup, PolicyTree
 from reagent_lite.evaluation.interval import Interval, number, percent
-from reagent_lite.evaluation.segment_effects import SegmentEffect, Segments, Standing
+from reagent_lite.evaluation.segment_effects import SegmentChange, SegmentEffect, Segments
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.report.charts import interval_chart
 from reagent_lite.report.content import Cell, PageSection, Table, note_omitted
@@ -17,9 +17,9 @@ _MOST_CHOICES = 5  # of a segment
 _MOST_LETTERS = 26  # of a segment's name in the chart, which fits a phone
 _LEAST_SHARE = 0.005  # of a choice that is named
 _MARKS = {
-    Standing.GAINS: Verdict.TRUSTWORTHY,
-    Standing.LOSES: Verdict.DO_NOT_USE,
-    Standing.UNDECIDED: Verdict.SUPPORT,
+    SegmentChange.GAINS: Verdict.TRUSTWORTHY,
+    SegmentChange.LOSES: Verdict.DO_NOT_USE,
+    SegmentChange.UNDECIDED: Verdict.SUPPORT,
 }
 """Marks of segments in their chart."""
 
@@ -42,7 +42,7 @@ def explanation_sections(explanation: Explanation, where: str) -> tuple[PageSect
     return gains, gets
 
 
-def _segments_section(segments: Segments, choices: tuple[Group, ...]) -> PageSection:
+def _segments_section(segments: Segments, choices: tuple[PolicyGroup, ...]) -> PageSection:
     unit = segments.unit
     numbered = sorted(enumerate(segments.effects), key=lambda pair: pair[1].difference.value)
     names = {index: f"{rank}. {effect.words}" for rank, (index, effect) in enumerate(numbered, 1)}
@@ -92,7 +92,7 @@ def _segment_row(name: str, effect: SegmentEffect) -> tuple[Cell, ...]:
     return (name, effect.share, effect.effective, *means, effect.difference, result)
 
 
-def _choices_table(groups: Mapping[str, Group]) -> Iterator[Table]:
+def _choices_table(groups: Mapping[str, PolicyGroup]) -> Iterator[Table]:
     """Yields a table of the most frequent choices in each segment, unless they are unknown."""
     if not groups:
         return
@@ -135,7 +135,7 @@ def _tree_table(tree: PolicyTree) -> Table:
     )
 
 
-def _list_leaf(leaf: Group, side: int) -> str:
+def _list_leaf(leaf: PolicyGroup, side: int) -> str:
     """Returns the most frequent choices in the log (side 0) or under the policy (1), in words."""
     ordered = sorted(leaf.choices.items(), key=lambda choice: -choice[1][side])[:_MOST_CHOICES]
     return ", ".join(f"{name} {shares[side]:.0%}" for name, shares in ordered if shares[side] >= _LEAST_SHARE)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.errors import needing
-from reagent_lite.files import write_whole
+from reagent_lite.whole_files import write_whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -28,7 +28,6 @@ from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import number, percent
 from reagent_lite.evaluation.played import MODEL, EstimatedReturn
 from reagent_lite.feature_ids import id_of
-from reagent_lite.files import write_whole
 from reagent_lite.item_table import ItemTable
 from reagent_lite.report.content import Cell, Column, PageSection, Report, Table, made_now, note_omitted
 from reagent_lite.report.curves import Series, curves_section, last, read_series
@@ -42,6 +41,7 @@ from reagent_lite.report.sections import (
 )
 from reagent_lite.training.best import KEPT
 from reagent_lite.types import FeatureType
+from reagent_lite.whole_files import write_whole
 
 PAGE = "report.html"
 

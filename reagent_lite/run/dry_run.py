@@ -17,7 +17,6 @@ from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import ProcessRanks
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ConfigError, NoCompilerError, ReagentLiteError, needing, pluralize
-from reagent_lite.files import scratch_folder
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.memory_needs import Need, networks, simulation_memory
@@ -33,6 +32,7 @@ from reagent_lite.sim.kernel_sources import find_environment
 from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.training.trackers import require_trackers
 from reagent_lite.types import SourceSpec
+from reagent_lite.whole_files import scratch_folder
 
 T = TypeVar("T")
 

@@ -51,7 +51,6 @@ from reagent_lite.evaluation.scored_episodes import (
     validation_episodes,
 )
 from reagent_lite.feature_ids import id_of
-from reagent_lite.files import write_whole
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
@@ -64,6 +63,7 @@ from reagent_lite.run.normalization import (
     with_missing_fitted,
 )
 from reagent_lite.types import FeatureType, NormalizationSpec, SourceSpec
+from reagent_lite.whole_files import write_whole
 
 _TRAINING = "training data"
 _EVAL = "eval data"

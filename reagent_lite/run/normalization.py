@@ -27,9 +27,9 @@ from reagent_lite.data.features.normalization_files import (
 from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.distributed.group import Group
-from reagent_lite.files import write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.types import NormalizationSpec, SourceSpec
+from reagent_lite.whole_files import write_whole
 
 Json = dict[str, str]
 _COLUMNS = {"state": "state_features", "action": "action"}

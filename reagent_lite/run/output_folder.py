@@ -25,6 +25,7 @@ from reagent_lite.config import WorkflowConfig, expand_config, fingerprint
 from reagent_lite.config.rl import RLConfig
 from reagent_lite.console import logger
 from reagent_lite.data.copy.training_copy import give_back_memory
+from reagent_lite.disk_room import require_writable
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.distributed.worker import report_model_saved
 from reagent_lite.errors import ConfigError, Problem, suggest_nearest
@@ -35,7 +36,8 @@ from reagent_lite.export.bundle_content import BundleContent
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import require_formats, require_replaceable, write_bundle
-from reagent_lite.files import LOCK, alone_in, nearest_existing, require_writable, write_whole
+from reagent_lite.folder_identity import nearest_existing
+from reagent_lite.folder_lock import LOCK, alone_in
 from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.report.content import Report
@@ -50,6 +52,7 @@ from reagent_lite.sim.experience import ONLY
 from reagent_lite.training.checkpoint_folder import Checkpoints
 from reagent_lite.training.loop import RunPosition
 from reagent_lite.training.metrics import Conclusion
+from reagent_lite.whole_files import write_whole
 
 if TYPE_CHECKING:
     from reagent_lite.data.result_frames import DataFrame

@@ -15,11 +15,11 @@ from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.algorithms.reward_fit import RewardFit
 from reagent_lite.config import WorkflowConfig, parameters
 from reagent_lite.console import logger, progress
+from reagent_lite.disk_room import room_in
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.distributed.launcher import require_batch_norm
 from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem, needing
 from reagent_lite.evaluation.document import Evaluation
-from reagent_lite.files import room_in
 from reagent_lite.report.pictures import require_pictures
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.evaluators import Evaluators, estimates_due

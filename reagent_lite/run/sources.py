@@ -498,6 +498,6 @@ def _log_plan(
     if moved < 0.5 and config.rl.gamma and continues and not warm and group.is_first:
         logger.warning(
             f"{pluralize(plan.num_steps, 'step')} at rl.target_update_rate {rate:g} move the target network "
-            f"{moved:.1%} of the way to the learned network, so that values hardly include rewards after the next one. Raise it, or "
-            "take more steps: more epochs, or a smaller training.minibatch_size"
+            f"{moved:.1%} of the way to the learned network, so that values hardly include rewards after the next one. "
+            "Raise it, or take more steps: more epochs, or a smaller training.minibatch_size"
         )

@@ -23,9 +23,9 @@ from reagent_lite.console import logger
 from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.data.copy.location import parents_of
 from reagent_lite.data.stage_folder import StageManifest
+from reagent_lite.disk_room import is_writable
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
-from reagent_lite.files import is_writable
 
 if TYPE_CHECKING:
     from reagent_lite.config.shard_config import ShardConfig
@@ -175,12 +175,12 @@ def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str
 
     Only node 0 calls it; the data at training_data_path of other machines is not used.
     """
-    from reagent_lite.data.shards.sharing import shard
+    from reagent_lite.data.shards.sharing import share_shards
 
     generations: dict[str, str] = {}
     for key, path in paths.items():
         if path is not None:
-            outcome = shard(_sharding(config, group, key, {"training_data_path": path}))
+            outcome = share_shards(_sharding(config, group, key, {"training_data_path": path}))
             rows = ", ".join(f"{count:,}" for count in outcome.rows)
             logger.info(f"{_set_of(key)} rows of each machine: {rows}")
             generations[key] = outcome.generation

@@ -40,10 +40,12 @@ from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.console import logger, machine_logger
 from reagent_lite.data.served_log import WAITING, WaitingDecisions, newest_in
 from reagent_lite.data.writing.decisions import choices_of, write_decisions
+from reagent_lite.disk_room import disk_errors, require_writable, room_in
 from reagent_lite.errors import ConfigError, DataError, Problem, pluralize
 from reagent_lite.export.bundle import ChoiceKind
-from reagent_lite.files import alone_in, disk_errors, require_writable, room_in, sync, write_whole
+from reagent_lite.folder_lock import alone_in
 from reagent_lite.mounts import find_mount
+from reagent_lite.whole_files import sync, write_whole
 
 T = TypeVar("T")
 _TABLES = (

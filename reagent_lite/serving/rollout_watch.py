@@ -18,8 +18,8 @@ from reagent_lite.data.rollout_rows import rows_in
 from reagent_lite.data.served_log import ROLLOUT_EVENTS, decision_files
 from reagent_lite.data.stage_folder import data_files
 from reagent_lite.evaluation.policy_comparison import Comparer, RolloutComparison, UnitCollector
-from reagent_lite.files import write_whole
 from reagent_lite.serving.rollout_store import RolloutState, RolloutStore
+from reagent_lite.whole_files import write_whole
 
 _AT_ONCE_SECONDS = 1.0  # in which files are read before workers are looked after again
 

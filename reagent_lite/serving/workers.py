@@ -30,9 +30,10 @@ from reagent_lite.cli import exit_code, message_of
 from reagent_lite.config.rollout_config import ServedRolloutConfig
 from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.console import log_json, logger, machine_logger
+from reagent_lite.disk_room import require_writable
 from reagent_lite.errors import ConfigError, Problem, pluralize
 from reagent_lite.export.bundle import ChoiceKind
-from reagent_lite.files import alone_in, require_writable, scratch_folder
+from reagent_lite.folder_lock import alone_in
 from reagent_lite.serving.access import Access, require_certificate
 from reagent_lite.serving.app import create_app
 from reagent_lite.serving.decision_log import DecisionLog, open_log, require_usable
@@ -41,6 +42,7 @@ from reagent_lite.serving.rollout_store import RolloutStore
 from reagent_lite.serving.rollout_watch import RolloutWatch
 from reagent_lite.serving.served_model import Interface, ServedModel
 from reagent_lite.serving.worker_rollout import WorkerRollout
+from reagent_lite.whole_files import scratch_folder
 
 _CURRENT = "current"
 _NEW = "new"

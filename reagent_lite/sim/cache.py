@@ -18,7 +18,8 @@ from pathlib import Path
 
 from reagent_lite.console import logger
 from reagent_lite.errors import KernelBuildError, Problem
-from reagent_lite.files import scratch_folder, user_cache, work_folder
+from reagent_lite.shipped import user_cache
+from reagent_lite.whole_files import scratch_folder, work_folder
 
 _DIGITS = 32
 

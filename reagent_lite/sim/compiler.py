@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 
 from reagent_lite.errors import NoCompilerError, Problem, install
-from reagent_lite.files import find_shipped
+from reagent_lite.shipped import find_shipped
 
 KERNELS = find_shipped("kernels")
 """The folder of all kernel sources."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from reagent_lite.config.convert_config import ConvertConfig
 from reagent_lite.console import logger
 from reagent_lite.data.stage_folder import data_files, notes_of_input, require_apart
+from reagent_lite.disk_room import require_writable
 from reagent_lite.errors import needing, pluralize
-from reagent_lite.files import require_writable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

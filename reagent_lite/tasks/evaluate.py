@@ -34,6 +34,7 @@ from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.copy_summaries import content_of
 from reagent_lite.data.copy.training_copy import TrainingCopy, give_back_memory, prepare_training_copy
 from reagent_lite.data.rows.matrices import PolicyColumn
+from reagent_lite.disk_room import require_writable
 from reagent_lite.errors import BundleError, ConfigError, Problem, needing
 from reagent_lite.evaluation.arena import Arena
 from reagent_lite.evaluation.document import Findings
@@ -41,7 +42,6 @@ from reagent_lite.evaluation.estimates import EvaluatedPolicy, EvaluationLog, es
 from reagent_lite.evaluation.exported_model import ExportedModel, Reading
 from reagent_lite.evaluation.given_policy import GivenPolicy
 from reagent_lite.export.choices import CHOICES
-from reagent_lite.files import require_writable, write_whole
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import canonical
 from reagent_lite.report.evaluated import report_of_evaluation
@@ -49,6 +49,7 @@ from reagent_lite.report.html_page import render
 from reagent_lite.report.markdown import lines_of_report
 from reagent_lite.report.result import Brief, Result
 from reagent_lite.run.learner import threads_for
+from reagent_lite.whole_files import write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from reagent_lite.config.inspect_config import InspectConfig
 from reagent_lite.console import logger
+from reagent_lite.disk_room import require_writable
 from reagent_lite.errors import DataError, Problem, needing
-from reagent_lite.files import require_writable, write_whole
+from reagent_lite.whole_files import write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

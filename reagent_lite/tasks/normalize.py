@@ -29,9 +29,10 @@ from reagent_lite.data.features.normalization_files import left_out_features, no
 from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.log_shares import shares_in_words, shares_of
 from reagent_lite.data.stage_folder import StageManifest, data_files, notes_of_input, require_own, states_of
+from reagent_lite.disk_room import disk_errors, require_writable
 from reagent_lite.errors import ConfigError, Problem, needing, pluralize
-from reagent_lite.files import appearing_folder, disk_errors, require_writable, scratch_folder, write_whole
 from reagent_lite.item_table import ItemTable
+from reagent_lite.whole_files import appearing_folder, scratch_folder, write_whole
 
 if TYPE_CHECKING:
     from reagent_lite.data.features.log_features import LogSummary

@@ -16,8 +16,8 @@ from reagent_lite.config.score_config import ScoreConfig
 from reagent_lite.config.simulate_config import LOG_SUFFIXES, output_problems
 from reagent_lite.console import logger
 from reagent_lite.data.stage_folder import notes_of_input, require_apart
+from reagent_lite.disk_room import require_writable
 from reagent_lite.errors import ConfigError, needing, pluralize
-from reagent_lite.files import require_writable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def shard(config: ShardConfig) -> "Sharded":
-    """Makes the shards or waits for them, and fetches one; see data.shards.machines.shard."""
+    """Makes the shards or waits for them, and fetches one; see data.shards.sharing.share_shards."""
     with needing("data", "shards_path"):
         from reagent_lite.data.shards import sharing
-    return sharing.shard(config)
+    return sharing.share_shards(config)

@@ -25,13 +25,13 @@ from reagent_lite.config.simulate_config import PlayConfig, SimulateConfig, Valu
 from reagent_lite.config.simulation import RANDOM
 from reagent_lite.console import logger, progress
 from reagent_lite.data.episode_folder import stamp_origin
+from reagent_lite.disk_room import require_writable
 from reagent_lite.errors import BundleError, ConfigError, Problem, SimulationError, needing, pluralize
 from reagent_lite.evaluation.interval import Interval, none_if_infinite
 from reagent_lite.evaluation.played import MODEL, Played, mean_returns
 from reagent_lite.evaluation.returns import play
 from reagent_lite.export.bundle import load_bundle
 from reagent_lite.export.choices import Choices, compare_with_environment, kind_of_model, several_types
-from reagent_lite.files import require_writable, write_whole
 from reagent_lite.manifest import canonical
 from reagent_lite.report.content import Table
 from reagent_lite.report.result import Brief, Result
@@ -43,6 +43,7 @@ from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.kernel_sources import origin
 from reagent_lite.sim.played_episodes import Amount, play_episodes
 from reagent_lite.sim.spec import EnvSpec
+from reagent_lite.whole_files import write_whole
 
 if TYPE_CHECKING:
     from reagent_lite.data.writing.episode_rows import LogSchema

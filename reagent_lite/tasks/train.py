@@ -22,7 +22,7 @@ from reagent_lite.distributed.membership import LaunchError
 from reagent_lite.distributed.nodes import find_node
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
 from reagent_lite.errors import Preempted, ReagentLiteError, needing
-from reagent_lite.files import FolderIdentity
+from reagent_lite.folder_identity import FolderIdentity
 from reagent_lite.run.declaring import choose_interface, prepare_rendezvous, require_fit
 from reagent_lite.run.dry_run import dry_run, lines_of, require_first_rows, warnings_of
 from reagent_lite.run.runner import train

@@ -35,10 +35,11 @@ from reagent_lite.console import Waiting, logger
 from reagent_lite.distributed.agreement import StepAgreement
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import BundleError, PeerError, Problem, first_line
-from reagent_lite.files import FolderIdentity, appearing_file, appearing_folder, sync
+from reagent_lite.folder_identity import FolderIdentity
 from reagent_lite.manifest import CHECKPOINT, read_document, seal_folder, verify_folder
 from reagent_lite.training.loop import Running
 from reagent_lite.training.stop import StopSignal
+from reagent_lite.whole_files import appearing_file, appearing_folder, sync
 
 STATE = "state.json"
 LEARNER = "learner.safetensors"

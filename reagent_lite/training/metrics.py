@@ -24,7 +24,7 @@ from reagent_lite.config.loader import Scalar
 from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import install, lacking
-from reagent_lite.files import write_whole
+from reagent_lite.whole_files import write_whole
 
 
 class Meter:

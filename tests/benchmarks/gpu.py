@@ -36,7 +36,6 @@ from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.gpus import list_gpus
 from reagent_lite.distributed.group import Group, ProcessRanks
-from reagent_lite.files import scratch_folder
 from reagent_lite.run import learner
 from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import update_capture
@@ -50,6 +49,7 @@ from reagent_lite.tasks.simulate import simulate
 from reagent_lite.training.capture import Captured
 from reagent_lite.training.loop import fit
 from reagent_lite.training.resume import History
+from reagent_lite.whole_files import scratch_folder
 from tests.benchmarks.turns import ROOT
 
 Figures = dict[str, Any]

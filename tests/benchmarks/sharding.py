@@ -25,8 +25,8 @@ from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.data.shards.partition import make_shards
 from reagent_lite.data.stage_folder import StageManifest
-from reagent_lite.files import sync
 from reagent_lite.tasks.simulate import simulate
+from reagent_lite.whole_files import sync
 from tests.benchmarks.turns import in_turns, medians, options_of, ratio, run, seconds_of, show
 
 FILES = 16

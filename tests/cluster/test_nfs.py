@@ -117,7 +117,7 @@ def test_a_file_that_is_replaced_on_the_server_is_never_read_in_part(tmp_path: P
 HELD = """
 import logging, os, signal, subprocess, sys, time
 from pathlib import Path
-from reagent_lite import files
+from reagent_lite import folder_lock
 from reagent_lite.errors import ConfigError
 role, folder = sys.argv[1], Path(sys.argv[2])
 logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -136,7 +136,7 @@ elif role == "0":
     (folder / "killed").touch()
 else:
     until("held")
-    files._LEASE_SECONDS = 2.0
+    folder_lock._LEASE_SECONDS = 2.0
     try:
         with files.alone_in(folder, "model_output_path"):
             print("two have it")

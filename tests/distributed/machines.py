@@ -28,7 +28,7 @@ from reagent_lite.distributed.meeting import Rendezvous
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure, report_model_saved
 from reagent_lite.errors import DataError, Preempted, ReagentLiteError
-from reagent_lite.files import FolderIdentity
+from reagent_lite.folder_identity import FolderIdentity
 
 ONE = Declaration(node=0, host="here", pid=1, processes=1, device="cpu")
 PYTHONPATH = f"{Path(__file__).parents[2]}:{Path(__file__).parents[1]}"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from reagent_lite.distributed.declarations import Declaration, compare, digest_of_code, shared_keys
+from reagent_lite.distributed.declarations import Declaration, compare_declarations, digest_of_code, shared_keys
 
 
 def machine(node: int, **changes: object) -> Declaration:
@@ -55,7 +55,7 @@ def machine(node: int, **changes: object) -> Declaration:
 def test_what_differs_between_machines_is_named_with_both_values(
     others: list[dict[str, Any]], problems: list[tuple[str, ...]], warnings: list[str]
 ) -> None:
-    result = compare([machine(0), *(machine(node, **changes) for node, changes in enumerate(others, 1))])
+    result = compare_declarations([machine(0), *(machine(node, **changes) for node, changes in enumerate(others, 1))])
     assert [(problem.where, problem.expected, problem.got) for problem in result[0]] == problems
     assert result[1] == warnings
 

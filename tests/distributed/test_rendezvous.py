@@ -27,7 +27,7 @@ from reagent_lite.distributed.meeting_file import MeetingFile, Record
 from reagent_lite.distributed.membership import Heartbeats
 from reagent_lite.distributed.nodes import Node
 from reagent_lite.errors import ConfigError, RendezvousError
-from reagent_lite.files import FolderIdentity
+from reagent_lite.folder_identity import FolderIdentity
 
 TOKEN = "ab" * 32
 OLD = json.dumps(RECORD)

@@ -13,8 +13,8 @@ from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.segment_effects import (
     EffectSettings,
+    SegmentChange,
     Segments,
-    Standing,
     choosing_rows,
     effects_by_segment,
 )
@@ -40,11 +40,11 @@ def test_losers_are_found_and_the_sum_is_weighted(log: tuple[EvaluationPage, Sta
     page, features, cell = log
     segments = effects(page, features)
     assert segments.unit == "row"
-    losing = [index for index, effect in enumerate(segments.effects) if effect.standing is Standing.LOSES]
+    losing = [index for index, effect in enumerate(segments.effects) if effect.standing is SegmentChange.LOSES]
     assert losing
     assert LOSERS[cell[np.isin(segments.segment, losing)]].mean() > 0.9
     assert "country c3" in " ".join(segments.effects[index].words for index in losing)
-    assert {effect.standing for effect in segments.effects} >= {Standing.GAINS}
+    assert {effect.standing for effect in segments.effects} >= {SegmentChange.GAINS}
     # rows that chose give no interval; the sum is that of the segments
     choosing = choosing_rows(page)
     assert (segments.segment[choosing] == -1).all()
@@ -78,7 +78,7 @@ def test_a_policy_that_has_seen_the_rows_is_not_said_to_gain(
 ) -> None:
     page, features, _ = log
     seen = effects(page, features, seen=True)
-    assert {effect.standing for effect in seen.effects} == {Standing.UNDECIDED}
+    assert {effect.standing for effect in seen.effects} == {SegmentChange.UNDECIDED}
     assert {effect.verdict for effect in seen.effects} == {Verdict.SUPPORT}
 
 
@@ -89,7 +89,7 @@ def test_a_segment_with_wrong_propensities_is_not_used(log: tuple[EvaluationPage
     segments = effects(halved, features)
     for index, effect in enumerate(segments.effects):
         if LOSERS[cell[segments.segment == index]].mean() > 0.9:
-            assert (effect.verdict, effect.standing) == (Verdict.DO_NOT_USE, Standing.UNDECIDED)
+            assert (effect.verdict, effect.standing) == (Verdict.DO_NOT_USE, SegmentChange.UNDECIDED)
             assert "propensities are too small" in effect.reason
 
 
@@ -118,7 +118,7 @@ def test_equal_policies_have_one_segment_and_no_effect(log: tuple[EvaluationPage
     (effect,) = effects(replace(page, model_propensities=equal), features).effects
     assert effect.words == "all rows"
     assert (effect.difference.low, effect.difference.value, effect.difference.high) == (0, 0, 0)
-    assert effect.standing is Standing.UNDECIDED
+    assert effect.standing is SegmentChange.UNDECIDED
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 40])
@@ -127,7 +127,7 @@ def test_few_rows_have_a_reason_or_none(rows: int) -> None:
     segments = effects_by_segment(page, features, EffectSettings(gamma=1.0, config=CONFIG))
     if segments is not None:
         assert all(effect.reason for effect in segments.effects)
-        assert all(effect.standing is Standing.UNDECIDED for effect in segments.effects)
+        assert all(effect.standing is SegmentChange.UNDECIDED for effect in segments.effects)
 
 
 def test_the_oracle_draws_as_it_says() -> None:

@@ -19,7 +19,7 @@ from reagent_lite.evaluation.decision import (
     ShipDecision,
     Standing,
 )
-from reagent_lite.evaluation.explanation import Explanation, Group, Importance, PolicyTree
+from reagent_lite.evaluation.explanation import Explanation, Importance, PolicyGroup, PolicyTree
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.played import AGAINST, MODEL, RANDOM, Earned, Played, PlayedPolicy
@@ -137,7 +137,7 @@ def candidates(name: str, number: int = 1) -> dict[str, Any]:
 def explanation(name: str, figure: Interval) -> Explanation:
     """Three segments, choices and leaves with this name, and features."""
     choices = {f"{name} {number}": (0.5, 0.25) for number in range(3)}
-    groups = tuple(Group(words=f"{name} {number}", share=1 / 3, choices=choices) for number in range(3))
+    groups = tuple(PolicyGroup(words=f"{name} {number}", share=1 / 3, choices=choices) for number in range(3))
     effects = tuple(
         SegmentEffect(
             words=group.words, share=group.share, count=100, effective=12.5, estimator=SEQUENTIAL[0], logged=figure,

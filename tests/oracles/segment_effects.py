@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.segment import StateFeatures
-from reagent_lite.evaluation.segment_effects import EffectSettings, Standing, effects_by_segment
+from reagent_lite.evaluation.segment_effects import EffectSettings, SegmentChange, effects_by_segment
 from reagent_lite.evaluation.verdict import Verdict
 
 from .gridworld import Array
@@ -162,19 +162,20 @@ def outcome_of(regime: SegmentRegime, seed: int) -> dict[str, float]:
     ]
     standings = [effect.standing for effect in effects]
     true_standings = [
-        Standing.GAINS if value > 1e-9 else Standing.LOSES if value < -1e-9 else Standing.UNDECIDED for value in truths
+        SegmentChange.GAINS if value > 1e-9 else SegmentChange.LOSES if value < -1e-9 else SegmentChange.UNDECIDED
+        for value in truths
     ]
     pairs = list(zip(standings, true_standings, strict=True))
-    false = [standing not in (Standing.UNDECIDED, true) for standing, true in pairs]
-    losers = [standing is Standing.LOSES for standing, true in pairs if true is Standing.LOSES]
-    gainers = [standing is Standing.GAINS for standing, true in pairs if true is Standing.GAINS]
+    false = [standing not in (SegmentChange.UNDECIDED, true) for standing, true in pairs]
+    losers = [standing is SegmentChange.LOSES for standing, true in pairs if true is SegmentChange.LOSES]
+    gainers = [standing is SegmentChange.GAINS for standing, true in pairs if true is SegmentChange.GAINS]
     return {
         "segments": len(effects),
         "trusted": float(np.mean(trusted)),
         "all hold": float(all(held)),
         "total holds": float(not segments.total.excludes(whole)),
-        "false gain": float(any(wrong and s is Standing.GAINS for wrong, s in zip(false, standings, strict=True))),
-        "false loss": float(any(wrong and s is Standing.LOSES for wrong, s in zip(false, standings, strict=True))),
+        "false gain": float(any(wrong and s is SegmentChange.GAINS for wrong, s in zip(false, standings, strict=True))),
+        "false loss": float(any(wrong and s is SegmentChange.LOSES for wrong, s in zip(false, standings, strict=True))),
         "losers found": float(np.mean(losers)) if losers else np.nan,
         "gainers found": float(np.mean(gainers)) if gainers else np.nan,
     }

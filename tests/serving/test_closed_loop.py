@@ -15,7 +15,7 @@ from oracles.shop import loop
 from serving.conftest import flush, rows_of
 from serving.test_server import Server
 
-from reagent_lite.files import appearing_folder
+from reagent_lite.whole_files import appearing_folder
 
 SESSIONS = (40, 160, 500, 400)  # of each round; the last one is not trained on
 STATE = tuple(range(17))

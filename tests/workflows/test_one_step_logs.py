@@ -16,7 +16,7 @@ from oracles.runs import Runner, quick, trained
 import reagent_lite
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.shards.sharing import shard
+from reagent_lite.data.shards.sharing import share_shards
 from reagent_lite.errors import DataError, NoRowsError
 
 ALONE = "each row is a decision of its own, as no column says what follows one; a discount (gamma) has no effect"
@@ -106,7 +106,7 @@ def test_normalization_and_shards(tmp_path: Path) -> None:
     outcome = normalized(file, tmp_path / "n")
     assert (outcome.rows, outcome.types) == (200, {"state_features": {"PROBABILITY": 1}})
     places = {"shards_path": str(tmp_path / "s"), "local_path": str(tmp_path / "local")}
-    made = shard(ShardConfig(training_data_path=file, num_nodes=2, node_index=0, **places))
+    made = share_shards(ShardConfig(training_data_path=file, num_nodes=2, node_index=0, **places))
     assert sum(made.rows) == 200
     assert trained(quick(tmp_path / "local", tmp_path / "out")).rows == made.rows[0]
 

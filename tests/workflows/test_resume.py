@@ -38,7 +38,7 @@ from oracles.waiting import wait_until
 from reagent_lite import console
 from reagent_lite.config import DqnConfig
 from reagent_lite.errors import ConfigError, UnavailableError
-from reagent_lite.files import alone_in
+from reagent_lite.folder_lock import alone_in
 from reagent_lite.tasks.train import main
 
 DROPOUT: Tree = {"training": {"dropout_ratio": 0.2, "lr_policy": "exponential", "lr_decay": 0.7},

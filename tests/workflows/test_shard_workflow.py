@@ -20,7 +20,7 @@ from oracles.waiting import wait_until
 from reagent_lite.cli import main_alone
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data.shards import sharing
-from reagent_lite.data.shards.sharing import fetch, shard
+from reagent_lite.data.shards.sharing import fetch, share_shards
 from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import ConfigError, DataError
 from workflows.shard import COMMAND
@@ -34,7 +34,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runner:
     """run(config tree, *arguments): the whole command line, without a process of its own."""
 
     def start(tree: dict[str, Any], *arguments: str) -> Run:
-        return Run(main_alone(COMMAND, shard, [*with_config(tmp_path, tree), *arguments]), *capsys.readouterr())
+        return Run(main_alone(COMMAND, share_shards, [*with_config(tmp_path, tree), *arguments]), *capsys.readouterr())
 
     return start
 
@@ -117,7 +117,7 @@ def test_killed_while_fetching(tree: dict[str, Any], tmp_path: Path) -> None:
         write(tmp_path / "in" / f"{number}.parquet", table([100] * 100, first=1000 * number), group=5000)
     stage(tmp_path / "in")
     tree["num_nodes"] = 1
-    shard(ShardConfig(**tree))
+    share_shards(ShardConfig(**tree))
     target = tmp_path / "disk" / "shard"
     process = started(tree, tmp_path / "c.json", "--node_index=0")
     assert killed_when(process, lambda: len(list(target.glob("part-*"))) >= 3)
@@ -144,7 +144,7 @@ def test_places_in_each_others_way(tree: dict[str, Any], tmp_path: Path, key: st
     (tmp_path / "link").symlink_to(tmp_path / "in")
     config = ShardConfig(**{**tree, key: path.format_map({name: tmp_path / name for name in ("in", "link", "share")})})
     with pytest.raises(ConfigError, match=message) if message else nullcontext():
-        shard(config)
+        share_shards(config)
     assert sorted(path.name for path in (tmp_path / "in").iterdir()) == [f"{number}.parquet" for number in range(10)]
 
 
@@ -153,23 +153,23 @@ def test_a_fetch_begins_anew_where_shards_are_made_again_meanwhile(
 ) -> None:
     """Machine 1 does not see the input, which changes after it has read shards.json."""
     config = ShardConfig(**tree)
-    first = shard(config)
+    first = share_shards(config)
     fetch_shard = sharing.fetch_shard
 
     def late(*given: Any) -> tuple[str, ...]:
         write(tmp_path / "in" / "10.parquet", table([5, 5], first=500))
-        shard(config)
+        share_shards(config)
         return fetch_shard(*given)
 
     monkeypatch.setattr(sharing, "fetch_shard", late)
-    done = shard(ShardConfig(**{**tree, "training_data_path": "/not/here", "node_index": 1}))
+    done = share_shards(ShardConfig(**{**tree, "training_data_path": "/not/here", "node_index": 1}))
     assert sum(done.rows) == sum(first.rows) + 10
     assert len(rows_of(Path(tree["local_path"]))) == done.rows[1]
 
 
 def test_the_generation_that_machine_0_made(tree: dict[str, Any], tmp_path: Path) -> None:
     """The input, here rows of its own, is not read; another generation than the given one is refused."""
-    made = shard(ShardConfig(**tree))
+    made = share_shards(ShardConfig(**tree))
     write(tmp_path / "other" / "0.parquet", table([3]))
     other = {**tree, "training_data_path": str(tmp_path / "other"), "node_index": 1, "wait_seconds": 0.5}
     fetched = fetch(ShardConfig(**other), made.generation)

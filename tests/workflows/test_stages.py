@@ -18,7 +18,7 @@ from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.config.loader import check
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data.copy.first_look import holds_events
-from reagent_lite.data.shards.sharing import shard
+from reagent_lite.data.shards.sharing import share_shards
 from reagent_lite.errors import ConfigError
 from reagent_lite.report.run import DataSource, lineage_section
 from reagent_lite.run.logged import Data, prepare
@@ -112,7 +112,7 @@ def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, caplo
 
     transitions = paired(tmp_path / "log", tmp_path / "transitions")
     places = {"shards_path": str(tmp_path / "share"), "local_path": str(tmp_path / "shard")}
-    shard(check(ShardConfig, {"training_data_path": transitions, "num_nodes": 2, "node_index": 0, **places}))
+    share_shards(check(ShardConfig, {"training_data_path": transitions, "num_nodes": 2, "node_index": 0, **places}))
     assert prepared(config(tmp_path, tmp_path / "shard")).train.copy.notes == (left_out,)
 
 

@@ -28,10 +28,12 @@ from reagent_lite.data.formats.input_files import InputFile, local_path
 from reagent_lite.data.rows.matrices import FeatureIds
 from reagent_lite.data.stage_folder import StageManifest
 from reagent_lite.data.timeline.settings import items_setting, pairing_settings
+from reagent_lite.disk_room import NO_ROOM, free_disk_bytes
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import NO_ROOM, free_disk_bytes, made_folder, process_mark, sweep, sync, user_cache
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import TRAINING_COPY, FolderKind
+from reagent_lite.shipped import user_cache
+from reagent_lite.whole_files import made_folder, process_mark, sweep, sync
 
 KIND = "training copy"
 LAYOUT = 11

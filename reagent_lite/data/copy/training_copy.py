@@ -29,11 +29,12 @@ from reagent_lite.data.formats.frames import Logs, location, paths_of
 from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.rows.levels import Levels
 from reagent_lite.data.stage_folder import data_files, notes_of_input, require_unchanged
+from reagent_lite.disk_room import is_writable
 from reagent_lite.errors import DataError, Problem, pluralize, raise_any
 from reagent_lite.feature_ids import id_of
-from reagent_lite.files import is_writable, scratch_folder
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import TRAINING_COPY
+from reagent_lite.whole_files import scratch_folder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,12 @@ from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.data.features.feature_types import FEATURE_TYPES
 from reagent_lite.data.formats.input_files import local_path, read_bytes
+from reagent_lite.disk_room import disk_errors
 from reagent_lite.errors import ConfigError, DataError, Problem, join_names, pluralize, raise_any, suggest_nearest
 from reagent_lite.feature_ids import id_of
-from reagent_lite.files import disk_errors, write_whole
 from reagent_lite.strict_json import unique_keys
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
+from reagent_lite.whole_files import write_whole
 
 
 class _Parameters(Section):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.errors import DataError, Problem, needing
-from reagent_lite.files import sweep, sync, user_cache, work_folder
+from reagent_lite.shipped import user_cache
+from reagent_lite.whole_files import sweep, sync, work_folder
 
 if TYPE_CHECKING:
     from pyarrow import Table as Table

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from reagent_lite.data.copy.spool import write_npy
 from reagent_lite.data.sampling.source import FeatureColumns
-from reagent_lite.files import appearing_file
 from reagent_lite.types import NormalizationSpec
+from reagent_lite.whole_files import appearing_file
 
 _CHUNK_BYTES = 1 << 22  # a transform takes several times as much memory
 _SMALL_BYTES = 1 << 28

@@ -20,9 +20,11 @@ from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.shards.partition import KIND
 from reagent_lite.data.shards.store import TODO_PLACE, ShardEntry, Store
 from reagent_lite.data.stage_folder import StageManifest
+from reagent_lite.disk_room import disk_errors
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import appearing_file, disk_errors, made_folder, names_in, sweep, sync
+from reagent_lite.folder_identity import names_in
 from reagent_lite.manifest import FILE_NAME, file_entries
+from reagent_lite.whole_files import appearing_file, made_folder, sweep, sync
 
 _CHUNK_BYTES = 1 << 18
 _THREADS = 4  # buckets answer several requests faster than one

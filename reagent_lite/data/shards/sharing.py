@@ -20,8 +20,8 @@ from reagent_lite.data.shards.fetch import fetch_shard
 from reagent_lite.data.shards.partition import make_shards, settings
 from reagent_lite.data.shards.store import TODO_PLACE, Pointer, Store, describe
 from reagent_lite.data.stage_folder import are_unchanged, data_files, notes_of_input
+from reagent_lite.disk_room import disk_errors
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, pluralize, raise_any
-from reagent_lite.files import disk_errors
 
 _SEEN_WITHIN_SECONDS = 120.0  # NFS shows a replaced file a minute late by default (acdirmax)
 
@@ -49,7 +49,7 @@ class Sharded:
     seconds: float
 
 
-def shard(config: ShardConfig) -> Sharded:
+def share_shards(config: ShardConfig) -> Sharded:
     """Makes missing shards or waits for them, and fetches one if `node_index` is given.
 
     Raises:

@@ -23,8 +23,8 @@ import fsspec
 from reagent_lite.data.formats.input_files import POINTER, local_path
 from reagent_lite.data.shards.partition import folder_name
 from reagent_lite.data.stage_folder import FIELDS, InputState, StageManifest, parse_document
+from reagent_lite.disk_room import disk_errors
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.files import appearing_folder, disk_errors, scratch_folder
 from reagent_lite.manifest import (
     FILE_NAME,
     SCHEMA_VERSION,
@@ -35,6 +35,7 @@ from reagent_lite.manifest import (
     require_files,
     seal,
 )
+from reagent_lite.whole_files import appearing_folder, scratch_folder
 
 TODO_PLACE = "Make room or give another place, and run again"
 _FOLDER = "shards"

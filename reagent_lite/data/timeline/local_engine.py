@@ -17,7 +17,7 @@ from reagent_lite.data.formats.schema import in_one_piece, to_numpy
 from reagent_lite.data.timeline.event_spans import Counts
 from reagent_lite.data.timeline.events import ORDER, EventFacts, check_events
 from reagent_lite.data.timeline.pairing import Pairing
-from reagent_lite.files import room_in
+from reagent_lite.disk_room import room_in
 
 GROUP_BYTES = 1 << 23
 """Approximate size in memory of the events that are sorted and paired at once; a larger bucket is not divided. The

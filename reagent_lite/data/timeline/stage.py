@@ -50,10 +50,11 @@ from reagent_lite.data.timeline.report import (
 from reagent_lite.data.timeline.settings import items_setting, pairing_settings
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.data.writing.part_files import part_name
+from reagent_lite.disk_room import require_writable, room_in
 from reagent_lite.errors import ConfigError, Problem, pluralize
-from reagent_lite.files import appearing_folder, require_writable, room_in, work_folder
 from reagent_lite.item_table import ItemTable
 from reagent_lite.memory import free_host_bytes
+from reagent_lite.whole_files import appearing_folder, work_folder
 
 KIND = "timeline"
 _ROWS_PER_FILE = 300_000

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from reagent_lite.files import room_in
+from reagent_lite.disk_room import room_in
 
 ROW_GROUP_ROWS = 1 << 16
 PARQUET: Final[dict[str, Any]] = {"compression": "lz4", "use_dictionary": False}

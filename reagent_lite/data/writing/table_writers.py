@@ -26,8 +26,10 @@ import pyarrow.parquet
 from reagent_lite.config.column_names import kind_of_column
 from reagent_lite.data.formats.blocks import num_threads
 from reagent_lite.data.rows.maps import VALUES
+from reagent_lite.disk_room import disk_errors
 from reagent_lite.errors import DataError, Problem, first_line
-from reagent_lite.files import FolderIdentity, appearing_file, disk_errors
+from reagent_lite.folder_identity import FolderIdentity
+from reagent_lite.whole_files import appearing_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def table_writer(target: Path, *, within: FolderIdentity | None = None) -> Itera
 
     Args:
         target: the file.
-        within: see `files.appearing_file`.
+        within: see `whole_files.appearing_file`.
 
     Raises:
         DataError: a name that ends in none of FORMATS, values that the format cannot hold, or a file that cannot be

@@ -16,9 +16,10 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import Waiting, logger
 from reagent_lite.data.episode_folder import EpisodeFolder, name_episode
 from reagent_lite.data.writing.episode_rows import EpisodeBlock, LogSchema, episode_rows
+from reagent_lite.disk_room import NO_ROOM
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, pluralize
-from reagent_lite.files import NO_ROOM, sentence_of
+from reagent_lite.folder_identity import sentence_of
 from reagent_lite.run.environments import (
     TRAINING,
     ObservationEncoder,

@@ -29,7 +29,7 @@ from reagent_lite.data.episode_folder import EpisodeFile, EpisodeFolder, compare
 from reagent_lite.data.rows.matrices import Lists
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, DataError, Problem, pluralize, raise_any
-from reagent_lite.files import sentence_of, wait_for
+from reagent_lite.folder_identity import sentence_of, wait_for
 from reagent_lite.run.environments import ObservationEncoder
 from reagent_lite.run.roles.published_policies import (
     DATASET_KEY,

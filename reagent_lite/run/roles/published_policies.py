@@ -23,13 +23,16 @@ from reagent_lite.config.dataset import DatasetConfig
 from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.console import logger
 from reagent_lite.data.episode_folder import FIFO, EpisodeFolder, compare_facts
+from reagent_lite.disk_room import require_writable
 from reagent_lite.distributed.group import attempt_here
 from reagent_lite.errors import BundleError, ConfigError, Problem, raise_any
-from reagent_lite.files import FolderIdentity, alone_in, appearing_folder, names_in, require_writable, wait_for
+from reagent_lite.folder_identity import FolderIdentity, names_in, wait_for
+from reagent_lite.folder_lock import alone_in
 from reagent_lite.manifest import POLICY, seal_folder, verify_folder
 from reagent_lite.run.environments import ObservationEncoder, Simulation
 from reagent_lite.sim.kernel_sources import origin
 from reagent_lite.training.checkpoint_folder import copy_tensors
+from reagent_lite.whole_files import appearing_folder
 
 WEIGHTS: Final = "weights.safetensors"
 DATASET_KEY: Final = "simulation.dataset.path"

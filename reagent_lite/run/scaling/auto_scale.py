@@ -32,19 +32,20 @@ from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import Group
 from reagent_lite.distributed.worker import Reports
 from reagent_lite.errors import ConfigError, Problem, pluralize
-from reagent_lite.files import scratch_folder, user_cache, write_whole
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import agent_types
 from reagent_lite.run.environments import compile_environment
 from reagent_lite.run.memory_needs import simulation_memory
 from reagent_lite.run.scaling.search import search, smallest
 from reagent_lite.run.simulated import simulated_plan
+from reagent_lite.shipped import user_cache
 from reagent_lite.sim.backend import Backend
 from reagent_lite.sim.cache import machine, make_key
 from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.kernel_sources import built_from, find_environment
 from reagent_lite.training.checkpoint_folder import CheckpointFolder
 from reagent_lite.training.resume import find_unfinished
+from reagent_lite.whole_files import scratch_folder, write_whole
 
 _KEY = "simulation.auto_scale"
 # Smallest numbers of rounds and optimizer steps of a scaled run; fewer steps if fewer are configured. Measured on
