@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import sqlite3
 import ssl
@@ -25,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from oracles.bundles import bilinear_bundle, linear_bundle
 from oracles.waiting import wait_until
 from serving.conftest import IDS, NAMES, Open, Worker
-from serving.test_server import ROW, Server
+from serving.test_server import ROW, Server, workers
 
 from reagent_lite.config.loader import load_config
 from reagent_lite.config.serve import ServeConfig
@@ -181,6 +182,33 @@ def test_a_server_on_a_network_with_tls_tokens_and_messages_in_json(
     for wrong in ({"tls_key": files["tls_certificate"]}, {"tls_certificate": str(tmp_path / "none")}):
         with pytest.raises(ConfigError, match="tls_certificate: expected a PEM certificate"):
             require_certificate(ServeConfig(**(files | wrong)))
+
+
+def test_unfinished_handshakes_are_connections(named: Path, tmp_path: Path) -> None:
+    """Of one client: the oldest makes room, each ends in time, and others are answered meanwhile."""
+    files = certificate(tmp_path)
+    settings = (*(f'{key}="{value}"' for key, value in files.items()), "request_seconds=3", "max_client_connections=40")
+    with closing(Server(named, tmp_path / "log", *settings)) as running, ExitStack() as closing_all:
+        url = running.url.replace("127.0.0.1", "localhost")
+        context = ssl.create_default_context(cafile=files["tls_certificate"])
+        client = closing_all.enter_context(httpx.Client(base_url=url, verify=context, timeout=60))
+        assert client.get("/healthz", headers={"connection": "close"}).status_code == 200
+        (worker,) = workers(running)
+        before = worker.num_fds()
+        opened = []
+        for number in range(300):
+            opened.append(closing_all.enter_context(closing(connect(running))))
+            opened[-1].sendall(b"\x16\x03\x01\x02\x00\x01" * (number % 2))  # a part of a ClientHello
+        status, took = seconds(lambda: client.get("/healthz"))
+        assert (status, took < 1) == (200, True)
+        assert worker.num_fds() <= before + 41  # one was just closed
+        assert {everything(connection) for connection in opened} == {b""}
+        assert worker.num_fds() < before + 10
+        page = client.get("/metrics").text
+        reasons = dict(re.findall(r'reagent_connections_closed_total{reason="(\w+)"} (\S+)', page))
+        # 300 and one that ends its handshake, of which 40 at a time
+        assert {name: float(count) for name, count in reasons.items()} == {"replaced": 261, "late": 39}
+        assert "Traceback" not in running.process.said
 
 
 def test_numbers_of_rows_candidates_and_logged_bytes(named: Path, items: Path, opened: Open) -> None:
