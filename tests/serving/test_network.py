@@ -85,16 +85,16 @@ def test_tokens(worker: Worker, named: Path, opened: Open, tokens: dict[str, str
     guarded = opened(named, **tokens, log=str(named.parent / "guarded")).client
     statuses = {
         (path, token): guarded.request(
-            "POST" if path in ("/decide", "/reward") else "GET",
+            "POST" if path in ("/decide", "/reward", "/rollout") else "GET",
             path,
             json={"rows": [ROW]} if path == "/decide" else {"decision_id": "1", "reward": 1},
             headers={"authorization": token} if token else {},
         ).status_code
-        for path in ("/decide", "/reward", "/metrics", "/openapi.json", "/docs", "/healthz", "/other")
+        for path in ("/decide", "/reward", "/rollout", "/metrics", "/openapi.json", "/docs", "/healthz", "/other")
         for token in (f"Bearer {DECIDE}", f"bearer {REWARD}", f"Bearer {DECIDE}x", f"Basic {DECIDE}", "Bearer ", "")
     }
     allowed = {key for key, status in statuses.items() if status != 401}
-    of_reward = ("/reward", "/metrics", "/openapi.json", "/docs", "/other")
+    of_reward = ("/reward", "/rollout", "/metrics", "/openapi.json", "/docs", "/other")
     assert allowed == {
         ("/decide", f"Bearer {DECIDE}"),
         *((path, f"bearer {REWARD}") for path in of_reward),
@@ -103,6 +103,10 @@ def test_tokens(worker: Worker, named: Path, opened: Open, tokens: dict[str, str
     answer = guarded.post("/decide", content=b"{")
     assert (answer.headers["www-authenticate"], answer.headers["connection"]) == ("Bearer", "close")
     assert answer.json()["problems"][0]["todo"] == "Send the header authorization: Bearer TOKEN"
+    for tokens_sent in ((DECIDE, "wrong"), ("wrong", DECIDE), (DECIDE, DECIDE)):
+        headers = [("authorization", f"Bearer {token}") for token in tokens_sent]
+        assert guarded.post("/decide", json={"rows": [ROW]}, headers=headers).status_code == 401
+    assert guarded.post("/decide", headers={"authorization": b"Bearer " + "ä".encode() * 16}).status_code == 401
     assert worker.client.post("/decide", json={"rows": [ROW]}).status_code == 200  # of this machine: none is needed
 
 
@@ -117,6 +121,13 @@ def test_a_server_for_other_machines_needs_tokens_or_says_that_it_has_none(host:
     load_config(ServeConfig, None, settings(no_token=True))
     for local in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
         load_config(ServeConfig, None, settings(host=local))
+
+
+def test_tokens_of_files_with_other_line_ends(tmp_path: Path) -> None:
+    for ends in (b"", b"\n", b"\r\n", b" \r\n\r\n"):
+        (tmp_path / "token").write_bytes(b"a" * 16 + (ends + b"b" * 16 + ends if ends else b""))
+        access = Access.of(ServeConfig(decide_token_file=str(tmp_path / "token")))
+        assert access.decide == (b"a" * 16, b"b" * 16)[: 2 if ends else 1]
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "short", "x" * 16 + " y", "ä" * 20, None])
