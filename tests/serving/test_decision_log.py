@@ -375,7 +375,8 @@ def test_decisions_before_the_first_poll_of_a_log_are_named_when_they_are_lost(
             pass_time(log)
             log.rotate()
         log.append([EVENT] * 4)
-        name, first = log.name, 4 if damage == "database" else 1
+        name = log.name
+        first = 4 if damage == "database" else 1
         copy = shutil.copytree(tmp_path / "log", tmp_path / "copy")
     names = {"-wal": ["-wal"], "both": ["", "-wal"], "database": [""]}[damage]
     for suffix in (*names, "-shm"):

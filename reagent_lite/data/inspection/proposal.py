@@ -156,9 +156,12 @@ class _Proposal:
         action = self._column("action")
         if action is None or "possible_actions" in self.fields:
             return
-        taken = {*self.fields.values(), *(name for raw in self._settings.columns.values() for name in names_of(raw))}
+        used = {
+            *self.fields.values(),
+            *(name for raw in self._settings.columns.values() for name in names_of(raw)),
+        }
         for column in self._columns:
-            if column.kind != "list" or column.name in taken or len(column.present) < MIN_PRESENT_VALUES:
+            if column.kind != "list" or column.name in used or len(column.present) < MIN_PRESENT_VALUES:
                 continue
             pairs = zip(column.values, action.values, strict=True)
             if all(text_of(name) in map(text_of, choices) for choices, name in pairs if choices is not None):
