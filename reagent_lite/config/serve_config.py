@@ -64,12 +64,12 @@ class ServeConfig(Section):
     max_logged_kb: Positive = 4096.0
     """Largest size in the log of a request's decisions; more are answered with 413 and not logged."""
     max_connections: Count = 4096
-    """Largest number of connections of a worker. Beyond it the oldest connection whose request is incomplete is closed,
-    or else the new one."""
+    """Largest number of connections of a worker. Beyond it the oldest connection whose TLS handshake or request is
+    incomplete is closed, or else the new one."""
     max_client_connections: Count = 1024
     """The same for the connections of a worker from one address, which may be a proxy."""
     request_seconds: Positive = 10.0
-    """Seconds that the head of a request may take to arrive, and as many for its body."""
+    """Seconds that the head of a request may take to arrive, and as many for its body, and for a TLS handshake."""
     poll_seconds: Positive = 1.0
     """Seconds between checks of the model's folder and of `items`, between syncs of the database, and between checks
     whether a Parquet file is due."""

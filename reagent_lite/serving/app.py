@@ -205,7 +205,7 @@ async def rollout_figures(request: Request) -> Response:
 @of_rollout.post(
     "/rollout", responses=ERRORS | OF_ROLLOUT, summary="Change the share, stop or promote", status_code=204
 )
-async def change_rollout(body: RolloutChange, request: Request) -> None:
+async def change_rollout(body: RolloutChange, request: Request) -> Response:
     """Changes a running rollout from the next decision on; the log has it as an event."""
     rollout = _rollout(request)
     cause = "asked for by POST /rollout"
@@ -219,6 +219,7 @@ async def change_rollout(body: RolloutChange, request: Request) -> None:
         todo = "Start the server with another new model for a new rollout"
         raise RefusedError(409, Problem("rollout", "a rollout that runs", rollout.store.state.state, todo))
     machine_logger.info(f"rollout: {body.model_dump_json(exclude_defaults=True)} by POST /rollout")
+    return Response(status_code=204)
 
 
 def _rollout(request: Request) -> WorkerRollout:

@@ -294,6 +294,9 @@ class DecisionLog:
             ((last, _),) = self._all(_LAST)
             self._db.execute("INSERT OR REPLACE INTO keys VALUES (?, ?)", (last + 1, secrets.token_bytes(16)))
         self._keys = self._all("SELECT first, key FROM keys ORDER BY first DESC")
+        self._db.execute(
+            "PRAGMA wal_checkpoint(PASSIVE)"
+        )  # so that without the write-ahead log its decisions are known
         sync(self._wal)
 
     def _id(self, number: int) -> str:
@@ -314,23 +317,28 @@ class DecisionLog:
         match = _NOTE.fullmatch(os.pread(self._newest, 100, 0))
         return int(match[2]) if match and match[1] == self.name.encode() else 0
 
-    def count_missing(self) -> int:
-        """Returns how many decisions were given after the newest of the database and of the files.
+    def find_missing(self) -> str:
+        """Returns which decisions were given after the newest of the database and of the files; "": none.
 
         They came after the last sync, and the write-ahead log that had them was damaged or removed, or the machine
-        stopped.
+        stopped; or the database was removed, and this one has another name.
 
         Raises:
             OSError: the file NEWEST is not one of a server.
         """
         content = os.pread(self._newest, 100, 0)
-        if content and not _NOTE.fullmatch(content):
+        match = _NOTE.fullmatch(content)
+        if content and not match:
             raise OSError(errno.EEXIST, "a file that no server wrote", str(self._wal.with_name(NEWEST)))
-        newest = self._noted_newest()
         ((last, _),) = self._all(_LAST)
         os.ftruncate(self._newest, 0)
         self._note_newest(last)
-        return max(0, newest - int(last))
+        if not match:
+            return ""
+        name, newest = match[1].decode(), int(match[2])
+        first = 1 + (int(last) if name == self.name else newest_in(self._folder, name))
+        missing = pluralize(newest - first + 1, "decision")
+        return f"{missing} missing, numbers {first} to {newest} of log {name}" if newest >= first else ""
 
     def forget_written(self) -> None:
         """Deletes decisions that the files have, whose deletion was lost with a write-ahead log.
@@ -589,13 +597,17 @@ def require_usable(config: ServeConfig) -> None:
     """Checks the folders of the log before anything is created.
 
     Raises:
-        ConfigError: the database would be on a network filesystem, or the log has a journal of an earlier version.
+        ConfigError: the database would be on a network filesystem or is a link, or the log has a journal of an earlier
+            version.
     """
     path = _database(config)
     mount = find_mount(path)
     if mount is not None and mount.is_network:
         got = f"{path.parent} on {mount.kind}, which SQLite's processes cannot share"
         raise ConfigError(Problem("database", "a folder on a local disk", got, "Name a folder of this machine"))
+    if path.is_symlink():
+        todo = "Name the folder of the file itself as database"
+        raise ConfigError(Problem("database", f"{path} to be no link", f"one to {path.readlink()}", todo))
     for journal in sorted(Path(config.log).expanduser().glob(".worker-*/*.jsonl")):
         if journal.stat().st_size:
             todo = "Name another folder; or serve once with that version and reward_seconds 1e-6, then send SIGTERM"
@@ -629,14 +641,12 @@ def open_log(config: ServeConfig, *, choices: ChoiceKind) -> Iterator[DecisionLo
                 raise ConfigError(Problem("log", expected, f"one for {log.choices}", "Name another folder"))
             with disk_errors(str(path), "a database of decisions"), room_in(path.parent, "database"):
                 log.forget_written()
-                missing = log.count_missing()
+                missing = log.find_missing()
                 log.start_ids()
             if missing:
-                last = log.waiting + log.written
                 machine_logger.warning(
-                    f"{path}: {pluralize(missing, 'decision')} missing, numbers {last + 1} to {last + missing} of log "
-                    f"{log.name}: {path.name}-wal was damaged or removed, or the machine stopped before they were "
-                    "synced. Rewards for them are refused"
+                    f"{path}: {missing}: it or {path.name}-wal was damaged or removed, or the machine stopped before "
+                    "they were synced. Rewards for them are refused"
                 )
             if log.waiting:
                 machine_logger.info(f"{path}: {pluralize(log.waiting, 'decision')} of an earlier server")

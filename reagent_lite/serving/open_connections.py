@@ -1,16 +1,20 @@
-"""Open connections of a worker: their number, and the time in which the head of a request must arrive.
+"""Open connections of a worker: their number, and the times of a TLS handshake and of the head of a request.
 
 connection ─► admitted, or answered with 503 and closed ─► head within request_seconds ─► Limits reads the body
+        with TLS: admitted, or closed ─► handshake within request_seconds ─┘
 
-uvicorn limits neither: a connection without a request would stay open for ever.
+uvicorn limits none of them: a connection without a request would stay open for ever. It does not even know of one whose
+handshake is incomplete: asyncio makes the handshake first, in up to 60 s, and a flood of them takes all descriptors.
 """
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -19,6 +23,15 @@ from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.errors import Problem
 from reagent_lite.serving.refusals import TRY_LATER
 from reagent_lite.serving.server_figures import ServerFigures
+
+
+class Connection(Protocol):
+    """A connection that is counted."""
+
+    client_address: str
+
+    def abort(self) -> None:
+        """Closes it at once."""
 
 
 class OpenConnections:
@@ -35,15 +48,16 @@ class OpenConnections:
         self._most = max(1, min(config.max_connections, open_files - 100))  # the others: database, model, libraries
         self._most_of_client = config.max_client_connections
         self._figures = figures
-        self._clients: dict[str, dict[GuardedProtocol, None]] = {}
+        self._clients: dict[str, dict[Connection, None]] = {}
         self._count = 0
-        self._incomplete: dict[GuardedProtocol, None] = {}  # the oldest first
+        self._incomplete: dict[Connection, None] = {}  # the oldest first
+        self.handshakes: dict[int, Handshake] = {}  # by descriptor
 
     def protocol(self, **arguments: Any) -> "GuardedProtocol":
         """Returns the protocol of a new connection, for uvicorn."""
         return GuardedProtocol(self, **arguments)
 
-    def admit(self, connection: "GuardedProtocol", client: str) -> bool:
+    def admit(self, connection: Connection, client: str) -> bool:
         """Counts a new connection, in place of an incomplete one if there are too many; else returns false."""
         of_client = self._clients.setdefault(client, {})
         is_full = len(of_client) >= self._most_of_client and not self._replace(of_client)
@@ -56,7 +70,7 @@ class OpenConnections:
         self._incomplete[connection] = None
         return True
 
-    def remove(self, connection: "GuardedProtocol", client: str) -> None:
+    def remove(self, connection: Connection, client: str) -> None:
         """Ends the count of a connection."""
         self._incomplete.pop(connection, None)
         of_client = self._clients.get(client, {})
@@ -65,7 +79,7 @@ class OpenConnections:
             self._count -= 1
             self._forget_empty(client)
 
-    def set_incomplete(self, connection: "GuardedProtocol", is_incomplete: bool) -> None:
+    def set_incomplete(self, connection: Connection, is_incomplete: bool) -> None:
         """Notes whether a connection waits for the rest of a request."""
         if not is_incomplete:
             self._incomplete.pop(connection, None)
@@ -73,17 +87,17 @@ class OpenConnections:
             self._incomplete[connection] = None
 
     def count_late(self) -> None:
-        """Counts a connection whose head did not arrive in time."""
+        """Counts a connection whose handshake or head did not arrive in time."""
         self._figures.connections.labels("late").inc()
 
-    def _replace(self, candidates: Iterable["GuardedProtocol"]) -> bool:
+    def _replace(self, candidates: Iterable[Connection]) -> bool:
         """Closes the oldest incomplete connection; returns false if there is none."""
         oldest = next((connection for connection in candidates if connection in self._incomplete), None)
         if oldest is None:
             return False
         self._figures.connections.labels("replaced").inc()
         self.remove(oldest, oldest.client_address)
-        oldest.transport.abort()
+        oldest.abort()
         return True
 
     def _forget_empty(self, client: str) -> None:
@@ -91,8 +105,70 @@ class OpenConnections:
             del self._clients[client]
 
 
+class TLSListening(socket.socket):
+    """A listening socket, for asyncio's own loop, that counts connections as it accepts them."""
+
+    connections: OpenConnections
+
+    @classmethod
+    def of(cls, listening: socket.socket, connections: OpenConnections) -> "TLSListening":
+        """Returns the same socket as one that counts."""
+        counting = cls(listening.family, listening.type, listening.proto, listening.detach())
+        counting.connections = connections
+        return counting
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Returns the next connection and its address, admitted.
+
+        Raises:
+            ConnectionAbortedError: there are too many; asyncio goes on with the next.
+        """
+        accepted, address = super().accept()
+        handshake = Handshake(accepted.family, accepted.type, accepted.proto, accepted.detach())
+        handshake.begin(self.connections, address[0])
+        return handshake, address
+
+
+class Handshake(socket.socket):
+    """A connection that is counted as incomplete until its TLS handshake ends, and then in the name of its protocol."""
+
+    def begin(self, connections: OpenConnections, client: str) -> None:
+        """Counts the connection, and starts its time.
+
+        Raises:
+            ConnectionAbortedError: there are too many; it is closed.
+        """
+        self.client_address = client
+        self._connections = connections
+        self._timer = asyncio.get_running_loop().call_later(connections.head_seconds, self._close_late)
+        connections.handshakes[self.fileno()] = self
+        if not connections.admit(self, client):
+            self.close()
+            raise ConnectionAbortedError
+
+    def end(self) -> None:
+        """Ends the count and the time."""
+        self._timer.cancel()
+        self._connections.handshakes.pop(self.fileno(), None)
+        self._connections.remove(self, self.client_address)
+
+    def abort(self) -> None:
+        """Lets asyncio, whose handshake it is, find the end of the connection and close it."""
+        with suppress(OSError):  # the client was first
+            self.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.end()
+        super().close()
+
+    def _close_late(self) -> None:
+        self._connections.count_late()
+        self.abort()
+
+
 class GuardedProtocol(H11Protocol):
-    """uvicorn's protocol for a connection, within the limits of `Connections`."""
+    """uvicorn's protocol for a connection, within the limits of `OpenConnections`."""
 
     def __init__(self, connections: OpenConnections, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -103,6 +179,9 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admits or refuses a new connection."""
         super().connection_made(transport)
+        handshake = self._connections.handshakes.get(transport.get_extra_info("socket").fileno())
+        if handshake is not None:
+            handshake.end()
         self.client_address = self.client[0] if self.client else ""
         if self._connections.admit(self, self.client_address):
             self._watch()
@@ -125,6 +204,10 @@ class GuardedProtocol(H11Protocol):
         """Goes on with the next request."""
         super().on_response_complete()
         self._watch()
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        self.transport.abort()
 
     def timeout_keep_alive_handler(self) -> None:
         """Closes a connection that is idle, or that does not take its answer."""

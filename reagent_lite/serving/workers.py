@@ -37,7 +37,7 @@ from reagent_lite.folder_lock import alone_in
 from reagent_lite.serving.access import Access, require_certificate
 from reagent_lite.serving.app import create_app
 from reagent_lite.serving.decision_log import DecisionLog, open_log, require_usable
-from reagent_lite.serving.open_connections import OpenConnections
+from reagent_lite.serving.open_connections import OpenConnections, TLSListening
 from reagent_lite.serving.rollout_store import RolloutStore
 from reagent_lite.serving.rollout_watch import RolloutWatch
 from reagent_lite.serving.served_model import Interface, ServedModel
@@ -273,6 +273,7 @@ def _answer(server: _Server, number: int, ready: Any) -> int:
         connections = OpenConnections(config, app.state.worker.figures, open_files)
         settings = uvicorn.Config(
             app,
+            loop="asyncio",  # another one would not accept by the methods of TLSListening
             http=connections.protocol,  # type: ignore[arg-type] # a function that makes one, for a class
             log_config=None,
             log_level="error",  # a warning for each wrong request would fill the log
@@ -286,7 +287,8 @@ def _answer(server: _Server, number: int, ready: Any) -> int:
         gc.collect()
         gc.freeze()  # collections would go through all libraries, about 40 us of a request
         ready.set()
-        uvicorn.Server(settings).run(sockets=[server.listening])
+        listening = TLSListening.of(server.listening, connections) if config.tls_certificate else server.listening
+        uvicorn.Server(settings).run(sockets=[listening])
     return 0
 
 

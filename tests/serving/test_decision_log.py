@@ -364,6 +364,40 @@ def test_a_damaged_write_ahead_log_is_named_with_the_decisions_that_are_lost(
         )
 
 
+@pytest.mark.parametrize("damage", ["-wal", "both", "database"])
+def test_decisions_before_the_first_poll_of_a_log_are_named_when_they_are_lost(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And those of a log whose database was removed, unless they are in files."""
+    with open_log(ServeConfig(model="m", log=str(tmp_path / "log")), choices="named actions") as log:
+        if damage == "database":
+            log.append([EVENT] * 3)
+            pass_time(log)
+            log.rotate()
+        log.append([EVENT] * 4)
+        name = log.name
+        first = 4 if damage == "database" else 1
+        copy = shutil.copytree(tmp_path / "log", tmp_path / "copy")
+    names = {"-wal": ["-wal"], "both": ["", "-wal"], "database": [""]}[damage]
+    for suffix in (*names, "-shm"):
+        (copy / ".decisions" / f"decisions.sqlite{suffix}").unlink()
+    for text in (f"4 decisions missing, numbers {first} to {first + 3} of log {name}: it or decisions.sqlite-wal", ""):
+        caplog.clear()
+        with open_log(ServeConfig(model="m", log=str(copy)), choices="named actions") as log:
+            assert (text in caplog.text, "missing" in caplog.text) == (True, bool(text))
+            assert (log.name == name) == (damage == "-wal")
+
+
+def test_a_database_is_no_link_to_a_file_of_others(tmp_path: Path) -> None:
+    (tmp_path / ".decisions").mkdir()
+    (tmp_path / "other").touch()
+    (tmp_path / ".decisions" / "decisions.sqlite").symlink_to(tmp_path / "other")
+    config = ServeConfig(model="m", log=str(tmp_path))
+    with pytest.raises(ConfigError, match="to be no link"), open_log(config, choices="named actions"):
+        pass
+    assert (tmp_path / "other").read_bytes() == b""
+
+
 def test_a_copy_of_the_database_alone_has_what_was_synced(worker: Worker, tmp_path: Path) -> None:
     ids = [decided(worker, mdp_id=f"{n}") for n in range(20)]
     worker.post("/reward", decision_id=ids[3], reward=2.0)

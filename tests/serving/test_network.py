@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import sqlite3
 import ssl
@@ -25,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from oracles.bundles import bilinear_bundle, linear_bundle
 from oracles.waiting import wait_until
 from serving.conftest import IDS, NAMES, Open, Worker
-from serving.test_server import ROW, Server
+from serving.test_server import ROW, Server, workers
 
 from reagent_lite.config.loader import load_config
 from reagent_lite.config.serve_config import ServeConfig
@@ -84,16 +85,16 @@ def test_tokens(worker: Worker, named: Path, opened: Open, tokens: dict[str, str
     guarded = opened(named, **tokens, log=str(named.parent / "guarded")).client
     statuses = {
         (path, token): guarded.request(
-            "POST" if path in ("/decide", "/reward") else "GET",
+            "POST" if path in ("/decide", "/reward", "/rollout") else "GET",
             path,
             json={"rows": [ROW]} if path == "/decide" else {"decision_id": "1", "reward": 1},
             headers={"authorization": token} if token else {},
         ).status_code
-        for path in ("/decide", "/reward", "/metrics", "/openapi.json", "/docs", "/healthz", "/other")
+        for path in ("/decide", "/reward", "/rollout", "/metrics", "/openapi.json", "/docs", "/healthz", "/other")
         for token in (f"Bearer {DECIDE}", f"bearer {REWARD}", f"Bearer {DECIDE}x", f"Basic {DECIDE}", "Bearer ", "")
     }
     allowed = {key for key, status in statuses.items() if status != 401}
-    of_reward = ("/reward", "/metrics", "/openapi.json", "/docs", "/other")
+    of_reward = ("/reward", "/rollout", "/metrics", "/openapi.json", "/docs", "/other")
     assert allowed == {
         ("/decide", f"Bearer {DECIDE}"),
         *((path, f"bearer {REWARD}") for path in of_reward),
@@ -102,6 +103,10 @@ def test_tokens(worker: Worker, named: Path, opened: Open, tokens: dict[str, str
     answer = guarded.post("/decide", content=b"{")
     assert (answer.headers["www-authenticate"], answer.headers["connection"]) == ("Bearer", "close")
     assert answer.json()["problems"][0]["todo"] == "Send the header authorization: Bearer TOKEN"
+    for tokens_sent in ((DECIDE, "wrong"), ("wrong", DECIDE), (DECIDE, DECIDE)):
+        headers = [("authorization", f"Bearer {token}") for token in tokens_sent]
+        assert guarded.post("/decide", json={"rows": [ROW]}, headers=headers).status_code == 401
+    assert guarded.post("/decide", headers={"authorization": b"Bearer " + "ä".encode() * 16}).status_code == 401
     assert worker.client.post("/decide", json={"rows": [ROW]}).status_code == 200  # of this machine: none is needed
 
 
@@ -116,6 +121,13 @@ def test_a_server_for_other_machines_needs_tokens_or_says_that_it_has_none(host:
     load_config(ServeConfig, None, settings(no_token=True))
     for local in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
         load_config(ServeConfig, None, settings(host=local))
+
+
+def test_tokens_of_files_with_other_line_ends(tmp_path: Path) -> None:
+    for ends in (b"", b"\n", b"\r\n", b" \r\n\r\n"):
+        (tmp_path / "token").write_bytes(b"a" * 16 + (ends + b"b" * 16 + ends if ends else b""))
+        access = Access.of(ServeConfig(decide_token_file=str(tmp_path / "token")))
+        assert access.decide == (b"a" * 16, b"b" * 16)[: 2 if ends else 1]
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "short", "x" * 16 + " y", "ä" * 20, None])
@@ -181,6 +193,34 @@ def test_a_server_on_a_network_with_tls_tokens_and_messages_in_json(
     for wrong in ({"tls_key": files["tls_certificate"]}, {"tls_certificate": str(tmp_path / "none")}):
         with pytest.raises(ConfigError, match="tls_certificate: expected a PEM certificate"):
             require_certificate(ServeConfig(**(files | wrong)))
+
+
+def test_unfinished_handshakes_are_connections(named: Path, tmp_path: Path) -> None:
+    """Of one client: the oldest makes room, each ends in time, and others are answered meanwhile."""
+    files = certificate(tmp_path)
+    settings = (*(f'{key}="{value}"' for key, value in files.items()), "request_seconds=4", "max_client_connections=40")
+    with closing(Server(named, tmp_path / "log", *settings)) as running, ExitStack() as closing_all:
+        url = running.url.replace("127.0.0.1", "localhost")
+        context = ssl.create_default_context(cafile=files["tls_certificate"])
+        client = closing_all.enter_context(httpx.Client(base_url=url, verify=context, timeout=60))
+        assert client.get("/healthz", headers={"connection": "close"}).status_code == 200
+        (worker,) = workers(running)
+        before = worker.num_fds()
+        opened = []
+        for number in range(300):
+            opened.append(closing_all.enter_context(closing(connect(running))))
+            opened[-1].sendall(b"\x16\x03\x01\x02\x00\x01" * (number % 2))  # a part of a ClientHello
+        status, took = seconds(lambda: client.get("/healthz"))
+        assert (status, took < 3) == (200, True)
+        wait_until(lambda: worker.num_fds() <= before + 41)
+        assert {everything(connection) for connection in opened} == {b""}
+        wait_until(lambda: worker.num_fds() < before + 10)
+        page = client.get("/metrics").text
+        reasons = dict(re.findall(r'reagent_connections_closed_total{reason="(\w+)"} (\S+)', page))
+        counts = {name: float(count) for name, count in reasons.items()}
+        assert sum(counts.values()) == 300
+        assert 0 < counts["late"] <= 40 < counts["replaced"]
+        assert "Traceback" not in running.process.said
 
 
 def test_numbers_of_rows_candidates_and_logged_bytes(named: Path, items: Path, opened: Open) -> None:

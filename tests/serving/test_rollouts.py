@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from oracles.bundles import bilinear_bundle, linear_bundle
 from oracles.waiting import wait_until
@@ -22,7 +23,6 @@ from serving.test_server import workers
 
 import reagent_lite
 from reagent_lite.config.serve_config import ServeConfig
-from reagent_lite.data.served_log import waiting_in
 from reagent_lite.errors import BundleError, ConfigError
 from reagent_lite.evaluation.policy_comparison import RolloutComparison
 from reagent_lite.export import load_bundle
@@ -428,7 +428,11 @@ def test_killed_servers_lose_and_repeat_nothing(
                 server.post("/reward", body | {"terminal": step == steps - 1})
     time.sleep(3)
     server.post("/decide", {"rows": [{"state_features": {"3": 1.0}}]})
-    wait_until(lambda: waiting_in(str(log)) is None, seconds=120)
+
+    def has_all() -> bool:
+        return sum(pq.read_metadata(file).num_rows for file in log.glob("*.parquet")) > episodes * steps
+
+    wait_until(has_all, seconds=120)
     server.process.stop()
     rows = [row for row in rows_of(log) if row.get("policy")]
     assert {(row["mdp_id"], row["sequence_number"]) for row in rows[:-1]} == {

@@ -192,6 +192,25 @@ def test_a_single_item_in_each_row_is_refused_with_what_to_do(tmp_path: Path) ->
     assert any("each row offers all 5 items" in choice for choice in inspected.decide)
 
 
+def test_inspect_finds_the_lists_of_what_was_possible_by_their_values(tmp_path: Path) -> None:
+    """A column of lists that have the action of every row, and one that lacks it in a row."""
+    items = str(write_items(tmp_path))
+    rows = [{"age": row % 7 + 0.5, "item": NAMES[row % 5], "p": 0.5, "click": row % 2} for row in range(60)]
+    for row, event in enumerate(rows):
+        event["seen"] = [event["item"], NAMES[(row + 1) % 5]] if row else ["tea"]
+        event["slate"] = sorted({event["item"], NAMES[(row + 2) % 5]}) if row % 9 else None
+    rows[0]["item"] = "milk"
+    log = write_lines(tmp_path / "log.jsonl", rows)
+    inspected = inspect_log(check(InspectConfig, {"data_path": str(log), "items": items}))
+    assert inspected.fields["possible_actions"] == "slate"
+    assert "possible_items" not in inspected.config["data"]
+    assert "possible_actions: slate, whose lists have the action of every row" in inspected.decide
+    given = check(
+        InspectConfig, {"data_path": str(log), "items": items, "columns": {"state_features": ["age", "slate"]}}
+    )
+    assert "possible_actions" not in inspect_log(given).fields
+
+
 def test_inspect_proposes_candidates_of_an_item_table(inputs: tuple[Path, str], tmp_path: Path) -> None:
     items = write_items(tmp_path)
     tree = check(InspectConfig, {"data_path": str(inputs[0]), "items": str(items)})

@@ -144,11 +144,30 @@ class _Proposal:
         self._columns = columns
         self._rows = len(columns[0].values) if columns else 0
         self._guesses = guesses
+        self._take_choices()
         self._offers_all = settings.items is not None and "possible_actions" not in self.fields
         self._items = given_items(settings.items, settings.item_id, "all" if self._offers_all else None)
 
     def _column(self, name: str) -> LogColumn | None:
         return next((column for column in self._columns if column.name == self.fields.get(name)), None)
+
+    def _take_choices(self) -> None:
+        """Reads a column as possible actions whose lists have the action of every row, whatever its name is."""
+        action = self._column("action")
+        if action is None or "possible_actions" in self.fields:
+            return
+        used = {
+            *self.fields.values(),
+            *(name for raw in self._settings.columns.values() for name in names_of(raw)),
+        }
+        for column in self._columns:
+            if column.kind != "list" or column.name in used or len(column.present) < MIN_PRESENT_VALUES:
+                continue
+            pairs = zip(column.values, action.values, strict=True)
+            if all(write_value(name) in map(write_value, choices) for choices, name in pairs if choices is not None):
+                self.fields["possible_actions"] = column.name
+                self.decide.append(f"possible_actions: {column.name}, whose lists have the action of every row")
+                return
 
     def _drop(self, fields: Sequence[str], why: str) -> None:
         """Leaves out fields by the names of their columns; columns with a contract name are read in any case."""
