@@ -20,7 +20,7 @@ import pytest
 from oracles.disks import small_disk, unmount
 from oracles.runs import ROOT
 
-from reagent_lite import console, files
+from reagent_lite import console, disk_room, whole_files
 from reagent_lite.disk_room import require_writable
 from reagent_lite.errors import ConfigError, FolderInUseError, UnavailableError
 from reagent_lite.folder_identity import FolderIdentity, wait_for
@@ -35,7 +35,7 @@ can_exchange = pytest.mark.parametrize("exchanges", [True, False])
 def model(tmp_path: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that was written once, on a filesystem that can exchange two names or, as NFS, cannot."""
     if not exchanges:
-        monkeypatch.setattr(files, "_exchange", lambda *names: False)
+        monkeypatch.setattr(whole_files, "_exchange", lambda *names: False)
     write(tmp_path / "model", "old")
     return tmp_path / "model"
 
@@ -79,7 +79,7 @@ def kill_before(step: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return DEFAULT  # the call itself
 
-    for module, name in [*((os, name) for name in CHANGES), (files, "_exchange")]:
+    for module, name in [*((os, name) for name in CHANGES), (whole_files, "_exchange")]:
         setattr(module, name, Mock(wraps=getattr(module, name), side_effect=before))
 
 
@@ -114,12 +114,12 @@ def test_what_a_killed_process_left_goes_with_the_next_run(tmp_path: Path) -> No
 
 
 def test_what_a_living_process_and_other_machines_have_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    living, dead = files.process_mark(), ended_pid()
+    living, dead = whole_files.process_mark(), ended_pid()
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: dead)
-        abandoned = files.process_mark()
+        abandoned = whole_files.process_mark()
         patch.setattr(socket, "gethostname", lambda: "another")
-        elsewhere = files.process_mark()
+        elsewhere = whole_files.process_mark()
     for mark in (living, abandoned, elsewhere):
         (tmp_path / f".model.{mark}.tmp").mkdir()
     write(tmp_path / "model", "new")
@@ -149,7 +149,7 @@ def test_a_folder_of_before_becomes_a_link_where_names_cannot_be_exchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "model", "old")
-    monkeypatch.setattr(files, "_exchange", lambda *names: False)
+    monkeypatch.setattr(whole_files, "_exchange", lambda *names: False)
     write(tmp_path / "model", "new")
     assert (words(tmp_path / "model"), (tmp_path / "model").is_symlink()) == (["new", "new"], True)
     assert len(os.listdir(tmp_path)) == 2
@@ -243,7 +243,7 @@ def test_a_probe_writes_into_no_file_of_others(tmp_path: Path, monkeypatch: pyte
     """A link of the probe's name, and the name of the probe of earlier versions."""
     other = tmp_path / "other"
     other.write_text("important")
-    monkeypatch.setattr(files, "process_mark", lambda: "7-mark")
+    monkeypatch.setattr(disk_room, "process_mark", lambda: "7-mark")
     for name in (f".writable.{os.getpid()}", ".writable.7-mark.tmp"):
         (tmp_path / name).symlink_to(other)
     with pytest.raises(ConfigError, match="File exists"):

@@ -28,7 +28,7 @@ from oracles.team import TEAM
 from oracles.waiting import wait_until
 from safetensors.torch import load_file
 
-from reagent_lite import console, files
+from reagent_lite import console, disk_room, folder_lock
 from reagent_lite.config import check
 from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.data.episode_folder import EpisodeFolder
@@ -457,7 +457,7 @@ def test_a_collector_keeps_its_episodes_while_the_share_is_full_or_away(
 
     def failing(self: EpisodeFolder, *given: Any) -> str:
         if fault == "full" and len(said) < 2:
-            with files.disk_errors("fifo", "a file that can be written"):
+            with disk_room.disk_errors("fifo", "a file that can be written"):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if fault != "full" and len(fifo(tmp_path)) == 1 and not said:
             away.enter_context(unmounted(tmp_path / "data", mount_point=fault == "unmounted"))
@@ -532,7 +532,7 @@ def test_a_second_editor_or_learner_of_a_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, holder: str, second: str, edits: bool
 ) -> None:
     for name in ("_ENDING_SECONDS", "_LEASE_SECONDS"):
-        monkeypatch.setattr(files, name, 0.0)
+        monkeypatch.setattr(folder_lock, name, 0.0)
     settings = {"path": str(tmp_path / "data"), "edits": edits, "max_bytes": 1}
     refused = pytest.raises(FolderInUseError, match=rf"simulation\.dataset\.{key}.*pid {os.getpid()}")
     with shared_folders(checked(role(tmp_path, holder, dataset=settings))):
