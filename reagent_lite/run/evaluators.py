@@ -35,7 +35,7 @@ from reagent_lite.evaluation.document import LEARNED_FROM, WARM_START, Evaluatio
 from reagent_lite.evaluation.document import scalars as cpe_scalars
 from reagent_lite.evaluation.entropy import PolicyEntropy, SoftmaxRows
 from reagent_lite.evaluation.episodes import spread
-from reagent_lite.evaluation.evaluator import EvaluationRows, PolicyEvaluator, own_seed
+from reagent_lite.evaluation.evaluator import EpisodeColumns, EvaluationRows, PolicyEvaluator, own_seed
 from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.figures import figures, mean_td_loss
 from reagent_lite.evaluation.fitting import Learning, split_log
@@ -411,7 +411,7 @@ class LogEvaluator(Evaluator):
             learning=learning,
             behavior=behavior,
             items=data.items,
-            units=_units(config, data),
+            by_episode=EpisodeColumns(units=_units(config, data)),
         )
         for note in data.scored.notes:
             logger.info(f"evaluation: {note}")
