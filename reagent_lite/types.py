@@ -63,7 +63,8 @@ class TransitionBatch:
         weight: [B] float32, the row's share in the loss of one optimizer step; 0 for padding. Over all rows of a step
             and all ranks the shares sum to the world size, so that DistributedDataParallel's mean of gradients is the
             gradient of the mean over the global batch, however unevenly rows are spread. Prioritized replay multiplies
-            the shares by importance weights, which are at most 1.
+            the shares by importance weights, which are at most 1; a log whose rows stand for several decisions each by
+            their number over its mean.
     """
 
     state: Tensor

@@ -68,11 +68,16 @@ COLUMNS = {
     "possible_next_actions": ContractColumn("actions", late=True, needed="ends"),
     "next_action": ContractColumn("action", event=False, needed="ends"),
     "unit": ContractColumn("any", event=False, training=False, decision=True),
+    "weight": ContractColumn("number", event=False, training=False, decision=True),
 }
 """Every column that a log may have; columns that training does not read are added to transitions by a timeline."""
 
 UNIT = "unit"
-"""Column of what is drawn and resampled as one, such as a user or an hour; only used if a config names it."""
+"""Column of what is drawn and resampled as one, such as a user or an hour."""
+WEIGHT = "weight"
+"""Column of how many decisions a row stands for, in a log of which some rows were dropped by what happened in them."""
+ONLY_IF_NAMED = (UNIT, WEIGHT)
+"""Columns that are only used if a config names them."""
 SERVED_COLUMNS = ("decision_id", "model", "items")
 """Further columns of the log of workflows.serve."""
 TRAINING_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.training)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from reagent_lite.config.column_names import COLUMNS, UNIT, LogColumns
+from reagent_lite.config.column_names import COLUMNS, ONLY_IF_NAMED, LogColumns
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import Fraction, LocalPath, Names, NoEffect, Number, Section, Share, checked_by
@@ -15,7 +15,11 @@ from reagent_lite.errors import Problem
 
 RESERVED_COLUMNS = frozenset(
     {
-        *(name for name, column in COLUMNS.items() if name not in ("reward", "metrics", UNIT) and not column.alias_of),
+        *(
+            name
+            for name, column in COLUMNS.items()
+            if name not in ("reward", "metrics", *ONLY_IF_NAMED) and not column.alias_of
+        ),
         *("folder", "place", "part", "_folder", "_place", "_rule", "_file", "_line"),
     }
 )

@@ -51,11 +51,13 @@ class Behavior:
 
     Attributes:
         propensity: [R] float32, probability of the logged choice of each row of this shard; 1 if a row has no action.
+        reward: [R] float64, reward predicted from features of the state by models of other episodes; 0 without action.
         calibration: calibration on the rows of all shards; None if nothing could be estimated.
         problem: why nothing could be estimated; empty if it could.
     """
 
     propensity: NDArray[np.float32]
+    reward: NDArray[np.float64]
     calibration: Calibration | None
     problem: str = ""
 
@@ -79,8 +81,9 @@ def estimated_behavior(
     numbers = np.flatnonzero(np.asarray(copy.action) >= 0)
     fitted_rows = shards.part(numbers)
     propensity = np.ones(len(copy.action), np.float32)
+    reward = np.zeros(len(copy.action))
     if problem := _problem(copy, folds[numbers], np.asarray(copy.action)[numbers], group):
-        return Behavior(propensity=propensity, calibration=None, problem=problem)
+        return Behavior(propensity=propensity, reward=reward, calibration=None, problem=problem)
     width = _width(rows, spec)
     parts = list(_choices(rows, spread(fitted_rows, _most_rows(rows, _with_terms(spec))), folds, read, width))
     model = _LoggingModel.fitted(parts, spec, group)
@@ -92,13 +95,14 @@ def estimated_behavior(
             choices = model.expanded(choices)
             probability = model.policy.probabilities(choices)
             if reader == group.rank:
-                tally.add(probability, choices.mask, choices.action, model.between(choices))
+                tally.add(probability, choices.mask, choices.action, model.between(choices), choices.weight)
             logged = probability.gather(1, choices.action.unsqueeze(1)).squeeze(1)
             stop = start + len(logged)
+            reward[part[start:stop]] = model.reward.of(choices).numpy()
             propensity[part[start:stop]] = torch.where(logged >= certain, 1.0, logged).float().numpy()
             start = stop
     rows.release()
-    return Behavior(propensity=propensity, calibration=tally.calibration(group))
+    return Behavior(propensity=propensity, reward=reward, calibration=tally.calibration(group))
 
 
 def fit_logging_policy(
@@ -217,6 +221,7 @@ class LoggedChoices:
         action: [n] int64.
         reward: [n] float64.
         fold: [n] int64.
+        weight: [n] float64, share of the row in all sums, 1 on average.
     """
 
     state: Tensor
@@ -225,6 +230,7 @@ class LoggedChoices:
     action: Tensor
     reward: Tensor
     fold: Tensor
+    weight: Tensor
 
     @classmethod
     def of(cls, batch: TransitionBatch, fold: Tensor, read: Read) -> LoggedChoices:
@@ -239,6 +245,7 @@ class LoggedChoices:
             action=batch.action.cpu(),
             reward=batch.reward.cpu().double(),
             fold=fold,
+            weight=batch.weight.cpu().double(),
         )
 
     def with_terms(self, of_state: Terms, of_action: Terms) -> LoggedChoices:
@@ -306,7 +313,7 @@ class FoldedSoftmax:
         logged = chosen.gather(2, index).squeeze(2)
         share = self.explored
         mixed = (1 - share) * logged + share * rows.uniform
-        fitted = torch.arange(FOLDS).unsqueeze(1) != rows.fold
+        fitted = (torch.arange(FOLDS).unsqueeze(1) != rows.fold) * rows.weight
         # the derivative by a utility is responsibility * (softmax - logged choice)
         responsibility = fitted * (1 - share) * logged / mixed
         slope = chosen.scatter_add(2, index, torch.full_like(logged, -1.0).unsqueeze(2)) * responsibility.unsqueeze(2)
@@ -356,7 +363,7 @@ class _LoggingModel:
         policy: the policies of all folds.
         spec: feature and action counts of the log.
         of_state, of_action: terms that the policies read in addition to features of states and of candidates.
-        reward: [FOLDS, S + P + 1] weights of a linear prediction of the reward from the columns of states.
+        reward: prediction of the reward from the features of states.
         edges: [C, 20] quantiles of the checked columns: features of states and the predicted reward, or features of
             candidates.
     """
@@ -365,7 +372,7 @@ class _LoggingModel:
     spec: SourceSpec
     of_state: Terms
     of_action: Terms
-    reward: Tensor
+    reward: _RewardPrediction
     edges: Tensor
 
     @classmethod
@@ -383,9 +390,13 @@ class _LoggingModel:
                 parts = curved_parts
             else:
                 of_state = of_action = Terms.none()
-        reward = _reward_weights(parts, spec.num_state_features + len(of_state) + 1, group)
         model = cls(
-            policy=policy, spec=spec, of_state=of_state, of_action=of_action, reward=reward, edges=torch.zeros(0)
+            policy=policy,
+            spec=spec,
+            of_state=of_state,
+            of_action=of_action,
+            reward=_RewardPrediction.fitted(parts, spec, group),
+            edges=torch.zeros(0),
         )
         count = spec.num_action_features if spec.parametric else spec.num_state_features + 1
         columns = [model._columns(rows)[rows.mask if spec.parametric else ...] for rows in parts]
@@ -412,8 +423,37 @@ class _LoggingModel:
     def _columns(self, rows: LoggedChoices) -> Tensor:
         if rows.features is not None:
             return rows.features[..., : self.spec.num_action_features]
-        reward = (rows.state * self.reward[rows.fold]).sum(1, keepdim=True)
-        return torch.cat((rows.state[:, : self.spec.num_state_features], reward), 1)
+        return torch.cat((rows.state[:, : self.spec.num_state_features], self.reward.of(rows).unsqueeze(1)), 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RewardPrediction:
+    """Ridge regressions of the reward on features of states and on terms that a linear regression lacks.
+
+    Attributes:
+        features: S.
+        terms: the terms.
+        weights: [FOLDS, S + P + 1] weights, each fitted to the rows of other folds.
+    """
+
+    features: int
+    terms: Terms
+    weights: Tensor
+
+    @classmethod
+    def fitted(cls, parts: Sequence[LoggedChoices], spec: SourceSpec, group: Group) -> _RewardPrediction:
+        """Returns the prediction of rows, whose further columns of states are not used."""
+        width = spec.num_state_features
+        linear = cls(features=width, terms=Terms.none(), weights=_reward_weights(parts, width, Terms.none(), group))
+        residuals = [
+            (rows.state[:, :width], (rows.weight * (rows.reward - linear.of(rows))).unsqueeze(1)) for rows in parts
+        ]
+        terms = Terms.best(residuals, (width, 1), MOST_TERMS, group)
+        return cls(features=width, terms=terms, weights=_reward_weights(parts, width, terms, group))
+
+    def of(self, rows: LoggedChoices) -> Tensor:
+        """Returns the predicted rewards of rows, [n], each by the regression that was not fitted to its fold."""
+        return (_reward_columns(rows, self.features, self.terms) * self.weights[rows.fold]).sum(1)
 
 
 def _missing_terms(
@@ -425,6 +465,7 @@ def _missing_terms(
     for rows in parts:
         residual = -policy.probabilities(rows)
         residual.scatter_add_(1, rows.action.unsqueeze(1), torch.ones_like(residual[:, :1]))
+        residual *= rows.weight.unsqueeze(1)
         if rows.features is not None:
             of_candidates.append((rows.features[rows.mask], residual[rows.mask].unsqueeze(1)))
             residual = torch.einsum("nk,nka->na", residual, rows.features)
@@ -436,14 +477,23 @@ def _missing_terms(
     return of_state, Terms.best(of_candidates, (width, 1), min(width, MOST_TERMS), group)
 
 
-def _reward_weights(parts: Sequence[LoggedChoices], width: int, group: Group) -> Tensor:
-    """Returns [FOLDS, D] ridge regressions of the reward on D columns of states, each on the rows of other folds."""
+def _reward_columns(rows: LoggedChoices, features: int, terms: Terms) -> Tensor:
+    """Returns features of states, terms of them and ones, [n, S + P + 1]."""
+    state = rows.state[:, :features]
+    return torch.cat((state, terms.of(state), rows.state[:, -1:]), 1)
+
+
+def _reward_weights(parts: Sequence[LoggedChoices], features: int, terms: Terms, group: Group) -> Tensor:
+    """Returns [FOLDS, S + P + 1] ridge regressions of the reward, each on the rows of other folds."""
+    width = features + len(terms) + 1
     products = torch.zeros(FOLDS, width, width + 1, dtype=torch.float64)
     for rows in parts:
         for fold in range(FOLDS):
-            state = rows.state[rows.fold == fold]
-            products[fold, :, :-1] += state.T @ state
-            products[fold, :, -1] += state.T @ rows.reward[rows.fold == fold]
+            of_fold = rows.fold == fold
+            state = _reward_columns(rows, features, terms)[of_fold]
+            weighted = state.T * rows.weight[of_fold]
+            products[fold, :, :-1] += weighted @ state
+            products[fold, :, -1] += weighted @ rows.reward[of_fold]
     products = group.all_reduce(products)
     products = products.sum(0) - products
     penalty = width * torch.eye(width, dtype=torch.float64)
@@ -456,7 +506,7 @@ def _held_out_loss(policy: FoldedSoftmax, parts: Sequence[LoggedChoices], group:
     """Returns the loss of all ranks' rows, each under the policy that was not fitted to it."""
     total = torch.zeros(1, dtype=torch.float64)
     for rows in parts:
-        total -= policy.probabilities(rows).gather(1, rows.action.unsqueeze(1)).log().sum()
+        total -= (policy.probabilities(rows).gather(1, rows.action.unsqueeze(1)).log().squeeze(1) * rows.weight).sum()
     return float(group.all_reduce(total))
 
 

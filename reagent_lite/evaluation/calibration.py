@@ -102,7 +102,7 @@ class Tally:
         self._groups += [f"{part} of {column}" for column in columns for part in words]
         self._sums = torch.zeros(len(self._groups), len(self._names), 3, dtype=torch.float64)
 
-    def add(self, probability: Tensor, mask: Tensor, action: Tensor, between: Tensor) -> None:
+    def add(self, probability: Tensor, mask: Tensor, action: Tensor, between: Tensor, weight: Tensor) -> None:
         """Adds rows.
 
         Args:
@@ -110,10 +110,13 @@ class Tally:
             mask: [n, K] choices.
             action: [n] logged choice.
             between: [n, 1 or K, C] between which quantiles the columns of a row or choice are, from 0.
+            weight: [n] relative sample weights.
         """
         logged = torch.zeros_like(probability).scatter_(1, action.unsqueeze(1), 1.0)
         free = mask & (mask.sum(1, keepdim=True) > 1)
-        values = torch.stack((probability, logged, probability * (1 - probability)), 2) * free.unsqueeze(2)
+        counts = free * weight.unsqueeze(1)
+        variance = probability * (1 - probability) * counts
+        values = torch.stack((probability, logged, variance), 2) * counts.unsqueeze(2)
         bin_index = torch.bucketize(probability, probability.new_tensor(_EDGES[1:-1]))
         self._add(self._sums[:_BINS], bin_index, values)
         for index, column in enumerate(between.unbind(2)):

@@ -28,6 +28,7 @@ from reagent_lite.evaluation.verdict import (
     model_verdict,
     moved_by_untried,
     reliance_on_model,
+    reliance_on_propensities,
     untried_decisions,
     weights_verdict,
     with_calibration,
@@ -45,6 +46,7 @@ from reagent_lite.rl.estimators import (
 )
 from reagent_lite.rl.likelihood import Alternatives, Contributions, Question, intervals
 from reagent_lite.rl.sums import OF_LOG, SUMS, EpisodeSums, Estimator, Evidence
+from reagent_lite.rl.td import expected_value, select_choice
 
 ESTIMATE: Final = 'evaluation.propensities to "estimate"'
 WEIGHTED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estimator.weighted)
@@ -220,7 +222,7 @@ def evaluate_page(
     overlap = None
     if len(rows):
         row_weights = page.weight[rows]
-        alternatives = Alternatives.of(page.at_logged(page.model_propensities)[rows], page.propensity[rows])
+        alternatives = _alternatives(page, rows)
         draws = _Draws.of(page, rows, config, generator)
         estimators = [estimator for estimator in (*LOGGED, *ESTIMATORS.values()) if estimator.name not in missing]
         for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
@@ -237,15 +239,15 @@ def evaluate_page(
                 bounds = config.reward_range if first + index == 0 else None
                 values = part.outcomes[rows, index]
                 bases = _bases(sums, index, samples[index], missing, bounds, alternatives, values)
-                of_episodes = (sums.episode_weights, sums.per_episode("discounted_reward", index))
-                observed = ((row_weights, values), of_episodes)
+                of_rows = _Observed.of_rows(part, rows, index, row_weights)
+                observed = (of_rows, _Observed.of_episodes(sums, index, of_rows))
                 ends: dict[Question, tuple[float, float]] = {}
                 one_step, sequential = (
                     _family(
                         bases,
                         ends,
                         overlap,
-                        *observed[by_episode],
+                        observed[by_episode],
                         sequential=by_episode,
                         is_reward=first + index == 0,
                         level=config.level,
@@ -264,6 +266,46 @@ def evaluate_page(
         num_rows_beyond_horizon=beyond,
         hidden_cause=_hidden_cause(page, rows) if overlap is not None and overlap.horizon == 1 and weighted else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """Rows, or episodes.
+
+    Attributes:
+        weights: [n] importance weights.
+        outcomes: [n] outcomes, or discounted sums of them.
+        counts: [n] relative sample weights.
+        unexplained: result of _unexplained; empty if it is unknown.
+    """
+
+    weights: Tensor
+    outcomes: Tensor
+    counts: Tensor
+    unexplained: Mapping[bool, float]
+
+    @classmethod
+    def of_rows(cls, page: EvaluationPage, rows: Tensor, outcome: int, weights: Tensor) -> "_Observed":
+        counts = page.relative_sample_weight(rows)
+        return cls(weights, page.outcomes[rows, outcome], counts, _unexplained(page, rows, outcome))
+
+    @classmethod
+    def of_episodes(cls, sums: EpisodeSums, outcome: int, of_rows: "_Observed") -> "_Observed":
+        counts = sums.per_episode("episodes", outcome)
+        returns = sums.per_episode("discounted_reward", outcome) / counts
+        are_rows = len(counts) == len(of_rows.counts)
+        return cls(sums.episode_weights, returns, counts, of_rows.unexplained if are_rows else {})
+
+    def reliance(self, name: str, difference: Interval, overlap: Overlap) -> str:
+        """Returns how an estimate's difference rests on estimated propensities; empty if it does not."""
+        if overlap.calibration is None:
+            return ""
+        return reliance_on_propensities(difference, self.unexplained.get(ESTIMATORS[name].model, 0.0))
+
+
+def _alternatives(page: EvaluationPage, rows: Tensor) -> Alternatives:
+    alternatives = Alternatives.of(page.at_logged(page.model_propensities)[rows], page.propensity[rows])
+    return replace(alternatives, wanted=alternatives.wanted * page.relative_sample_weight(rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,8 +339,33 @@ class _Draws:
 
 
 def _hidden_cause(page: EvaluationPage, rows: Tensor) -> HiddenCause:
-    evaluated = page.at_logged(page.model_propensities)[rows]
+    evaluated = page.at_logged(page.model_propensities)[rows] * page.relative_sample_weight(rows)
     return HiddenCause.of(page.outcomes[rows, 0], evaluated, page.propensity[rows])
+
+
+def _unexplained(page: EvaluationPage, rows: Tensor, outcome: int) -> dict[bool, float]:
+    """Returns what estimated propensities add to estimates through rewards that features of the state predict.
+
+    With right propensities the mean of (w - 1) h is 0 up to chance for any function h of the state. Here h predicts
+    what an estimate weights: the outcome, or what a model of it leaves.
+
+    Returns:
+        The mean of (w - 1) h for estimates with and without a model of the reward; empty if nothing was predicted.
+    """
+    if page.predicted_reward is None:
+        return {}
+    model = page.reward_model[rows, :, outcome]
+    expected = expected_value(model, page.model_propensities[rows])
+    counts = page.relative_sample_weight(rows)
+    columns = torch.stack((torch.ones_like(expected), page.predicted_reward[rows], expected), 1)
+    reward = page.outcomes[rows, outcome]
+    excess = counts * (page.weight[rows] - 1)
+    added = {}
+    for modelled, target in ((False, reward), (True, reward - select_choice(model, page.action[rows]))):
+        root = counts.sqrt().unsqueeze(1)
+        weights = torch.linalg.lstsq(columns * root, target.unsqueeze(1) * root, driver="gelsd").solution
+        added[modelled] = float((excess * (columns @ weights).squeeze(1)).mean())
+    return added
 
 
 def _untried_segment(
@@ -335,7 +402,9 @@ def _shared_draws(page: EvaluationPage, rows: Tensor, weight: Tensor, features: 
     episode = page.episode[rows[index]]
     unit = episode if page.unit is None else page.unit[rows[index]]
     sorted_by = (page.action[rows[index]], page.outcomes[rows[index], 0], page.propensity[rows[index]])
-    return shared_draws(weight[index], episode, unit, context, sorted_by)
+    # products of s (w - 1) have expectation 0, those of w - 1 only in a log of which no row was dropped
+    excess = (page.relative_sample_weight(rows) * (weight - 1))[index]
+    return shared_draws(1 + excess, episode, unit, context, sorted_by)
 
 
 def estimates_of_page(
@@ -437,10 +506,14 @@ def sums_of_rows(page: EvaluationPage, rows: Tensor, gamma: float, names: Sequen
     # the rows of a group are copied: without a limit in bytes, many choices or outcomes would double the page
     groups = episode_groups(page.episode[rows], max_cells=min(_GROUP_ROWS, max(1, _GROUP_BYTES // page.row_bytes)))
     sums = EpisodeSums.of((tables_of(page.rows(rows[group]), gamma) for group in groups), names)
-    if page.unit is None:
+    if page.unit is None and page.sample_weight is None:
         return sums
-    first = torch.cat([group[_starts(page.episode[rows[group]])] for group in groups])
-    return replace(sums, unit=torch.unique(page.unit[rows[first]], return_inverse=True)[1])
+    first = rows[torch.cat([group[_starts(page.episode[rows[group]])] for group in groups])]
+    if page.sample_weight is not None:
+        sums = sums.weighted(page.relative_sample_weight(first))
+    if page.unit is not None:
+        sums = replace(sums, unit=torch.unique(page.unit[first], return_inverse=True)[1])
+    return sums
 
 
 def _starts(episode: Tensor) -> Tensor:
@@ -500,8 +573,7 @@ def _family(
     bases: Mapping[str, Basis],
     ends: dict[Question, tuple[float, float]],
     overlap: Overlap,
-    weights: Tensor,
-    outcomes: Tensor,
+    observed: _Observed,
     *,
     sequential: bool,
     is_reward: bool,
@@ -513,12 +585,12 @@ def _family(
         bases: result of _bases.
         ends: intervals of questions as far as they are known; new ones are added.
         overlap: diagnostics of weights.
-        weights: importance weight of each row, or episode.
-        outcomes: outcome of each row, or episode.
+        observed: weights and outcomes of rows, or of episodes.
         sequential: whether returns of episodes are estimated instead of rewards of rows.
         is_reward: whether the reward is estimated, not a metric.
         level: confidence level.
     """
+    outcomes = observed.outcomes
     names = [name for name, estimator in ESTIMATORS.items() if estimator.sequential == sequential]
     cut = sequential and overlap.cut_share > 0
     check = _CHECK_OF_CUT if cut else _CHECKS[sequential]
@@ -535,7 +607,7 @@ def _family(
     if not sequential:  # a policy may earn returns that no logged episode has
         figure_of |= {name: figure_of[name].within(low, high) for name in names if ESTIMATORS[name].evidence}
     ranged = possible.bounds is not None
-    events = None if bases[_CHECKS[sequential]].missing else matched_events(weights, outcomes)
+    events = None if bases[_CHECKS[sequential]].missing else matched_events(observed.weights, outcomes, observed.counts)
     outlying, untried = ("", "") if ranged else (outlying_outcomes(outcomes), untried_decisions(overlap))
     of_weights = weights_verdict(overlap, sequential=sequential, events=events, modelled=_are_modelled(bases, names))
 
@@ -549,7 +621,7 @@ def _family(
             verdict = estimate_verdict(
                 figure_of[name],
                 weights=of_weights,
-                reliance=reliance_on_model(name, overlap),
+                reliance=reliance_on_model(name, overlap) or observed.reliance(name, difference_of[name], overlap),
                 constant=low == high and not ranged,
                 events=None if ranged else events,
                 outlying=outlying,

@@ -22,12 +22,11 @@ from reagent_lite.evaluation.estimates import Estimates, EvaluatedPolicy
 from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.evaluation.interval import none_if_infinite
-from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.played import AGAINST, EstimatedReturn, Played
 
 _NOT_WRITTEN = ("basis", "weighted", "gamma", "hidden_cause")
-_WITHOUT_WEIGHTS = ("num_rows", "num_episodes", "horizon", "cut_share", "certain_share")
+_WITHOUT_WEIGHTS = ("num_rows", "num_episodes", "horizon", "cut_share", "certain_share", "effective_sample")
 """Figures of the overlap that do not rest on weights."""
 
 ESTIMATE_COLUMNS = ("policy", "outcome", "estimator", "estimate", "low", "high", "normalized", "verdict", "reason")
@@ -56,8 +55,10 @@ def estimate_rows(result: CPEResult, policy: str) -> tuple[dict[str, Any], ...]:
 def as_json(result: CPEResult) -> dict[str, Any]:
     """Returns the whole result as JSON types; undefined values are null, as are weights without propensities."""
     tree: dict[str, Any] = _plain(result)
+    if result.overlap is not None and result.overlap.effective_sample is None:
+        del tree["overlap"]["effective_sample"]
     if result.overlap is not None and not result.weighted:
-        tree["overlap"] |= {item.name: None for item in fields(Overlap) if item.name not in _WITHOUT_WEIGHTS}
+        tree["overlap"] |= dict.fromkeys(tree["overlap"].keys() - set(_WITHOUT_WEIGHTS))
     return tree
 
 

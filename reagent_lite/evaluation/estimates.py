@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from reagent_lite.algorithms.cpe_heads import PolicyProbabilities
 from reagent_lite.config.evaluate_config import UNIFORM, EvaluateConfig
@@ -26,7 +25,7 @@ from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import DataError, Problem, pluralize
 from reagent_lite.evaluation.behavior import estimated_behavior, replaced_propensities, without_propensity
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, differences
-from reagent_lite.evaluation.evaluator import EvaluationRows, PolicyEvaluator, own_seed
+from reagent_lite.evaluation.evaluator import NO_COLUMNS, EpisodeColumns, EvaluationRows, PolicyEvaluator, own_seed
 from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.exported_model import ExportedModel, ExportedPolicy, Reading
 from reagent_lite.evaluation.given_policy import GivenPolicy
@@ -94,7 +93,7 @@ class EvaluationLog:
         columns: Mapping[str, PolicyColumn],
         gamma: float,
         items: ItemTable | None = None,
-        units: NDArray[np.int64] | None = None,
+        by_episode: EpisodeColumns = NO_COLUMNS,
         seen: tuple[bool, ...] = (),
     ) -> "EvaluationLog":
         """Prepares a log for policies that decide among the same choices.
@@ -106,7 +105,7 @@ class EvaluationLog:
             columns: probabilities in columns of the log, by the key of the policy.
             gamma: discount per step.
             items: the item table; None without one.
-            units: code of the unit of each episode; None if episodes are drawn.
+            by_episode: units and weights of episodes.
             seen: whether each policy has learned from this log, or was made from it.
 
         Raises:
@@ -136,6 +135,7 @@ class EvaluationLog:
         features = open_raw_columns(copy.candidates) if copy.parametric else None
         rows = build_rows(copy, spans, np.arange(len(copy)), open_raw_columns(copy.state), features)
         reading = models[0].reading if models else Reading.fitted(copy, config)
+        rows = by_episode.weighted(rows, copy.episode)
         behavior = None
         if settings.propensities == "estimate":
             checked = reading.normalization["action" if copy.parametric else "state"].column_names
@@ -155,7 +155,7 @@ class EvaluationLog:
             seed=config.seed,
             behavior=behavior,
             items=items,
-            units=units,
+            by_episode=by_episode,
         )
         return cls(
             copy=copy,
@@ -259,10 +259,11 @@ def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: EvaluationL
 
 def _shares(page: EvaluationPage, log: EvaluationLog) -> dict[str, Any]:
     """Returns how often log and policy take each named action."""
+    counts = page.relative_sample_weight(torch.arange(len(page)))
     return {
         name: {
-            "logged": float((page.action == number).double().mean()),
-            "policy": float(page.model_propensities[:, number].mean()),
+            "logged": float((counts * (page.action == number)).mean()),
+            "policy": float((counts * page.model_propensities[:, number]).mean()),
         }
         for number, name in enumerate(log.copy.action_names)
     }

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -55,6 +55,27 @@ _EPOCH_EPISODES = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpisodeColumns:
+    """Columns of the scored data that have a value for each episode.
+
+    Attributes:
+        units: [episodes] code of the unit of each episode; None if episodes are drawn.
+        weights: [episodes] how many decisions the rows of each episode stand for; None: one.
+    """
+
+    units: NDArray[np.int64] | None = None
+    weights: NDArray[np.float64] | None = None
+
+    def weighted(self, rows: LoggedRows, episode: NDArray[np.int32]) -> LoggedRows:
+        """Returns rows whose share in losses is that of their episodes [R]."""
+        return rows if self.weights is None else rows.with_sample_weight(self.weights[episode])
+
+
+NO_COLUMNS: Final = EpisodeColumns()
+"""Every episode is drawn by itself and stands for one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluationRows:
     """This process's rows of a log, the same for every policy that is evaluated on them.
 
@@ -73,7 +94,7 @@ class EvaluationRows:
         unknown: reasons why estimators lack probabilities of the policy, by the estimator's name.
         behavior: estimated behaviour policy, the source of the propensities of `rows`; None if these were logged.
         items: the item table; None without one.
-        units: [episodes] code of the unit of each episode of the scored data; None if episodes are drawn.
+        by_episode: units and weights of the scored data's episodes.
     """
 
     sides: TrainEvalLogs
@@ -90,7 +111,7 @@ class EvaluationRows:
     unknown: dict[str, str] = field(default_factory=dict)
     behavior: Behavior | None = None
     items: ItemTable | None = None
-    units: NDArray[np.int64] | None = None
+    by_episode: EpisodeColumns = NO_COLUMNS
 
     @cached_property
     def fit_rows(self) -> LoggedRows:
@@ -323,14 +344,21 @@ class PolicyEvaluator:
     def _part_of_page(self, title: str, scored: ScoredEpisodes, models: CPEHeads | None) -> EvaluationPage:
         log = self.log
         rows = rows_in_order(log.rows, scored.numbers, log.group.device)
+        episode = log.sides.scored.episode[scored.numbers]
+        units = log.by_episode.units
+        weights = log.by_episode.weights
         return build_page(
             self._shown(title, rows, len(scored.numbers)),
             scored.episode,
             policy=self.policy,
             models=models,
             metric_names=log.metric_names,
-            units=None if log.units is None else log.units[log.sides.scored.episode[scored.numbers]],
-            numbers=scored.numbers if log.group.is_first else np.full(len(scored.numbers), -1, np.int64),
+            further={
+                "unit": None if units is None else units[episode],
+                "sample_weight": None if weights is None else weights[episode],
+                "predicted_reward": None if log.behavior is None else log.behavior.reward[scored.numbers],
+                "number": scored.numbers if log.group.is_first else np.full(len(scored.numbers), -1, np.int64),
+            },
         )
 
     def _gathered(self, part: EvaluationPage, scored: ScoredEpisodes) -> EvaluationPage | None:

@@ -22,7 +22,7 @@ class HiddenCause:
 
     Attributes:
         reward: [n] rewards.
-        evaluated: [n] probability of the logged action under the evaluated policy.
+        evaluated: [n] probability of the logged action under the evaluated policy, times the row's sample weight.
         logged: [n] the same under the logging policy.
     """
 

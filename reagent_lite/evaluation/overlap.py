@@ -46,17 +46,21 @@ class Events:
         return f"{number(self.seen)} events met of {number(self.expected)} expected"
 
 
-def matched_events(weights: torch.Tensor, outcomes: torch.Tensor) -> Events | None:
-    """Counts events for weights [n] of outcomes [n]; None if no outcome is more frequent than all others together."""
-    values, counts = torch.unique(outcomes, return_counts=True)
-    distance = outcomes - values[counts.argmax()]
+def matched_events(weights: torch.Tensor, outcomes: torch.Tensor, sample_weight: torch.Tensor) -> Events | None:
+    """Counts events for weights [n] of outcomes [n]; None if no outcome is more frequent than all others together.
+
+    Sample weights [n] count for what is usual. A log that holds all events and few other rows has as many events as the
+    whole log.
+    """
+    values, index = torch.unique(outcomes, return_inverse=True)
+    distance = outcomes - values[torch.zeros_like(values).index_add_(0, index, sample_weight).argmax()]
     event = distance != 0
-    if not event.any() or float(event.double().mean()) >= _USUAL_SHARE:
+    if not event.any() or float(sample_weight[event].sum() / sample_weight.sum()) >= _USUAL_SHARE:
         return None
     return Events(
         unsized=_count_unsized(distance[event]),
         expected=float(effective_sample_size(weights) * event.double().mean()),
-        seen=float(effective_sample_size(weights[event])),
+        seen=float(effective_sample_size((weights * sample_weight)[event])),
     )
 
 
@@ -138,6 +142,8 @@ class Overlap:
         untried_segment: in which rows these decisions are, in words; empty if they are in no simple segment.
         shared_draws: whether rows share draws of the action.
         calibration: calibration of the propensities, if they are estimated.
+        effective_sample: (sum s)^2 / sum s^2 over rows that stand for s decisions each; None if each stands for one.
+            All other figures count a row s times.
     """
 
     num_rows: int
@@ -168,6 +174,7 @@ class Overlap:
     untried_segment: str = ""
     shared_draws: SharedDraws = field(default_factory=SharedDraws)
     calibration: Calibration | None = None
+    effective_sample: float | None = None
 
 
 def measure_overlap(
@@ -190,33 +197,36 @@ def measure_overlap(
     """
     probability = page.at_logged(page.model_propensities)[rows]
     propensity = page.propensity[rows]
+    counts = page.relative_sample_weight(rows)
     weight = page.weight[rows]
+    counted = counts * weight
     level = config.level
     by_step = sums.effective_episodes()
     # weights are at most e^600, so that means stay finite
     mean_by_step = sums.log_largest.clamp(max=600).exp() * sums.weights / sums.num_episodes
     step = sums.judged_step
-    total = float(weight.sum())
-    shrunk = float((SHRINKAGE * weight / (weight.square() + SHRINKAGE)).sum())
+    total = float(counted.sum())
+    shrunk = float((SHRINKAGE * counted / (weight.square() + SHRINKAGE)).sum())
     relative = sums.relative_weights(step)
     low, high = percentile_interval(mean_weight[1:], level)
     unsupported = (propensity >= 1 - _CERTAIN) & (probability < 1 - _CERTAIN)
     episode = page.episode[rows]
-    last = rows[torch.cat((episode[1:] != episode[:-1], torch.ones(1, dtype=torch.bool)))]
+    last = torch.cat((episode[1:] != episode[:-1], torch.ones(1, dtype=torch.bool)))
+    cut = (page.bootstrap[rows[last]] > 0).double()
     untried_share, expected_tries = measure_untried(alternatives)
     enough = by_step >= config.min_effective_episodes
     return Overlap(
         num_rows=len(rows),
         num_episodes=len(relative),
-        effective_rows=float(effective_sample_size(weight)),
+        effective_rows=float(effective_sample_size(counted)),
         effective_groups=float(effective_sample_size(sums.by_unit(sums.per_episode("weight", 0)))),
         num_units=sums.num_units,
         mean_weight=Interval(value=float(mean_weight[0]), low=low, high=high),
-        largest_row_share=_largest_share(weight),
+        largest_row_share=_largest_share(counted),
         matched_rows=int((weight > 0).sum()),
         rows_above_tau=int((weight > SWITCH_TAU).sum()),
         shrunk_share=1 - shrunk / total if total > 0 else 1.0,
-        unsupported_share=float(unsupported.double().mean()),
+        unsupported_share=float((counts * unsupported).mean()),
         enough=config.min_effective_episodes,
         horizon=len(by_step),
         horizon_reached=int(enough.long().cumprod(0).sum()),
@@ -226,11 +236,12 @@ def measure_overlap(
         largest_episode_share=_largest_share(sums.by_unit(relative)),
         effective_episodes_by_step=tuple(by_step.tolist()),
         mean_weight_by_step=tuple(mean_by_step.tolist()),
-        cut_share=float((page.bootstrap[last] > 0).double().mean()),
+        cut_share=float((counts[last] * cut).sum() / counts[last].sum()),
         untried_share=untried_share,
         expected_tries=expected_tries,
-        changed_share=float((weight - 1).abs().mean()) / 2,
+        changed_share=float((counts * (weight - 1).abs()).mean()) / 2,
         certain_share=certain_share(page.model_propensities[rows].numpy(), page.mask[rows].numpy()),
+        effective_sample=None if page.sample_weight is None else float(effective_sample_size(counts)),
     )
 
 
@@ -246,7 +257,8 @@ def _mean(mean: float, relative: torch.Tensor, sums: EpisodeSums, level: float) 
     if sums.num_units < 2:
         return Interval(value=mean, low=float("nan"), high=float("nan"))
     share = float(relative.mean())
-    deviation = float(sums.by_unit(relative - share).std()) * sums.num_units / len(relative)
+    residual = relative - share * sums.per_episode("episodes", 0)
+    deviation = float(sums.by_unit(residual).std()) * sums.num_units / len(relative)
     error = mean * deviation / (share * sums.num_units**0.5) if share > 0 else 0.0
     return Interval.normal(mean, error, level)
 

@@ -5,8 +5,9 @@ batches ─► build_page ─► EvaluationPage [N, K] ─► episode_groups ─
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ BY_CHOICE = frozenset({"mask", "model_propensities", "reward_model", "q_values"}
 """Columns of a page that are [N, K] or [N, K, T]."""
 BY_OUTCOME = frozenset({"outcomes", "reward_model", "q_values", "next_value"})
 """Columns whose last axis is T."""
+_KNOWN_BEFORE = ("number", "unit", "sample_weight", "predicted_reward")  # in the log, not by the policy
 _ROUNDING = 1e-6  # of probabilities, which are float32 in logs and exported models
 _DTYPES = {"action": torch.int64, "mask": torch.bool}  # the others are float64
 
@@ -50,6 +52,10 @@ class EvaluationPage:
         number: [N] int64, number of the row in the training copy of the first process, -1 for rows of other machines;
             None if unknown.
         unit: [N] int64, a code per unit, which holds whole episodes; None if episodes are drawn.
+        sample_weight: [N] float64, how many decisions the row stands for, the same for all rows of an episode; None if
+            every row stands for one.
+        predicted_reward: [N] float64, reward predicted from features of the state; None unless propensities are
+            estimated.
     """
 
     names: tuple[str, ...]
@@ -66,6 +72,8 @@ class EvaluationPage:
     next_value: Tensor
     number: Tensor | None = None
     unit: Tensor | None = None
+    sample_weight: Tensor | None = None
+    predicted_reward: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.action)
@@ -113,6 +121,13 @@ class EvaluationPage:
         ratio = self.at_logged(self.model_propensities) / self.propensity
         return torch.where((ratio - 1).abs() < _ROUNDING, 1.0, ratio)
 
+    def relative_sample_weight(self, rows: Tensor) -> Tensor:
+        """Returns the sample weights of some rows, [n], divided by their mean."""
+        if self.sample_weight is None:
+            return torch.ones(len(rows), dtype=torch.float64)
+        weight = self.sample_weight[rows]
+        return weight / weight.mean()
+
     def at_logged(self, values: Tensor) -> Tensor:
         """Returns values [N, K] at the logged choice, [N]."""
         return select_choice(values, self.action)
@@ -125,8 +140,7 @@ def build_page(
     policy: PolicyProbabilities,
     models: CPEHeads | None,
     metric_names: tuple[str, ...] = (),
-    numbers: NDArray[np.int64] | None = None,
-    units: NDArray[np.int64] | None = None,
+    further: Mapping[str, NDArray[Any] | None] | None = None,
 ) -> EvaluationPage:
     """Evaluates policy and models on logged rows.
 
@@ -137,8 +151,7 @@ def build_page(
         policy: the evaluated policy; unknown probabilities are NaN and count as 0.
         models: models of the policy, fitted to other episodes; None for predictions of 0.
         metric_names: names of the M columns of `metrics`.
-        numbers: [N] EvaluationPage.number of these rows.
-        units: [N] EvaluationPage.unit of these rows.
+        further: [N] number, unit, sample_weight and predicted_reward of these rows, as far as they are known.
     """
     names = (REWARD_NAME, *metric_names)
     with torch.no_grad():
@@ -147,9 +160,9 @@ def build_page(
     codes = torch.from_numpy(np.ascontiguousarray(episodes, dtype=np.int64))
     order = torch.argsort(codes, stable=True)
     columns = {"episode": codes[order]}
-    for name, values in (("number", numbers), ("unit", units)):
+    for name, values in (further or {}).items():
         if values is not None:
-            columns[name] = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))[order]
+            columns[name] = torch.from_numpy(np.ascontiguousarray(values))[order]
     for name in [*parts[0]]:  # parts are emptied meanwhile, so that memory holds the page once
         whole = torch.cat([pad_column(name, part.pop(name), num_choices) for part in parts])
         columns[name] = whole.index_select(0, order)
@@ -295,7 +308,7 @@ def _columns_of(batch: TransitionBatch, policy: PolicyProbabilities, models: CPE
 def _empty_columns(names: tuple[str, ...]) -> dict[str, Tensor]:
     columns = {}
     for field in fields(EvaluationPage)[1:]:
-        if field.name in ("episode", "number", "unit"):
+        if field.name in ("episode", *_KNOWN_BEFORE):
             continue
         choices = (1,) * (field.name in BY_CHOICE)
         outcomes = (len(names),) * (field.name in BY_OUTCOME)

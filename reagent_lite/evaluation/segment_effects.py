@@ -209,6 +209,7 @@ def effects_by_segment(page: EvaluationPage, features: StateFeatures, settings: 
     level = 1 - (1 - config.confidence_level) / (1 + len(used))
     divided = config.model_copy(update={"confidence_level": level, "bootstrap_resamples": _RESAMPLES})
     effects = []
+    counts = page.relative_sample_weight(torch.from_numpy(first)).numpy()
     for number in used:
         result = evaluate_page(
             page.only(0, 1).rows(torch.from_numpy(np.flatnonzero(segment == number))),
@@ -219,7 +220,7 @@ def effects_by_segment(page: EvaluationPage, features: StateFeatures, settings: 
             calibration=settings.calibration,
             features=features,
         )
-        share = float((leaf == number).sum() / (leaf >= 0).sum())
+        share = float(counts[leaf == number].sum() / counts[leaf >= 0].sum())
         effects.append(_effect_of(result, tree.words[number], share, seen=settings.seen, by_row=by_row))
     whole = np.full(len(segment), -1, np.int64)
     for index, number in enumerate(used):
@@ -250,12 +251,13 @@ def _effects_of(page: EvaluationPage, gamma: float, *, by_row: bool) -> NDArray[
     """
     if by_row:
         reward = page.outcomes[:, 0]
-        return np.asarray((page.weight - 1) * (reward - reward.mean()))
+        counts = page.relative_sample_weight(torch.arange(len(page)))
+        return np.asarray(counts * (page.weight - 1) * (reward - (counts * reward).mean()))
     of_episodes = replace(page, unit=page.episode)
     sums = sums_of_rows(of_episodes, torch.arange(len(page)), gamma, OF_LOG)
     evaluated = returns_of_episodes(sums, 0)
     logged = logged_returns_of(sums, 0).total
-    effect = evaluated.total - logged - (evaluated.weight - 1) * logged.mean()
+    effect = evaluated.total - logged - evaluated.control * logged.mean()
     assert sums.unit is not None
     in_order = torch.zeros_like(effect)
     in_order[sums.unit] = effect

@@ -125,7 +125,7 @@ def estimate_verdict(
     Args:
         figure: the estimate.
         weights: result of weights_verdict.
-        reliance: result of reliance_on_model.
+        reliance: result of reliance_on_model, or of reliance_on_propensities.
         constant: whether all outcomes are equal and no others are known to be possible.
         events: outcomes other than the usual one; None if the possible rewards are known.
         outlying: result of outlying_outcomes; empty if the possible rewards are known.
@@ -152,6 +152,27 @@ def estimate_verdict(
     if weights[0] is Verdict.TRUSTWORTHY and reliance:
         return Verdict.SUPPORT, reliance
     return weights
+
+
+def reliance_on_propensities(difference: Interval, added: float) -> str:
+    """Returns how a difference rests on errors of estimated propensities; empty if its side of 0 does not.
+
+    Its interval assumes a mean weight of 1, which such errors change: intervals of steep loggers lay up to half their
+    width beside the estimate. And errors that depend on features add rewards that features predict.
+
+    Args:
+        difference: the estimate's difference from the logged value.
+        added: what the propensities add to it through rewards that features predict.
+    """
+    half = (difference.high - difference.low) / 2
+    value = difference.value - added
+    without = Interval(value=value, low=value - half, high=value + half)
+    if without.side == difference.side:
+        return ""
+    return (
+        f"the difference of {difference} rests on estimated propensities: with the mean weight that they give, and "
+        f"without rewards that features predict, it is {without}"
+    )
 
 
 def untried_decisions(overlap: Overlap) -> str:

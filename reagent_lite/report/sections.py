@@ -280,6 +280,11 @@ def weights_section(overlap: Overlap | None, enough: float) -> PageSection:
     facts: tuple[tuple[str, Cell], ...] = (
         ("Episodes scored", overlap.num_episodes),
         ("Rows scored", overlap.num_rows),
+        *(
+            ()
+            if overlap.effective_sample is None
+            else (("Effective rows of the log, by weight", overlap.effective_sample),)
+        ),
         ("Effective rows", overlap.effective_rows),
         ("Rows whose action the policy may choose", overlap.matched_rows),
         ("Mean weight of a row, should be 1", overlap.mean_weight),

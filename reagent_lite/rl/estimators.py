@@ -55,19 +55,20 @@ def corrected_returns_of_episodes(sums: EpisodeSums, outcome: int) -> Contributi
         sums.per_episode("doubly_robust_steps", outcome),
         sums.per_episode("unweighted_corrections", outcome),
         sums.per_episode("discounted_reward", outcome),
-        float(sums.per_episode("first_value", outcome).mean()),
+        float(sums.per_episode("first_value", outcome).mean()),  # sample weights are 1 on average
     )
 
 
 def _of_episodes(
     sums: EpisodeSums, total: Tensor, outcome: Tensor, returns: Tensor, offset: float = 0.0
 ) -> Contributions:
+    size = sums.per_episode("episodes", 0)
     return Contributions(
         total=total,
-        size=torch.ones_like(total),
+        size=size,
         weight=sums.episode_weights,
-        outcome=outcome,
-        earned=returns,
+        outcome=outcome / size,
+        earned=returns / size,
         offset=offset,
     )
 

@@ -35,6 +35,7 @@ def step_contributions(sums: EpisodeSums, outcome: int) -> Iterator[Tensor]:
         dg_j/dc_i = (v_0^i - mean v_0) / n      + sum_{t<j} omega_t^i (x_t^i - m_t)               at c = 1
         yielded   =  v_0^i / n                  + sum_{t<j} [omega_t^i (x_t^i - m_t) + m_t / n] = dg_j/dc_i + g_j / n
 
+    An episode that stands for s_i ones counts s_i c_i. Then v_0^i is s_i (v_0^i - mean v_0) + mean v_0; mean s_i is 1.
     After an episode ends, x_t^i is 0 but omega_t^i is not: each later step still adds m_t / n - omega_t^i m_t.
     """
     # measured: if m_t is not subtracted from x_t, MAGIC's squared error is up to 6 times as large
@@ -48,7 +49,9 @@ def step_contributions(sums: EpisodeSums, outcome: int) -> Iterator[Tensor]:
     means = safe_divide(total, sums.weights)
     start = means.new_zeros(1)
     shares = torch.cat((start, (means / n).cumsum(0)))
-    first_values = torch.split(sums.per_episode("first_value", outcome) / n, [len(group.sums) for group in sums.groups])
+    values = sums.per_episode("first_value", outcome)
+    values = (values - (sums.per_episode("episodes", outcome) - 1) * values.mean()) / n  # dg_j / dc_i + g_j / n
+    first_values = torch.split(values, [len(group.sums) for group in sums.groups])
     for group, weighted, first_value in zip(sums.groups, weighted_corrections, first_values, strict=True):
         length = weighted.shape[1]
         omega_factor = safe_divide(group.scale(sums.log_largest), sums.weights)  # omega = group.weights * omega_factor

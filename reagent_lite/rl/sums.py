@@ -14,7 +14,7 @@ that long episodes neither overflow nor vanish.
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -224,6 +224,23 @@ class EpisodeSums:
         weights = torch.stack([_held(part.weights.sum(0), steps) * part.scale(log_largest) for part in parts]).sum(0)
         return cls(groups=parts, log_largest=log_largest, weights=weights, names=tuple(names))
 
+    def weighted(self, weight: Tensor) -> "EpisodeSums":
+        """Returns the terms of episodes of which each stands for a number of episodes.
+
+        Args:
+            weight: [n] that number divided by its mean, in the order of the groups.
+        """
+        parts = []
+        for group, counts in zip(
+            self.groups, torch.split(weight, [len(group.sums) for group in self.groups]), strict=True
+        ):
+            factor = counts.view(-1, 1)
+            sums = group.sums * factor.unsqueeze(2)
+            steps = group.steps * factor.view(-1, 1, 1, 1)
+            parts.append(replace(group, sums=sums, weights=group.weights * factor, steps=steps))
+        scaled = [_held(part.weights.sum(0), len(self.weights)) * part.scale(self.log_largest) for part in parts]
+        return replace(self, groups=tuple(parts), weights=torch.stack(scaled).sum(0))
+
     @property
     def num_episodes(self) -> int:
         """Number of episodes in all groups."""
@@ -356,10 +373,11 @@ class EpisodeSums:
     def episode_weights(self) -> Tensor:
         """Weight rho of every episode at `judged_step`, [n], at most e^600."""
         step = self.judged_step
-        return self.relative_weights(step) * self.log_largest[step].clamp(max=600).exp()
+        largest = self.log_largest[step].clamp(max=600).exp()
+        return self.relative_weights(step) * largest / self.per_episode("episodes", 0)
 
     def relative_weights(self, step: int) -> Tensor:
-        """Returns rho_t of every episode divided by the largest, [n], in the order of the groups."""
+        """Returns rho_t of every episode divided by the largest, times its sample weight, [n], in the groups' order."""
         return torch.cat(
             [
                 group.weights[:, min(step, len(group.log_largest) - 1)] * group.scale(self.log_largest)[step]

@@ -34,7 +34,7 @@ from reagent_lite.evaluation.behavior import estimated_behavior, replaced_propen
 from reagent_lite.evaluation.document import LEARNED_FROM, WARM_START, Evaluation, as_json, reward_model_scalars
 from reagent_lite.evaluation.document import scalars as cpe_scalars
 from reagent_lite.evaluation.entropy import PolicyEntropy, SoftmaxRows
-from reagent_lite.evaluation.evaluator import EvaluationRows, PolicyEvaluator, own_seed
+from reagent_lite.evaluation.evaluator import EpisodeColumns, EvaluationRows, PolicyEvaluator, own_seed
 from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.learner_figures import figures, mean_td_loss
 from reagent_lite.evaluation.page import EvaluationPage
@@ -411,7 +411,7 @@ class LogEvaluator(Evaluator):
             learning=learning,
             behavior=behavior,
             items=data.items,
-            units=_units(config, data),
+            by_episode=EpisodeColumns(units=_units(config, data)),
         )
         for note in data.scored.notes:
             logger.info(f"evaluation: {note}")

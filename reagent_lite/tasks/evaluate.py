@@ -22,10 +22,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from reagent_lite.config import fingerprint
-from reagent_lite.config.column_names import UNIT
+from reagent_lite.config.column_names import ONLY_IF_NAMED, UNIT, WEIGHT
 from reagent_lite.config.evaluate_config import EvaluateConfig, is_model
 from reagent_lite.config.items import ITEM_ID
 from reagent_lite.config.paths import DataPath, logs_of
@@ -39,8 +38,10 @@ from reagent_lite.errors import BundleError, ConfigError, Problem, needing
 from reagent_lite.evaluation.arena import Arena
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.estimates import EvaluatedPolicy, EvaluationLog, estimates_of
+from reagent_lite.evaluation.evaluator import EpisodeColumns
 from reagent_lite.evaluation.exported_model import ExportedModel, Reading
 from reagent_lite.evaluation.given_policy import GivenPolicy
+from reagent_lite.evaluation.interval import number
 from reagent_lite.export.choices import CHOICES
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import canonical
@@ -149,10 +150,10 @@ def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> 
     if config.data_path:
         config = _with_columns(config, models)
         items = _items(config, models)
-        copy, columns, units = _read(config, policies, items)
+        copy, columns, by_episode = _read(config, policies, items)
         gamma = _gamma_of_single_rows(copy) if gamma is None else gamma
         seen = _find_seen(config, policies, copy)
-        log = EvaluationLog.of(config, policies, copy, columns, gamma, items, units, seen)
+        log = EvaluationLog.of(config, policies, copy, columns, gamma, items, by_episode, seen)
         give_back_memory()  # what reading took
     assert gamma is not None, "without a log there are only models, which have a gamma"
     played = None if arena is None else arena.play(gamma)
@@ -204,20 +205,20 @@ def _policies(config: EvaluateConfig) -> tuple[EvaluatedPolicy, ...]:
 
 def _read(
     config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], items: ItemTable | None
-) -> tuple[TrainingCopy, dict[str, PolicyColumn], NDArray[np.int64] | None]:
-    """Returns the rows, after the stages that the log needs, the policies' columns by key, and units of episodes.
+) -> tuple[TrainingCopy, dict[str, PolicyColumn], EpisodeColumns]:
+    """Returns the rows, after the stages that the log needs, the policies' columns by key, and those by episode.
 
     Raises:
         DataError: the rows or columns have faults.
     """
     with needing("data", "data_path"):
-        from reagent_lite.data.copy.policy_column import read_policy_column, read_unit_column
+        from reagent_lite.data.copy.policy_column import read_policy_column, read_unit_column, read_weight_column
     models = (policy for policy in policies if isinstance(policy, ExportedModel))
     actions = next((model.bundle.action_names for model in models), config.actions)
     logger.info(f"choices are {CHOICES[not actions]}{': ' if actions else ''}{', '.join(actions)}")
     given = (policy for policy in policies if isinstance(policy, GivenPolicy))
     names = {policy.key: policy.column for policy in given if policy.column}
-    further = (*names.values(), *([UNIT] if UNIT in config.columns else []))
+    further = (*names.values(), *(name for name in ONLY_IF_NAMED if name in config.columns))
     path, timeline = _rows_of(config, actions, further, items)
     with progress("reading the log", "bytes") as show:
         copy = prepare_training_copy(
@@ -230,7 +231,14 @@ def _read(
             progress=show,
         )
     policy_columns = {key: read_policy_column(path, name, copy, config.columns) for key, name in names.items()}
-    return copy, policy_columns, read_unit_column(path, copy, config.columns) if UNIT in config.columns else None
+    units = read_unit_column(path, copy, config.columns) if UNIT in config.columns else None
+    weights = None
+    if WEIGHT in config.columns:
+        weights = read_weight_column(path, copy, config.columns)
+        of_rows = weights[copy.episode]
+        effective = number(float(of_rows.sum() ** 2 / np.square(of_rows).sum()))
+        logger.info(f"rows are weighted: {len(copy):,} rows tell as much as {effective} with equal weights")
+    return copy, policy_columns, EpisodeColumns(units=units, weights=weights)
 
 
 def _find_seen(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], copy: TrainingCopy) -> tuple[bool, ...]:

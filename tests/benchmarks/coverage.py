@@ -19,12 +19,15 @@ ship, not decisions in all logs: where what is done makes no difference (gain 1)
 `--only effects`: effects by segment, with segments chosen on other rows (tests/oracles/segment_effects.py). "all hold"
 is the share of logs in which every trustworthy interval holds the effect on users like those of its rows; false gain
 and false loss are the shares of logs that say so of any segment without one.
+`--only selections`: any false decision about the best of 20 columns, or in 20 looks at a growing log, with and without
+the level divided among them (tests/oracles/selections.py).
 `--only power` finds how often the interval of the difference excludes 0 where a policy is better, beside Fisher's
 exact test of the events on matched and on other rows, the best test of two counts.
 `--only many` compares ways to allow for the best of several policies: the level divided among them, and the largest
 deviation of all in common resamples.
 """
 
+import math
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
@@ -37,12 +40,13 @@ from scipy.stats import fisher_exact
 
 from reagent_lite.rl.likelihood import Contributions, intervals
 from tests.benchmarks.turns import options_of
-from tests.oracles import segment_effects
+from tests.oracles import segment_effects, selections
 from tests.oracles.curved_loggers import CurvedLogger
 from tests.oracles.hidden_loggers import HiddenLogger
 from tests.oracles.regimes import Regime, measure
 from tests.oracles.segment_effects import SegmentRegime
 from tests.oracles.segments import Segment
+from tests.oracles.selections import Selection
 from tests.oracles.shared_draws import SharedDraws
 from tests.oracles.users import Users
 
@@ -198,6 +202,9 @@ REGIMES: dict[str, list[Any]] = {
         ),
         CurvedLogger(curve="square", rows=50_000, actions=20, features=8, model="linear"),
     ],
+    "selections": [
+        Selection(kind=kind, outcome=outcome) for kind, outcome in product(("columns", "looks"), ("normal", "event"))
+    ],
 }
 """Kinds of logs by name: every rate, reward, size, logging, policy and horizon is in some of them."""
 RESAMPLES = 500
@@ -238,7 +245,8 @@ def many(policies: int, correlation: float, effect: float, logs: int, seed: int)
         shared = rng.normal(size=(count, 1))
         return np.asarray(correlation**0.5 * shared + (1 - correlation) ** 0.5 * rng.normal(size=(count, policies)))
 
-    critical = [np.quantile(np.abs(drawn(RESAMPLES)).max(1), 0.95) for _ in range(200)]
+    rank = math.ceil(0.95 * (RESAMPLES + 1)) - 1  # with which an estimate and its resamples are exchangeable
+    critical = [np.sort(np.abs(drawn(RESAMPLES)).max(1))[rank] for _ in range(1_000)]
     largest = (drawn(logs) + effect * (np.arange(policies) == 0)).max(1)
     divided = NormalDist().inv_cdf(1 - 0.025 / policies)
     return float((largest > divided).mean()), float((largest > rng.choice(critical, logs)).mean())
@@ -246,7 +254,8 @@ def many(policies: int, correlation: float, effect: float, logs: int, seed: int)
 
 def figures_of(regime: Any, logs: int, seed: int) -> dict[str, float]:
     """Returns the figures of a regime of any kind."""
-    return (segment_effects.measure if isinstance(regime, SegmentRegime) else measure)(regime, logs, seed)
+    measures = {SegmentRegime: segment_effects.measure, Selection: selections.measure}
+    return measures.get(type(regime), measure)(regime, logs, seed)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ def rows_of(state: list[float], action: list[int], fold: list[int]) -> LoggedCho
         action=torch.tensor(action),
         reward=torch.zeros(len(action), dtype=torch.float64),
         fold=torch.tensor(fold),
+        weight=torch.ones(len(action), dtype=torch.float64),
     )
 
 
@@ -49,6 +50,7 @@ def test_the_gradient_is_that_of_autograd(parametric: bool) -> None:
         action=torch.ones(20, dtype=torch.int64),
         reward=torch.zeros(20, dtype=torch.float64),
         fold=torch.arange(20) % FOLDS,
+        weight=torch.rand(20, dtype=torch.float64),
     )
     uniform = FoldedSoftmax.uniform(SourceSpec(
         num_state_features=2, num_action_features=3 * parametric, metric_names=(),
@@ -91,7 +93,7 @@ def calibration(probability: list[float], *taken: int) -> Calibration:
     tally = Tally(("a", "b", "c")[: len(taken)])
     chances = torch.tensor([probability] * sum(taken), dtype=torch.float64)
     action = torch.arange(len(taken)).repeat_interleave(torch.tensor(taken))
-    tally.add(chances, chances > 0, action, torch.zeros(sum(taken), 1, 0, dtype=torch.int64))
+    tally.add(chances, chances > 0, action, torch.zeros(sum(taken), 1, 0, dtype=torch.int64), torch.ones(sum(taken)))
     return tally.calibration(ALONE)
 
 

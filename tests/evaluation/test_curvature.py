@@ -1,6 +1,7 @@
 """Terms of curved logging policies, by hand and against numpy; logs whose logger is curved."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +10,14 @@ from oracles.curved_loggers import CurvedLogger
 from oracles.hidden_loggers import behavior_of
 from oracles.regimes import outcome_of
 
+from reagent_lite.evaluation import cpe
 from reagent_lite.evaluation.calibration import Tally
 from reagent_lite.evaluation.curvature import Terms, quantiles
 from reagent_lite.evaluation.decision import Choice
 from reagent_lite.evaluation.estimates import ALONE
+from reagent_lite.evaluation.interval import Interval
+from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.verdict import reliance_on_propensities
 
 
 def test_quantiles_are_values_of_the_rows() -> None:
@@ -53,7 +58,13 @@ def test_a_logger_with_a_threshold_is_not_calibrated_by_its_mean() -> None:
     edges = quantiles(feature, (torch.arange(20, dtype=torch.float64) + 0.5) / 20, ALONE)
     between = torch.searchsorted(edges, feature.T.contiguous()).T.unsqueeze(1)
     action = (feature.squeeze(1) >= 200).long()
-    tally.add(torch.full((400, 2), 0.5, dtype=torch.float64), torch.ones(400, 2, dtype=torch.bool), action, between)
+    tally.add(
+        torch.full((400, 2), 0.5, dtype=torch.float64),
+        torch.ones(400, 2, dtype=torch.bool),
+        action,
+        between,
+        torch.ones(400),
+    )
     result = tally.calibration(ALONE)
     by_probability = [group for group in result.groups if "probability" in group.rows]
     assert [(group.observed, group.expected) for group in by_probability] == [(200, 200), (200, 200)]
@@ -86,3 +97,34 @@ def test_propensities_of_curved_loggers(curve: str) -> None:
 def test_a_column_of_numbers_decides_nothing_without_a_model_of_the_reward() -> None:
     misses, choice = outcome_of(CurvedLogger(curve="square", rows=1_000, model="none"), 0)
     assert (misses, choice) == ({}, Choice.NOT_ENOUGH)
+
+
+def test_a_difference_that_rests_on_estimated_propensities() -> None:
+    """Its interval lies beside the estimate, or the state's rewards make it: without both, 0 is inside."""
+    centred = Interval(value=0.5, low=0.1, high=0.9)
+    assert reliance_on_propensities(centred, 0.0) == ""
+    assert reliance_on_propensities(centred, 0.05) == ""
+    assert "it is 0.30 (-0.10 to 0.70)" in reliance_on_propensities(centred, 0.2)
+    beside = Interval(value=0.3, low=0.1, high=0.9)  # half the width is 0.4
+    assert "rests on estimated propensities" in reliance_on_propensities(beside, 0.0)
+    assert reliance_on_propensities(Interval(value=-0.5, low=-0.9, high=-0.1), 0.05) == ""
+
+
+def test_what_propensities_add_through_predicted_rewards() -> None:
+    """Weights 3/2, 1/2, 3/2, 1/2 and rewards 1, 0, 1, 0, which features predict: (1/2 - 1/2 * 0) / 2 = 1/4."""
+    half = torch.full((4,), 0.5, dtype=torch.float64)
+    model = torch.tensor([[0.75, 0.25], [0.25, 0.75]] * 2, dtype=torch.float64)
+    reward = torch.tensor([[1.0], [0.0]] * 2, dtype=torch.float64)
+    page = EvaluationPage(
+        names=("Reward",), episode=torch.arange(4), action=torch.zeros(4, dtype=torch.int64),
+        mask=torch.ones(4, 2, dtype=torch.bool), steps=torch.ones(4).double(), bootstrap=torch.zeros(4).double(),
+        propensity=half, model_propensities=model, outcomes=reward, q_values=torch.zeros(4, 2, 1).double(),
+        reward_model=torch.zeros(4, 2, 1).double(), next_value=torch.zeros(4, 1).double(),
+    )  # fmt: skip
+    rows = torch.arange(4)
+    assert cpe._unexplained(page, rows, 0) == {}
+    predicted = replace(page, predicted_reward=reward[:, 0])
+    assert cpe._unexplained(predicted, rows, 0) == pytest.approx({False: 0.25, True: 0.25})
+    # a model that knows the rewards leaves nothing to predict
+    known = replace(predicted, reward_model=reward.unsqueeze(1).expand(-1, 2, -1))
+    assert cpe._unexplained(known, rows, 0) == pytest.approx({False: 0.25, True: 0.0})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from .gridworld import Array
 from .hidden_loggers import behavior_of
@@ -52,16 +53,17 @@ class CurvedLogger:
         at = np.arange(self.rows), drawn(mu, rng)
         noise = rng.normal(size=self.rows)
         reward = mean[at] + noise if self.outcome == "normal" else (rng.random(self.rows) < mean[at]).astype(float)
-        propensity, calibration = mu[at], None
+        propensity, calibration, predicted = mu[at], None, None
         if not self.known:
             behavior = behavior_of(state, at[1], np.arange(self.rows), self.actions, reward)
             propensity, calibration = behavior.propensity.astype(float), behavior.calibration
+            predicted = torch.from_numpy(behavior.reward)
         model = self._modelled(state, at[1], reward, mean, rng)
         expected = (pi * model).sum(1)
         columns = (pi[at], propensity, reward, model[at], expected, np.zeros(self.rows))
         _, mu, pi, mean = tables.rows(60 * self.rows, rng)
         return LogOfRegime(
-            page=page_of(*(column[:, None] for column in columns)),
+            page=replace(page_of(*(column[:, None] for column in columns)), predicted_reward=predicted),
             value=float((pi * mean).sum(1).mean()),
             logged=float((mu * mean).sum(1).mean()),
             calibration=calibration,

@@ -1,6 +1,6 @@
-"""Columns of a log that its training copy does not contain: a policy's probabilities, and units.
+"""Columns of a log that its training copy does not contain: a policy's probabilities, units, and weights of rows.
 
-blocks of this column ─► numbers, objects or lists, checked ─► matched by file and line ─► in a training copy's order
+blocks of the column ─► numbers, objects or lists, checked ─► matched by file and line ─► in a training copy's order
 
 A policy is given by its probability of the logged action, or of every possible action.
 """
@@ -8,14 +8,16 @@ A policy is given by its probability of the logged action, or of every possible 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.config.column_names import UNIT, Columns
+from reagent_lite.config.column_names import UNIT, WEIGHT, Columns, names_of
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.formats.blocks import Block
@@ -31,6 +33,8 @@ from reagent_lite.errors import DataError, Problem, join_names
 
 _ROUNDING = 1e-3  # of a sum of probabilities, each of which a log may have with three digits
 _MOST = 1 + 1e-6  # 1 with a rounding error of float32
+_Number = TypeVar("_Number", np.int64, np.float64)
+_ReadBlock = Callable[[Block], tuple[int, NDArray[np.int64], NDArray[_Number]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +90,52 @@ def read_unit_column(path: DataPath, copy: TrainingCopy, columns: Columns) -> ND
     Raises:
         DataError: there is no such column, a row lacks a unit, or the rows of an episode have several.
     """
-    name = columns[UNIT]
-    parts = list(read_blocks(data_files(path, columns), _units_of_block, readers=readers_of((str(name), UNIT))))
-    read = np.concatenate([_keys(file, lines) for file, lines, _ in parts])
-    unit = np.concatenate([codes for _, _, codes in parts])[_rows_of_copy(path, copy, read)]
-    of_episode = np.zeros(len(copy.episode_hash), np.int64)
-    of_episode[copy.episode] = unit
     todo = "Leave mdp_id out of the columns if no decision changes later ones, or name a unit that holds whole episodes"
-    copy.refuse(of_episode[copy.episode] != unit, f"one {name} for all rows of an episode", lambda row: "several", todo)
+    return _read_by_episode(path, copy, columns, UNIT, _units_of_block, todo)
+
+
+def read_weight_column(path: DataPath, copy: TrainingCopy, columns: Columns) -> NDArray[np.float64]:
+    """Returns how many decisions each episode's rows stand for, [episodes], from the column that `columns` names.
+
+    Args:
+        path: path of the files that the copy was made of.
+        copy: the training copy.
+        columns: the log's own names for columns of the contract.
+
+    Raises:
+        DataError: there is no such column, a weight is not a positive number, or the rows of an episode have several.
+    """
+    todo = (
+        "Leave mdp_id out of the columns if no decision changes later ones, or give all rows of an episode its weight"
+    )
+    return _read_by_episode(path, copy, columns, WEIGHT, _weights_of_block, todo)
+
+
+def _read_by_episode(
+    path: DataPath, copy: TrainingCopy, columns: Columns, field: str, read_block: _ReadBlock[_Number], todo: str
+) -> NDArray[_Number]:
+    """Returns the value of each episode in a column of which all rows of an episode have the same value."""
+    (name,) = names_of(columns[field])
+    parts = list(read_blocks(data_files(path, columns), read_block, readers=readers_of((name, field))))
+    read = np.concatenate([_keys(file, lines) for file, lines, _ in parts])
+    of_row = np.concatenate([values for _, _, values in parts])[_rows_of_copy(path, copy, read)]
+    of_episode = np.zeros(len(copy.episode_hash), of_row.dtype)
+    of_episode[copy.episode] = of_row
+    different = of_episode[copy.episode] != of_row
+    copy.refuse(different, f"one {name} for all rows of an episode", lambda row: "several", todo)
     return of_episode
+
+
+def _weights_of_block(block: Block) -> tuple[int, NDArray[np.int64], NDArray[np.float64]]:
+    """Returns the file, lines and weights of a block's rows."""
+    require_columns(block.table.column_names, (WEIGHT,), block.where(0))
+    faults = Faults(block)
+    column = column_of(block, WEIGHT)
+    values = numbers(column, faults)
+    positive = (values > 0) & np.isfinite(values)
+    faults.add(~positive, "a positive number in every row, how many decisions it stands for", column.value)
+    faults.require_none()
+    return block.file_number, block.lines, values
 
 
 def _units_of_block(block: Block) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:

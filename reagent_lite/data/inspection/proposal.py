@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
-from reagent_lite.config.column_names import COLUMNS, CSV, EPISODE_COLUMNS, Columns, names_of
+from reagent_lite.config.column_names import COLUMNS, CSV, EPISODE_COLUMNS, ONLY_IF_NAMED, Columns, names_of
 from reagent_lite.config.defaults import MOST_LEVELS
 from reagent_lite.config.inspect_config import InspectConfig
 from reagent_lite.config.rl import RLConfig
@@ -46,6 +46,7 @@ _LAST_OF_IDS = ("nr", "no", "number")
 _WEIGHTS = re.compile(
     r"(samp|import|ip[sw]$|ipw_|row_|case_|survey_).*(weight|rate|ratio)s?$|^(ips|ipw|iptw|importance|inverse_propensity)$"
 )
+_COUNTS_OF_ROWS = re.compile(r"((samp[a-z]*|import[a-z]*|row|case|survey)_?)?weights?$|importance$")
 _WHOLE = re.compile("-?[0-9]+")
 _LEADING_ZERO = re.compile(r"-?0[0-9]+")
 _PEOPLE = ("user", "customer", "patient")
@@ -460,8 +461,9 @@ class _Proposal:
         features: list[str | Raw] = []
         left = dict[str, list[str]]()
         for column in self._columns:
-            if column.name in used or column.name in COLUMNS:
+            if column.name in used or column.name in COLUMNS.keys() - {*ONLY_IF_NAMED}:
                 continue
+            self._note_weight(column)
             if why := may_be.get(column.name) or self._no_feature(column):
                 left.setdefault(why, []).append(column.name)
             elif column.raw is not None:
@@ -482,6 +484,16 @@ class _Proposal:
         else:
             self.problems.append("no column of numbers or categories is left to be a feature of the state")
         return features
+
+    def _note_weight(self, column: LogColumn) -> None:
+        """Notes a column that may say how many decisions each row stands for."""
+        if not _COUNTS_OF_ROWS.match(column.name.lower()) or not column.is_number or column.distinct < 2:
+            return
+        if are_finite(column.present) and min(column.present) > 0 and not self._inverts_propensities(column):
+            self.decide.append(
+                f"{column.name}: if it says how many decisions each row stands for, as some rows were dropped by what "
+                f"happened in them, it is no feature: name it in columns.weight of workflows.evaluate"
+            )
 
     def _no_feature(self, column: LogColumn) -> str:
         """Returns the reason why a column is not a feature; "" if it may be one."""

@@ -96,6 +96,7 @@ class LoggedRows:
         num_choices: K of fixed actions.
         metrics: [R, M].
         usable: [n] rows that may be learned from; None if all may.
+        sample_weight: [R] float32 factor of each row's share in the loss, 1 on average; None: 1.
     """
 
     state: FeatureColumns
@@ -107,6 +108,7 @@ class LoggedRows:
     num_choices: int
     metrics: Tensor
     usable: Tensor | None
+    sample_weight: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -136,6 +138,12 @@ class LoggedRows:
         scalars[: len(propensity), 3] = torch.from_numpy(propensity).to(scalars.device)
         return replace(self, scalars=scalars)
 
+    def with_sample_weight(self, weight: NDArray[np.float64]) -> "LoggedRows":
+        """Returns the same rows with shares in the loss in proportion to weights, [R]."""
+        factor = torch.ones(len(self.scalars))
+        factor[: len(weight)] = torch.from_numpy(weight / weight.mean()).float()
+        return replace(self, sample_weight=factor.to(self.scalars.device))
+
     @property
     def block_rows(self) -> int:
         """Rows to gather at once."""
@@ -152,7 +160,7 @@ class LoggedRows:
             self.candidates.features.release()
 
     def take(self, index: Tensor, weight: Tensor) -> TransitionBatch:
-        """Returns rows by number, [n] int64, with their shares in the loss."""
+        """Returns rows by number, [n] int64, with their shares in the loss before `sample_weight`."""
         reward, steps, bootstrap, propensity = self.scalars.index_select(0, index).t().contiguous().unbind(0)
         action, next_action = self.choices.index_select(0, index).t().long().contiguous().unbind(0)
         actions, next_actions = self._choices(index)
@@ -168,7 +176,7 @@ class LoggedRows:
             next_action=next_action,
             propensity=propensity,
             metrics=self.metrics.index_select(0, index),
-            weight=weight,
+            weight=weight if self.sample_weight is None else weight * self.sample_weight.index_select(0, index),
         )
 
     def _choices(self, index: Tensor) -> tuple[Actions, Actions]:
