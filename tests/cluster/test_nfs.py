@@ -125,7 +125,7 @@ def until(name):
     while name not in os.listdir(folder):
         time.sleep(0.1)
 if role == "hold":
-    with files.alone_in(folder, "model_output_path"):
+    with folder_lock.alone_in(folder, "model_output_path"):
         (folder / "held").touch()
         time.sleep(600)
 elif role == "0":
@@ -138,13 +138,13 @@ else:
     until("held")
     folder_lock._LEASE_SECONDS = 2.0
     try:
-        with files.alone_in(folder, "model_output_path"):
+        with folder_lock.alone_in(folder, "model_output_path"):
             print("two have it")
     except ConfigError as error:
         print(error)
     (folder / "tried").touch()
     until("killed")
-    with files.alone_in(folder, "model_output_path"):
+    with folder_lock.alone_in(folder, "model_output_path"):
         print("has it")
 """
 

@@ -266,8 +266,8 @@ def test_the_machine_is_told_apart_by_what_its_processor_can() -> None:
 
 def test_concurrent_builders_do_not_meet(empty_cache: Path) -> None:
     code = (
-        "import time; from reagent_lite.sim.cache import cached\n"
-        "print(cached('key', '.so', lambda target: time.sleep(0.5) or target.write_bytes(b'whole')).read_text())"
+        "import time; from reagent_lite.sim.cache import find_or_build\n"
+        "print(find_or_build('key', '.so', lambda target: time.sleep(0.5) or target.write_bytes(b'whole')).read_text())"
     )
     runs = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [run.communicate()[0] for run in runs] == ["whole\n"] * 3

@@ -147,7 +147,16 @@ def test_data_and_simulation_together(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "simulation/env_steps" in tags(tmp_path / "out")
     assert "32 of them simulated" in caplog.text
     evaluation = json.loads((tmp_path / "out" / "model" / "evaluation.json").read_text())
-    assert set(evaluation) == {"scores", "cpe", "simulated", "simulation", "policy", "decision", "warnings"}
+    assert set(evaluation) == {
+        "scores",
+        "cpe",
+        "simulated",
+        "simulation",
+        "policy",
+        "decision",
+        "warnings",
+        "explanation",
+    }
 
 
 @pytest.mark.parametrize(("share", "kind", "episodes"), [(0.0, LoggedSource, None), (1.0, RolloutSource, 0)])

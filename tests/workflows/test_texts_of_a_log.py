@@ -40,7 +40,7 @@ def test_from_a_csv_with_texts_to_scores_and_an_evaluation(tmp_path: Path, run: 
     assert tree["data"]["columns"]["state_features"] == ["country", "age"]
     tree = merged(tree, {"use_gpu": False, "evaluation": {"final_fit_passes": 1}})
     done = run("dqn", tree, timeout=400).ok
-    assert "other" not in done.err
+    assert "count as other" not in done.err
     model = tmp_path / done.outcome["model"]
     greedy = load_bundle(model).predict_rows([{"age": 40.0, "country": home} for home in BEST]).greedy
     assert [NAMES[index] for index in greedy] == list(BEST.values())
