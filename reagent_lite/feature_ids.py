@@ -60,7 +60,7 @@ def write_ids(ids: Iterable[int]) -> list[str | int]:
 
 
 def read(keys: object) -> tuple[int, ...]:
-    """Returns the ids of a list from `written`; raises ValueError for anything else."""
+    """Returns the ids of a list from `write_ids`; raises ValueError for anything else."""
     if not isinstance(keys, list) or not all(type(key) in (int, str) for key in keys):
         raise ValueError("expected a list of ids and names")
     ids = tuple(id_of(key) for key in keys)

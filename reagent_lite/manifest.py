@@ -166,7 +166,7 @@ def read_document(folder: Path, kind: FolderKind) -> dict[str, Any]:
 
     Raises:
         OSError: it cannot be read, or is not a regular file.
-        BundleError, DataError: see `opened` and `require_files`.
+        BundleError, DataError: see `open_sealed` and `require_files`.
     """
     with open_regular(folder / FILE_NAME) as stream:
         document = open_sealed(stream.read(), str(folder / FILE_NAME), kind)

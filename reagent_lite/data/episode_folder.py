@@ -5,7 +5,7 @@
 
 A file's number is one more than the largest number that its writer sees (Lamport, 1978): a file comes after all files
 that its writer knew of, even if the clocks of the machines differ. Files hold transitions as workflows.dqn reads them,
-and their metadata says where the episodes come from. Each agent of an environment has its own episode, see `named`.
+and their metadata says where the episodes come from. Each agent has its own episode, see `name_episode`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class EpisodeFolder:
     """A shared folder of episodes.
 
     Args:
-        path: the folder; `run.roles.policies.shared_folders` makes its fifo.
+        path: the folder; `run.roles.published_policies.shared_folders` makes its fifo.
 
     Attributes:
         path: the folder.
@@ -236,7 +236,7 @@ def name_episode(log: str, env: int, number: int, agent: int | None) -> str:
 
 
 def game_and_agent(name: str) -> tuple[str, int]:
-    """Returns the name of an environment's episode, and the agent's number, of an episode from `named`."""
+    """Returns the name of an environment's episode, and the agent's number, of an episode from `name_episode`."""
     match = _EPISODE.fullmatch(name)
     return (name, 0) if match is None else (match[1], int(match[2] or 0))
 

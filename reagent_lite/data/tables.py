@@ -1,6 +1,6 @@
 """The rows of a log as Arrow tables with the columns of the contract, checked.
 
-A column may begin late or with a narrower type; `merged` and `with_types` give it one type in the whole log.
+A column may begin late or with a narrower type; `widen_fields` and `with_types` give it one type in the whole log.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def widen_fields(before: dict[str, pa.Field], table: pa.Table, where: str) -> di
 
 
 def with_types(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
-    """Returns a typed table with the columns and types from `merged`; columns that it lacks are null."""
+    """Returns a typed table with the columns and types from `widen_fields`; columns that it lacks are null."""
     for number, column in enumerate(table.schema):
         kind = fields[column.name].type
         widest, wanted_widest = (features_type(type_, names=True, texts=True) for type_ in (column.type, kind))

@@ -51,7 +51,7 @@ class DividedOverGpus(nn.DataParallel):  # type: ignore[type-arg]
         self._devices = tuple(devices)
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
-        """Divides rows; see `divided`."""
+        """Divides rows; see `divide_inputs`."""
         parts = divide_inputs(inputs, self._devices)
         return parts, [{}] * len(parts)
 
@@ -64,5 +64,5 @@ class DividedOverGpus(nn.DataParallel):  # type: ignore[type-arg]
         return losses
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
-        """Sums losses; see `summed`."""
+        """Sums losses; see `sum_losses`."""
         return sum_losses(outputs, self._devices[0])

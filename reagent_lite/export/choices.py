@@ -37,7 +37,7 @@ class Choices:
 
     @classmethod
     def in_simulation(cls, bundle: Bundle, spec: EnvSpec) -> "Choices":
-        """Returns the choices of a bundle in an environment; `misfits` must be empty."""
+        """Returns the choices of a bundle in an environment; `compare_with_environment` must return nothing."""
         return cls(bundle, range(spec.observation_size), spec.action_names, range(spec.action_feature_size))
 
     def __call__(self, state: Tensor, mask: Tensor | None, features: Tensor | None) -> Prediction:

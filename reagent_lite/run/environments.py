@@ -81,7 +81,7 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
     """Returns the config's environment on this process's device.
 
     Raises:
-        SimulationError, KernelBuildError: see `compiled`.
+        SimulationError, KernelBuildError: see `compile_environment`.
         ConfigError: fewer environments than processes, an environment of the other workflow, or types of agents that
             the config does not fit; see agents.agent_types.
         BundleError: an exported model of simulation.policies does not fit.

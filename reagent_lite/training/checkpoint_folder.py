@@ -195,7 +195,7 @@ class CheckpointFolder:
         return newest
 
     def set_damaged_aside(self, since: str | None) -> None:
-        """Renames the damaged checkpoints that `unfinished` found, and warns about each.
+        """Renames the damaged checkpoints that `find_unfinished` found, and warns about each.
 
         Args:
             since: name of the checkpoint from which the run continues, or None.
@@ -277,7 +277,7 @@ def _order(folder: Path) -> tuple[int, int]:
     except (BundleError, OSError):
         serial = None
     if type(serial) is not int:
-        serial = 1 << 62  # unreadable: comes first, so that `unfinished` examines it
+        serial = 1 << 62  # unreadable: comes first, so that `find_unfinished` examines it
     return serial, int(folder.name.removeprefix("step_"))
 
 

@@ -18,7 +18,7 @@ class StopSignal:
     """Handles signals inside its `with` block in the main thread; in other threads it does nothing.
 
     The first signal raises Preempted where it arrives, unless it is deferred. In a callback whose errors Python only
-    prints (of a weak reference, of ctypes) it takes effect at the next `deferred` block. An error of the block after a
+    prints (of a weak reference, of ctypes) it takes effect at the next `defer` block. An error of the block after a
     signal counts as its consequence and becomes Preempted as well: interrupted libraries raise various errors.
 
     Args:

@@ -25,7 +25,7 @@ from reagent_lite.item_table import ItemTable
 
 
 def remembered_columns(path: DataPath, columns: Columns) -> Columns:
-    """Returns the column names of a model that apply to another log, or to several; see column_mapping.remembered.
+    """Returns the column names of a model that apply to another log, or to several; see column_mapping.recall_columns.
 
     Raises:
         DataError: files are missing or cannot be read.

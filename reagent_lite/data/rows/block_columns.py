@@ -1,7 +1,7 @@
 """Columns of a block as numpy arrays: numbers, flags, texts, codes and lists; records their faults.
 
 Writers of logs choose among several Arrow types for the same values, and a column whose values have no common type is
-read as JSON texts. `typed` returns one kind of array for both. Distinct texts are decoded in Python, each once; the
+read as JSON texts. `parse_column` returns one kind of array for both. Distinct texts are decoded in Python, once; the
 work on rows is vectorised.
 """
 

@@ -164,7 +164,7 @@ def read_numbers(column: Column, faults: Faults, *, required: bool = False) -> N
 
 
 def further_reward(block: Block, name: str, faults: Faults) -> NDArray[np.float64]:
-    """Returns `finite` of an extra reward column, which readers of CSV leave as text since the contract lacks it."""
+    """Returns `read_numbers` of an extra reward column, which readers of CSV leave as text: the contract lacks it."""
     column = column_of(block, name)
     return read_numbers(of_cells(column, "number") if block.file.extension == ".csv" else column, faults)
 

@@ -146,7 +146,7 @@ def _problems(tables: Sequence[list[int]], samples: list[NDArray[np.uint64]], pa
     """Yields a problem for each shard that shares rows with an earlier one.
 
     Args:
-        tables: for each shard, the result of `_repeated`.
+        tables: for each shard, the result of `_count_repeated`.
         samples: the sample of each shard.
         path: the data's path.
     """
