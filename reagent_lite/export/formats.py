@@ -4,10 +4,7 @@ predictor ─► write ─► file ─► replay ─► (q of the live predictor
 """
 
 import copy
-import os
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +16,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from reagent_lite.errors import BundleError, Problem
+from reagent_lite.export.onnx_graph import write_onnx
 from reagent_lite.export.predictor import Inputs, Outputs, Pair, Predictor, Replay
 from reagent_lite.export.tolerance import compare_choices
 from reagent_lite.export.torchscript import replay_torchscript, write_torchscript
@@ -45,34 +43,13 @@ class ExportFormat:
 
 
 def has_own_network(predictor: Predictor) -> bool:
-    """Whether modules of a user's own are in the predictor, which torch's exporter writes as ONNX."""
+    """Whether modules of a user's own are in the predictor."""
     return any(type(module).__module__.partition(".")[0] not in _KNOWN_PACKAGES for module in predictor.modules())
 
 
 def _write_onnx(predictor: Predictor, path: Path) -> None:
     """Writes the whole predictor as one ONNX file; the numbers of rows and candidates may vary."""
-    from reagent_lite.export.onnx_graph import OPSET, onnx_model
-
-    inputs = predictor.inputs
-    outputs = predictor.outputs
-    if not has_own_network(predictor):
-        path.write_bytes(onnx_model(predictor, _example(predictor), inputs=inputs, outputs=outputs).SerializeToString())
-        return
-    axes = {
-        name: {dimension: axis for dimension, axis in enumerate(all_axes) if isinstance(axis, str)}
-        for name, all_axes in {**inputs, **outputs}.items()
-    }
-    with _strictly_traced():
-        torch.onnx.export(
-            predictor,
-            _example(predictor),
-            str(path),
-            input_names=list(inputs),
-            output_names=list(outputs),
-            dynamic_axes=axes,
-            opset_version=OPSET,
-            dynamo=False,
-        )
+    write_onnx(predictor, _example(predictor), path, inputs=predictor.inputs, outputs=predictor.outputs)
 
 
 def _replay_onnx(predictor: Predictor, path: Path) -> Replay:
@@ -163,22 +140,3 @@ def _check_decision(
     difference = float(np.abs(expected - propensities).max(initial=0))
     if not difference <= 1e-5:
         raise BundleError(Problem(f"{file}, propensities", f"those of {policy}", f"{difference:.3g} away"))
-
-
-@contextmanager
-def _strictly_traced() -> Iterator[None]:
-    """Refuses branches on values of tensors outside torch and this package: a trace keeps only one side of them."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # attention as operations that ONNX has
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-    trusted = tuple(f"{folder}{os.sep}" for folder in (Path(str(torch.__file__)).parent, Path(__file__).parents[1]))
-    for warning in caught:
-        if warning.category.__name__ == "TracerWarning" and not warning.filename.startswith(trusted):
-            where = f"{Path(warning.filename).name}:{warning.lineno}"
-            expected = "no branches on values of tensors"
-            raise BundleError(Problem(where, expected, str(warning.message).partition(". ")[0]))

@@ -2,15 +2,14 @@
 
 import lightgbm
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.reward_fit import TreeSettings, grow_trees
-from reagent_lite.export.onnx_graph import onnx_model
 from reagent_lite.models.forest import Forest
 from reagent_lite.rl.reward_losses import SquaredLoss
+from tests.oracles.onnx_sessions import onnx_session
 
 INFINITE = float("inf")
 SETTINGS = TreeSettings(most=40, depth=4, leaves=8, shrinkage=0.1, threads=1, seed=0)
@@ -60,8 +59,8 @@ def test_onnx_and_torchscript_have_the_same_values_for_any_number_of_rows(count:
     forest, _, x = grown()
     rows = torch.from_numpy(x[:count])
     expected = forest(rows)
-    model = onnx_model(Returned(forest), (torch.ones(3, 6),), inputs={"x": ("rows", 6)}, outputs={"y": ("rows", 1)})
-    [values] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": rows.numpy()})
+    session = onnx_session(Returned(forest), (torch.ones(3, 6),), inputs={"x": ("rows", 6)}, outputs={"y": ("rows", 1)})
+    [values] = session.run(None, {"x": rows.numpy()})
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
     with pytest.warns(DeprecationWarning, match="torch.jit"):
         traced = torch.jit.trace(forest, (torch.ones(3, 6),), check_trace=False)
@@ -69,7 +68,9 @@ def test_onnx_and_torchscript_have_the_same_values_for_any_number_of_rows(count:
 
 
 def test_onnx_of_a_tree_by_hand() -> None:
-    model = onnx_model(Returned(by_hand()), (torch.ones(3, 2),), inputs={"x": ("rows", 2)}, outputs={"y": ("rows", 2)})
+    session = onnx_session(
+        Returned(by_hand()), (torch.ones(3, 2),), inputs={"x": ("rows", 2)}, outputs={"y": ("rows", 2)}
+    )
     given = np.array([[0.0, 0.5], [-1.0, 0.6], [-0.9, 0.6]], np.float32)
-    [values] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": given})
+    [values] = session.run(None, {"x": given})
     assert values.tolist() == [[1, 8], [2, 8], [4, 8]]

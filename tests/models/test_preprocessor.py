@@ -6,15 +6,14 @@ from math import nan as NAN
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 import pytest
 import scipy.special
 import torch
 from torch import Tensor
 
-from reagent_lite.export.onnx_graph import onnx_model
 from reagent_lite.models.preprocessor import TRANSFORMS, Preprocessor
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
+from tests.oracles.onnx_sessions import onnx_session
 
 # torch 2.13 deprecates TorchScript; the bundle keeps a model for the original's users
 pytestmark = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")
@@ -182,13 +181,12 @@ class Alone(Preprocessor):
 
 
 def exported(spec: NormalizationSpec, *, missing_as_zero: bool = False) -> Callable[[Tensor, Tensor], Floats]:
-    model = onnx_model(
+    session = onnx_session(
         Alone(spec, missing_as_zero=missing_as_zero),
         raw_rows(spec, 3, seed=0),
         inputs=dict.fromkeys(("values", "presence"), ("rows", len(spec.features))),
         outputs={"normalized": ("rows", spec.width)},
     )
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return lambda values, presence: session.run(None, {"values": values.numpy(), "presence": presence.numpy()})[0]
 
 
