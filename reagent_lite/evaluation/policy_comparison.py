@@ -52,6 +52,7 @@ class _Unit:
     outcomes: Floats
     log_ratio: float = 0.0
     discount: float = 1.0
+    has_steps: bool = False
     has_ended: bool = False
 
 
@@ -81,7 +82,7 @@ class UnitCollector:
 
     Attributes:
         rows: number of rows so far.
-        late_rows: rows of units that had ended before.
+        late_rows: rows of units that had ended before, or whose first row the log does not have.
         wrong_propensities: rows whose propensity in the log is not that of a unit that stays with its policy.
         first, last: times of the first and the last row in microseconds since 1970; 0 without times.
     """
@@ -91,7 +92,7 @@ class UnitCollector:
         self._longest = int(episode_seconds * 1e6)
         self._open: dict[str, _Unit] = {}
         self._waiting: deque[_Unit] = deque()
-        self._ended: set[str] = set()
+        self._ended: set[str] = set()  # names of units in rows without their step
         self.rows = self.late_rows = self.wrong_propensities = self.first = self.last = 0
 
     @property
@@ -113,22 +114,23 @@ class UnitCollector:
             rows.new.tolist(),
             log_ratio_of(rows.current, rows.new).tolist(),
             rows.propensity.tolist(),
+            [None] * len(rows.unit) if rows.step is None else rows.step.tolist(),
             [0] * len(rows.unit) if rows.decided is None else rows.decided.tolist(),
             rows.ends.tolist(),
             rows.outcomes,
             strict=True,
         )
-        for name, is_new, share, current, new, log_ratio, propensity, decided, ends, outcomes in steps:
+        for name, is_new, share, current, new, log_ratio, propensity, step, decided, ends, outcomes in steps:
             self.rows += 1
             self.first = self.first or decided
             self.last = max(self.last, decided)
             self._end_late(decided)
             unit = None if name is None else self._open.get(name)
             if unit is None:
-                if name in self._ended:
+                if step or name in self._ended:
                     self.late_rows += 1
                     continue
-                unit = _Unit(decided, is_new, share, np.zeros(len(outcomes)))
+                unit = _Unit(decided, is_new, share, np.zeros(len(outcomes)), has_steps=step is not None)
                 self._waiting.append(unit)
                 if name is not None:
                     self._open[name] = unit
@@ -161,8 +163,10 @@ class UnitCollector:
             self._end(name)
 
     def _end(self, name: str) -> None:
-        self._open.pop(name).has_ended = True
-        self._ended.add(name)
+        unit = self._open.pop(name)
+        unit.has_ended = True
+        if not unit.has_steps:
+            self._ended.add(name)
 
     def _counting(self) -> Units:
         units = []

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from oracles.bundles import bilinear_bundle, linear_bundle
+from oracles.clocks import MovedClock
 from oracles.waiting import wait_until
 from serving.conftest import IDS, ITEMS, NAMES, TestClient, pass_time, rows_of
 from serving.test_server import Server as Process
@@ -155,6 +156,7 @@ def test_rows_of_an_episode_in_one_request_follow_each_other(serve: Serve) -> No
     server.compare()
     rows = rows_of(server.folder)
     assert len({row["policy"] for row in rows if row["mdp_id"] == "a"}) == 1
+    assert [row["unit_step"] for row in rows] == [0, 1, 2, 3, 4, 0, 0, 5, 1]
     audited = reagent_lite.rollout(server.folder)
     assert (audited.rows, audited.wrong_propensities) == (9, 0)
 
@@ -343,19 +345,31 @@ def test_page_and_metrics(serve: Serve) -> None:
 
 
 class Kills:
-    """A server that is killed, by kill -9, during some of the requests: one of its workers, or all processes."""
+    """A server that is killed, by kill -9, during some of the requests: one of its workers, or all processes.
 
-    def __init__(self, start: Callable[[], Process], at: set[int], rng: np.random.Generator) -> None:
+    Args:
+        start: starts it.
+        at: numbers of requests during which there is a kill.
+        rng: draws who is killed and when, and by how much the clock is moved.
+        clock: the clock of its processes, which each kill moves by up to ten days either way.
+    """
+
+    def __init__(
+        self, start: Callable[[], Process], at: set[int], rng: np.random.Generator, clock: MovedClock | None
+    ) -> None:
         self._start = start
         self._at = at
         self._rng = rng
+        self._clock = clock
         self._requests = 0
         self.process = start()
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Sends a request until it is answered; `at` are the numbers of requests during which there is a kill."""
+        """Sends a request until it is answered."""
         self._requests += 1
         if self._requests in self._at:
+            if self._clock is not None:
+                self._clock.move(int(self._rng.integers(-864_000, 864_000)))
             with ThreadPoolExecutor(1) as pool:
                 sent = pool.submit(self.process.post, path, body)
                 time.sleep(self._rng.random() * 0.01)
@@ -375,9 +389,8 @@ class Kills:
         raise AssertionError("the server does not answer")
 
 
-def recount(log: Path, episode_seconds: float) -> tuple[int, int, float]:
-    """Returns units that count, those of the new model and the mean of Z, by loops over the rows of files."""
-    rows = [row for row in rows_of(log) if row.get("policy")]
+def recount(rows: list[dict[str, Any]], episode_seconds: float) -> tuple[int, int, float]:
+    """Returns units that count, those of the new model and the mean of Z, by loops over the rows of a rollout."""
     units: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         units.setdefault(row["mdp_id"], []).append(row)
@@ -402,23 +415,31 @@ def recount(log: Path, episode_seconds: float) -> tuple[int, int, float]:
 
 @pytest.mark.parametrize(
     ("kills", "episodes", "steps"),
-    [(1, 20, 3), pytest.param(20, 5000, 10, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+    [(1, 20, 3), pytest.param(20, 5000, 10, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
 def test_killed_servers_lose_and_repeat_nothing(
     models: tuple[Path, Path], tmp_path: Path, kills: int, episodes: int, steps: int
 ) -> None:
-    """Two workers; requests during which a process was killed are repeated. Fifty episodes at a time, and rewards."""
+    """Two workers; requests during which a process was killed are repeated. Fifty episodes at a time, and rewards.
+
+    The slow case moves the clock with each kill, and exports another new model half way.
+    """
     log = tmp_path / "log"
     section = SECTION | {"model": str(models[1]), "reward_range": [0, steps], "episode_seconds": 2.0,
                          "shares": [0.2, 0.5], "units_per_share": episodes // 3}  # fmt: skip
-    wait = 20.0 if kills > 1 else 2.0
-    settings = ("workers=2", f"reward_seconds={wait}", "rotate_seconds=0.5", f"rollout={json.dumps(section)}")
+    is_long = kills > 1
+    settings = ("workers=2", f"reward_seconds={20 if is_long else 2}", "rotate_seconds=0.5",
+                f"rollout={json.dumps(section)}")  # fmt: skip
     rng = np.random.default_rng(0)
+    clock = MovedClock(tmp_path / "clock") if is_long else None
     names = [f"u{number}" for number in range(episodes)]
     parts = [names[start : start + 50] for start in range(0, episodes, 50)]
     requests = len(parts) * steps * 6
-    server = Kills(lambda: Process(models[0], log, *settings), set(rng.choice(requests, kills) + 1), rng)
-    for part in parts:
+    kills_at = set(rng.choice(requests, kills) + 1)
+    server = Kills(lambda: Process(models[0], log, *settings, clock=clock), kills_at, rng, clock)
+    for number, part in enumerate(parts):
+        if is_long and number == len(parts) // 2:
+            export_another_model(models, tmp_path, server.process)
         for step in range(steps):
             rows = [{"mdp_id": name, "sequence_number": step, "state_features": {"3": 1.0}} for name in part]
             decisions = server.post("/decide", {"rows": rows})["decisions"]
@@ -434,39 +455,84 @@ def test_killed_servers_lose_and_repeat_nothing(
 
     wait_until(has_all, seconds=120)
     server.process.stop()
+    compared = require_the_same_figures(log, names, steps)
+    assert len(compared) == 1 + is_long
+    assert is_long or compared[-1].units == episodes + 1
+    if is_long:
+        assert clock is not None
+        end_and_restart(models, tmp_path, log, settings, clock, compared[-1])
+
+
+def require_the_same_figures(log: Path, names: list[str], steps: int) -> list[RolloutComparison]:
+    """Returns the comparisons of the log's rollouts; each decision is there once, figures are those of loops."""
     rows = [row for row in rows_of(log) if row.get("policy")]
+    assert len(rows) == len(names) * steps + 1
     assert {(row["mdp_id"], row["sequence_number"]) for row in rows[:-1]} == {
-        (n, s) for n in names for s in range(steps)
+        (name, step) for name in names for step in range(steps)
     }
-    assert len(rows) == episodes * steps + 1
-    audited = reagent_lite.rollout(log)
-    comparison = audited.comparison
-    count, new, mean = recount(log, 2.0)
-    assert (comparison.units, comparison.units_new, audited.rows) == (count, new, len(rows))
-    assert count == episodes + 1
-    assert comparison.differences[0].value == pytest.approx(mean, rel=1e-9)
-    assert (audited.wrong_propensities, audited.different_events) == (0, 0)
+    assert [row["decided"] for row in rows] == sorted(row["decided"] for row in rows)
     events = [json.loads(line) for line in (log / ".rollout.jsonl").read_text().splitlines()]
-    assert len({event["rollout"] for event in events}) == 1
-    assert [event["share"] for event in events] == [0.2, 0.5]
-    if kills > 1:
-        end_and_restart(models[0], log, settings, comparison)
+    comparisons = []
+    for rollout in dict.fromkeys(row["rollout"] for row in rows):
+        part = [row for row in rows if row["rollout"] == rollout]
+        audited = reagent_lite.rollout(log, config={"rollout": rollout})
+        comparison = audited.comparison
+        count, new, mean = recount(part, 2.0)
+        assert (comparison.units, comparison.units_new, audited.rows) == (count, new, len(part))
+        assert comparison.differences[0].value == pytest.approx(mean, rel=1e-9)
+        assert (audited.wrong_propensities, audited.different_events) == (0, 0)
+        shares = [event["share"] for event in events if event["rollout"] == rollout and event["event"] != "superseded"]
+        assert shares == [0.2, 0.5][: len(shares)]
+        assert {row["share"] for row in part} <= set(shares)
+        comparisons.append(comparison)
+    assert {event["rollout"] for event in events} == {row["rollout"] for row in rows}
+    return comparisons
 
 
-def end_and_restart(model: Path, log: Path, settings: Sequence[str], comparison: RolloutComparison) -> None:
-    """The server has the figures of the files; a stop stays, and another model begins another rollout."""
-    with closing(Process(model, log, *settings)) as process:
+def export_another_model(models: tuple[Path, Path], folder: Path, process: Process) -> None:
+    """Replaces the new model in its folder: the rollout goes on with the old one until the server is started again."""
+    before = httpx.get(process.url + "/rollout.json", timeout=60).json()
+    shutil.copytree(models[1], folder / "before")
+    linear_bundle(models[1], np.array([[0.0, 0], [0, 0], [2, 0]]), NAMES, IDS)
+    time.sleep(1)
+    after = httpx.get(process.url + "/rollout.json", timeout=60).json()
+    assert {name: after[name] for name in ("rollout", "new", "state")} == {
+        name: before[name] for name in ("rollout", "new", "state")
+    }
+
+
+def end_and_restart(
+    models: tuple[Path, Path], folder: Path, log: Path, settings: Sequence[str], clock: MovedClock,
+    comparison: RolloutComparison,
+) -> None:  # fmt: skip
+    """The server has the figures of the files; a stop stays whatever the clock, and after a rollout of other models."""
+
+    def document(process: Process) -> dict[str, Any]:
+        return dict(httpx.get(process.url + "/rollout.json", timeout=60).json())
+
+    with closing(Process(models[0], log, *settings, clock=clock)) as process:
         served = wait_for_figures(process, comparison.units)
         assert served["comparison"] | {"history": None} == comparison.figures() | {"history": None}
         assert process.post("/rollout", {"stop": True}).status_code == 204
         process.close()
-    with closing(Process(model, log, *settings)) as process:
-        assert httpx.get(process.url + "/rollout.json", timeout=60).json()["state"] == "stopped"
+    for days in (0, -20, 20):
+        clock.move(86_400 * days)
+        with closing(Process(models[0], log, *settings, clock=clock)) as process:
+            assert (document(process)["state"], document(process)["share"]) == ("stopped", 0.0)
+            clock.move(-86_400 * days)
+            current = document(process)["current"]
+            assert {process.post("/decide", {"rows": [{"state_features": {"3": 1.0}}]}).json()["model"]
+                    for _ in range(20)} == {current}  # fmt: skip
+            process.close()
+    shutil.move(models[1], folder / "stopped")
+    shutil.move(folder / "before", models[1])
+    with closing(Process(models[0], log, *settings, clock=clock)) as process:
+        assert document(process)["state"] == "running"
         process.close()
-    shutil.rmtree(model)
-    linear_bundle(model, np.array([[0.0, 0], [0, 0], [2, 0]]), NAMES, IDS)
-    with closing(Process(model, log, *settings)) as process:
-        assert httpx.get(process.url + "/rollout.json", timeout=60).json()["state"] == "running"
+    shutil.rmtree(models[1])
+    shutil.move(folder / "stopped", models[1])
+    with closing(Process(models[0], log, *settings, clock=clock)) as process:
+        assert document(process)["state"] == "stopped"
         process.stop()
 
 
