@@ -436,7 +436,8 @@ class Comparer:
             word: RolloutDecision = "better" if side > 0 else "worse"
             return word, f"The new policy is {word} {after}: the reward differs by {reward.interval} per unit"
         so_far = f": the reward differs by {reward.interval} per unit" if reward.value is not None else ""
-        more = f", about {pluralize(reward.units_to_go, 'more unit')} to go" if reward.units_to_go else ""
+        to_go = int(float(f"{reward.units_to_go or 0:.2g}"))
+        more = f", about {pluralize(to_go, 'more unit')} to go" if to_go else ""
         return "not told apart", f"The new policy is not told apart from the current one {after}{so_far}{more}"
 
 

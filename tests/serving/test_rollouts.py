@@ -337,6 +337,8 @@ def test_page_and_metrics(serve: Serve) -> None:
     page = server.clients[0].get("/rollout").text
     assert "not told apart from the current one after 30 units" in page
     assert "Complaints per unit" in page
+    assert 'http-equiv="refresh"' in page
+    assert 'http-equiv="refresh"' not in server.clients[0].get("/rollout?refresh=no").text
     worker = server.clients[0].app.state.worker
     worker.figures.compared(worker.rollout.document())
     figures = server.clients[0].get("/metrics").text
