@@ -61,7 +61,7 @@ class RolloutRows:
         step: [N] number of the unit's rows before; None if the log does not have them.
         decided: [N] microseconds since 1970; None if the log does not have them.
         ends: [N] whether the row ends its unit.
-        outcomes: [N, 1 + M] reward and metrics; 0 if absent.
+        outcomes: [N, 1 + M] reward and metrics; NaN if absent.
         propensity: [N] propensity of the action in the log; NaN if absent.
     """
 
@@ -153,11 +153,11 @@ def _rows(block: Block, metric_names: Sequence[str]) -> RolloutRows | None:
     unit = texts(unit_column, faults)
     ends = (flags(column_of(block, "terminal"), faults) == 1) | (flags(column_of(block, "truncated"), faults) == 1)
     faults.by_kind().require_none()
-    outcomes = np.zeros((len(chosen), 1 + len(metric_names)))
-    outcomes[:, 0] = np.nan_to_num(reward)
+    outcomes = np.full((len(chosen), 1 + len(metric_names)), np.nan)
+    outcomes[:, 0] = reward
     for number, name in enumerate(metric_names, 1):
         if name in measured.names:
-            outcomes[:, number] = np.nan_to_num(measured.values[:, measured.names.index(name)])
+            outcomes[:, number] = measured.values[:, measured.names.index(name)]
     rows = np.flatnonzero(chosen)
     return RolloutRows(
         where=block.where(int(rows[0])),

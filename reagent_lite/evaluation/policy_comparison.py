@@ -84,6 +84,7 @@ class UnitCollector:
         rows: number of rows so far.
         late_rows: rows of units that had ended before, or whose first row the log does not have.
         wrong_propensities: rows whose propensity in the log is not that of a unit that stays with its policy.
+        measured: number of rows with the reward, and with each metric; 0 before the first row.
         first, last: times of the first and the last row in microseconds since 1970; 0 without times.
     """
 
@@ -93,6 +94,7 @@ class UnitCollector:
         self._open: dict[str, _Unit] = {}
         self._waiting: deque[_Unit] = deque()
         self._ended: set[str] = set()  # names of units in rows without their step
+        self.measured: Any = 0
         self.rows = self.late_rows = self.wrong_propensities = self.first = self.last = 0
 
     @property
@@ -117,9 +119,10 @@ class UnitCollector:
             [None] * len(rows.unit) if rows.step is None else rows.step.tolist(),
             [0] * len(rows.unit) if rows.decided is None else rows.decided.tolist(),
             rows.ends.tolist(),
-            rows.outcomes,
+            np.nan_to_num(rows.outcomes),
             strict=True,
         )
+        self.measured = self.measured + np.isfinite(rows.outcomes).sum(0)
         for name, is_new, share, current, new, log_ratio, propensity, step, decided, ends, outcomes in steps:
             self.rows += 1
             self.first = self.first or decided
@@ -179,6 +182,11 @@ class UnitCollector:
             log_ratio=np.array([unit.log_ratio for unit in units]),
             outcomes=outcomes if units else np.zeros((0, 1)),
         )
+
+
+def unmeasured(metrics: Sequence[str], collector: UnitCollector) -> list[str]:
+    """Returns the metrics that no row has; [] before the first row."""
+    return [name for name, count in zip(metrics, np.atleast_1d(collector.measured)[1:], strict=False) if not count]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,8 @@ def _sentences(document: Mapping[str, Any]) -> Iterator[str]:
     if not comparison or not comparison["units"]:
         yield "Decisions are compared once they are in a file of the log with their rewards, after reward_seconds."
         return
+    for name in document["unmeasured"]:
+        yield f"No decision has the metric {name} yet, so that its limit cannot be exceeded: check its name."
     reward = comparison["differences"][0]
     if reward["low"] is None and reward["high"] is None:
         yield _NO_INTERVAL
@@ -80,6 +82,8 @@ def _facts(document: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
         yield "Units of the new model", f"{comparison['units_new']:,} ({comparison['expected_new']:,.1f} expected)"
         yield "Units in which the models differ", comparison["differing_units"]
         yield "Units that wait", document["waiting_units"]
+        if document["late_rows"]:
+            yield "Decisions of ended episodes, not compared", document["late_rows"]
     if document.get("first"):
         yield "First decision", _time(document["first"])
         yield "Last compared decision", _time(document["last"])

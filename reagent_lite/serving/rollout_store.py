@@ -19,8 +19,8 @@ from reagent_lite.serving.decision_log import DecisionLog
 State = Literal["running", "stopped", "promoted", "superseded"]
 _TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS rollouts (number INTEGER PRIMARY KEY, id TEXT NOT NULL, current TEXT NOT NULL, "
-    "new TEXT NOT NULL, comparison TEXT NOT NULL, state TEXT NOT NULL, share REAL NOT NULL, stage INTEGER NOT NULL, "
-    "stage_units INTEGER NOT NULL, figures TEXT NOT NULL)",
+    "new TEXT NOT NULL, comparison TEXT NOT NULL, state TEXT NOT NULL, share REAL NOT NULL, "
+    "share_units INTEGER NOT NULL, figures TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS rollout_units (episode TEXT PRIMARY KEY, is_new INTEGER NOT NULL, "
     "share REAL NOT NULL, log_ratio REAL NOT NULL, steps INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS rollout_events (number INTEGER PRIMARY KEY, event TEXT NOT NULL)",
@@ -39,16 +39,14 @@ class RolloutState:
         number, id: its number in the database, and its id in the log.
         state: whether it runs.
         share: share of the units that the new model is given.
-        stage: index of the share in the config.
-        stage_units: number of units that counted when the share began.
+        share_units: number of units that counted when the share began.
     """
 
     number: int
     id: str
     state: State
     share: float
-    stage: int
-    stage_units: int
+    share_units: int
 
 
 @dataclass(slots=True)
@@ -111,7 +109,7 @@ class RolloutStore:
                 database.execute("UPDATE rollouts SET state = 'superseded' WHERE number = ?", (number,))
             database.execute("DELETE FROM rollout_units")
             database.execute(
-                "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, 'running', ?, 0, 0, '{}')",
+                "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, 'running', ?, 0, '{}')",
                 (newest + 1, secrets.token_hex(4), current, new, comparison, config.shares[0]),
             )
             more = {"current": current, "new": new, "comparison": json.loads(comparison)}
@@ -132,7 +130,7 @@ class RolloutStore:
         Raises:
             OSError: the database cannot be read.
         """
-        sql = "SELECT number, id, state, share, stage, stage_units FROM rollouts WHERE number = ?"
+        sql = "SELECT number, id, state, share, share_units FROM rollouts WHERE number = ?"
         return RolloutState(*self._log.read(sql, self._number)[0])
 
     @property
@@ -164,7 +162,6 @@ class RolloutStore:
         *,
         state: State = "running",
         share: float | None = None,
-        stage: tuple[int, int] | None = None,
         figures: dict[str, Any] | None = None,
     ) -> bool:
         """Changes the state of a running rollout and notes the event; returns false if it does not run any more.
@@ -173,18 +170,18 @@ class RolloutStore:
             event: what happens: share, stop, promote, or report, which changes nothing.
             cause: its cause in words.
             state: the state from now on.
-            share: the share from now on; None: it stays.
-            stage: index of the share in the config, and number of units at its begin; None: they stay.
+            share: the share from now on, which begins with the units of the newest comparison; None: it stays.
             figures: the comparison that caused it.
         """
 
         def changed(database: sqlite3.Connection) -> bool:
-            kept = "coalesce(?, share)", "coalesce(?, stage)", "coalesce(?, stage_units)"
-            sql = f"UPDATE rollouts SET state = ?, share = {kept[0]}, stage = {kept[1]}, stage_units = {kept[2]}"
-            of_stage = stage or (None, None)
-            values = (state, share, *of_stage, self._number)
-            if not database.execute(f"{sql} WHERE number = ? AND state = 'running'", values).rowcount:
+            sql = "UPDATE rollouts SET state = ? WHERE number = ? AND state = 'running'"
+            if not database.execute(sql, (state, self._number)).rowcount:
                 return False
+            if share is not None:
+                units = "ifnull(json_extract(figures, '$.comparison.units'), 0)"
+                sql = f"UPDATE rollouts SET share = ?, share_units = {units} WHERE number = ?"
+                database.execute(sql, (share, self._number))
             more: dict[str, Any] = {} if figures is None else {"figures": figures}
             _note(database, self._number, event, cause, **more)
             return True

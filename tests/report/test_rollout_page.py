@@ -39,6 +39,7 @@ def document(units: int = 0, *, lift: float = 0.0, state: str = "running") -> di
     return {
         "rollout": "5f3a9c01", "state": state, "share": 0.2, "current": "a" * 64, "new": "b" * 64,
         "comparison": comparison.figures() | {"history": history}, "waiting_units": 12,
+        "late_rows": 0, "unmeasured": [],
         "first": 1_795_860_000_000_000, "last": 1_795_946_400_000_000,
         "events": [event] if state == "running" else [event, last],
     }  # fmt: skip

@@ -23,6 +23,8 @@ from serving.test_server import Server as Process
 from serving.test_server import workers
 
 import reagent_lite
+from reagent_lite.config.loader import check
+from reagent_lite.config.rollout_config import ServedRolloutConfig
 from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.errors import BundleError, ConfigError
 from reagent_lite.evaluation.policy_comparison import RolloutComparison
@@ -215,13 +217,27 @@ def test_shares_grow_and_units_keep_theirs(serve: Serve) -> None:
     server.wait(100_000)
     server.decide({})
     server.compare()
-    assert (server.store.state.share, server.store.state.stage) == (0.75, 1)
+    assert server.store.state.share == 0.75
     server.decide({"mdp_id": "old", "sequence_number": 1}, {"mdp_id": "young"})
     server.compare()
     shares = {(row["mdp_id"], row["share"]) for row in rows_of(server.folder) if row["mdp_id"] in ("old", "young")}
     assert shares == {("old", 0.25), ("young", 0.75)}
     server.compare()
     assert server.store.state.share == 0.75  # the last one
+
+
+def test_a_share_of_the_operator_begins_with_its_own_units(serve: Serve) -> None:
+    server = serve(rollout={"shares": [0.25, 0.75], "units_per_share": 30})
+    shares = []
+    for share in (0.1, None, None, 0.5, None, None):
+        server.decide(*[{}] * 20)
+        server.compare()
+        if share is not None:
+            assert server.change(share=share) == 204
+        shares.append(server.store.state.share)
+    assert shares == [0.1, 0.1, 0.25, 0.5, 0.5, 0.75]  # 20, 40 and 20, 40 units after the operator's
+    with pytest.raises(ConfigError, match="shares: expected shares that grow"):
+        check(ServedRolloutConfig, {"model": "new", "shares": [0.5, 0.1]})
 
 
 def test_a_repeated_request_gets_its_first_decision(serve: Serve) -> None:
@@ -332,11 +348,18 @@ def test_a_clock_that_is_set_back_changes_no_order(serve: Serve, monkeypatch: py
 def test_page_and_metrics(serve: Serve) -> None:
     server = serve(rollout={"guardrails": {"complaints": {"at_most_worse_by": 0.1, "range": [0, 1]}}})
     assert "No unit has been compared yet" in server.clients[0].get("/rollout").text
-    server.reward(server.decide(*[{}] * 30), 1.0, metrics={"complaints": 0.0})
+    server.reward(server.decide(*[{}] * 15, *[{"mdp_id": f"u{number}"} for number in range(15)]), 1.0, terminal=True)
+    server.compare()
+    page = server.clients[0].get("/rollout").text
+    assert "No decision has the metric complaints yet" in page
+    assert "Decisions of ended episodes" not in page
+    server.reward(server.decide({"mdp_id": "u0"}), 1.0, metrics={"complaints": 0.0})
     server.compare()
     page = server.clients[0].get("/rollout").text
     assert "not told apart from the current one after 30 units" in page
     assert "Complaints per unit" in page
+    assert "No decision has the metric" not in page
+    assert "Decisions of ended episodes, not compared" in page
     assert 'http-equiv="refresh"' in page
     assert 'http-equiv="refresh"' not in server.clients[0].get("/rollout?refresh=no").text
     worker = server.clients[0].app.state.worker
