@@ -232,6 +232,8 @@ def _poll(log: DecisionLog, watch: RolloutWatch | None) -> None:
         log.poll()
         if watch is not None:
             watch.poll()
+    except OSError as error:  # a full disk, which has no traceback
+        machine_logger.warning(f"log: {error}")
     except Exception as error:  # the next poll may succeed, and without polls no file is written
         machine_logger.warning(message_of(error))
 

@@ -1,5 +1,6 @@
 """Two models behind one server: propensities, shares, stop and promotion; what workers and restarts must not lose."""
 
+import errno
 import json
 import math
 import shutil
@@ -10,6 +11,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import numpy as np
@@ -29,13 +31,14 @@ from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.errors import BundleError, ConfigError
 from reagent_lite.evaluation.policy_comparison import RolloutComparison
 from reagent_lite.export import load_bundle
+from reagent_lite.serving import rollout_watch
 from reagent_lite.serving.app import create_app
 from reagent_lite.serving.decision_log import DecisionLog, open_log
 from reagent_lite.serving.rollout_store import RolloutStore
 from reagent_lite.serving.rollout_watch import RolloutWatch
 from reagent_lite.serving.served_model import ServedModel
 from reagent_lite.serving.worker_rollout import WorkerRollout
-from reagent_lite.serving.workers import _begun_rollout
+from reagent_lite.serving.workers import _begun_rollout, _poll
 
 SECTION = {"shares": [0.5], "reward_range": [0, 5], "units_per_share": 10_000}
 
@@ -343,6 +346,21 @@ def test_a_clock_that_is_set_back_changes_no_order(serve: Serve, monkeypatch: py
     assert decided == sorted(decided)
     assert (decided[-1] - decided[0]).total_seconds() < 3600
     assert reagent_lite.rollout(server.folder).waiting_units == 3
+
+
+def test_a_full_disk_delays_an_event(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve()
+    events = server.folder / ".rollout.jsonl"
+    with monkeypatch.context() as full:
+        full.setattr(rollout_watch, "write_whole", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        _poll(server.log, server.watch)
+        assert not events.exists()
+    assert "log: [Errno 28] No space left on device" in caplog.text
+    assert "Traceback" not in caplog.text
+    _poll(server.log, server.watch)
+    assert json.loads(events.read_text())["event"] == "begin"
 
 
 def test_page_and_metrics(serve: Serve) -> None:
