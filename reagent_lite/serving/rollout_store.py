@@ -8,12 +8,14 @@ rollout_events  what happened, which the parent also writes into the log's folde
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from reagent_lite.config.rollout_config import ComparisonConfig, ServedRolloutConfig
+from reagent_lite.data.served_log import ROLLOUT_EVENTS
+from reagent_lite.errors import DataError, Problem
 from reagent_lite.serving.decision_log import DecisionLog
 
 State = Literal["running", "stopped", "promoted", "superseded"]
@@ -82,17 +84,36 @@ class RolloutStore:
         self._number = number
 
     @classmethod
-    def begun(cls, log: DecisionLog, config: ServedRolloutConfig, current: str, new: str) -> "RolloutStore":
+    def begun(
+        cls,
+        log: DecisionLog,
+        config: ServedRolloutConfig,
+        current: str,
+        new: str,
+        recorded: Sequence[dict[str, Any]] = (),
+    ) -> "RolloutStore":
         """Returns the rollout of two models, given their versions: the earlier one, or a new one.
 
         A rollout of the same models that was stopped or promoted stays so, whatever the settings. One that runs goes on
         if it is the newest and the policies are compared as before; otherwise a new one begins.
+
+        Args:
+            log: the server's log.
+            config: the section of the server's config.
+            current: version of the current model.
+            new: version of the new model.
+            recorded: events in the log's folder, which has them if the database was lost.
+
+        Raises:
+            DataError: an event in the folder is not one of a server.
         """
         comparison = config.comparison.model_dump_json()
 
         def begin(database: sqlite3.Connection) -> int:
             for table in _TABLES:
                 database.execute(table)
+            if not database.execute("SELECT 1 FROM rollout_events").fetchone():
+                _restore(database, recorded)
             earlier = database.execute(
                 "SELECT number, state, comparison FROM rollouts WHERE current = ? AND new = ? ORDER BY number DESC",
                 (current, new),
@@ -213,6 +234,27 @@ class RolloutStore:
                 values = (unit.episode, unit.is_new, unit.share, ratio, unit.steps)
             if not database.execute(sql, values).rowcount:
                 raise UnitChangedError
+
+
+def _restore(database: sqlite3.Connection, events: Sequence[dict[str, Any]]) -> None:
+    """Stores rollouts by their events; those that ran are superseded, as their units are not known any more."""
+    states = {"stop": "stopped", "promote": "promoted", "superseded": "superseded"}
+    try:
+        for event in events:
+            database.execute("INSERT INTO rollout_events (event) VALUES (?)", (json.dumps(event),))
+            if event["event"] == "begin":
+                sql = "INSERT INTO rollouts VALUES (NULL, ?, ?, ?, ?, 'running', ?, 0, '{}')"
+                models = event["current"], event["new"]
+                database.execute(sql, (event["rollout"], *models, json.dumps(event["comparison"]), event["share"]))
+            elif event["event"] in states:
+                sql = "UPDATE rollouts SET state = ?, share = ? WHERE id = ?"
+                database.execute(sql, (states[event["event"]], event["share"], event["rollout"]))
+    except (KeyError, sqlite3.Error) as error:
+        todo = "Move the file out of the log's folder"
+        raise DataError(Problem(ROLLOUT_EVENTS, "events of a server", f"{error!r}", todo)) from error
+    for (number,) in database.execute("SELECT number FROM rollouts WHERE state = 'running'").fetchall():
+        _note(database, number, "superseded", "the database of the log was lost, and with it the units that had begun")
+        database.execute("UPDATE rollouts SET state = 'superseded' WHERE number = ?", (number,))
 
 
 def _note(database: sqlite3.Connection, number: int, event: str, cause: str, **more: Any) -> None:

@@ -28,7 +28,7 @@ import reagent_lite
 from reagent_lite.config.loader import check
 from reagent_lite.config.rollout_config import ServedRolloutConfig
 from reagent_lite.config.serve_config import ServeConfig
-from reagent_lite.errors import BundleError, ConfigError
+from reagent_lite.errors import BundleError, ConfigError, DataError
 from reagent_lite.evaluation.policy_comparison import RolloutComparison
 from reagent_lite.export import load_bundle
 from reagent_lite.serving import rollout_watch
@@ -192,6 +192,33 @@ def test_a_harmful_model_is_stopped_for_good(serve: Serve) -> None:
     assert (audited.events, audited.different_events, audited.comparison.decision) == (2, 0, "worse")
 
 
+def test_a_stop_survives_the_loss_of_the_database(serve: Serve, tmp_path: Path, models: tuple[Path, Path]) -> None:
+    server = serve()
+    server.decide({"mdp_id": "a"})
+    server.change(stop=True)
+    server.compare()
+    third = linear_bundle(tmp_path / "third", np.array([[0.0, 0], [0, 0], [2, 0]]), NAMES, IDS)
+    running = serve(new=third)
+    running.decide({"mdp_id": "a"})
+    running.compare()
+    lost = running.store.state.id
+    shutil.rmtree(running.folder / ".decisions")
+    again = serve(new=third)
+    assert again.store.state.id != lost
+    assert again.decide({"mdp_id": "a"})["decisions"]
+    again.compare()
+    assert [json.loads(event)["event"] for event in again.store.events] == [
+        "begin", "stop", "begin", "superseded", "begin"
+    ]  # fmt: skip
+    (again.folder / ".decisions").rename(tmp_path / "lost")
+    stopped = serve()
+    assert (stopped.store.state.state, stopped.store.state.id) == ("stopped", server.watch._id)
+    shutil.rmtree(stopped.folder / ".decisions")
+    (stopped.folder / ".rollout.jsonl").write_text("{}")
+    with pytest.raises(DataError, match=r"rollout\.jsonl: expected events of a server"):
+        serve()
+
+
 def test_a_better_model_is_promoted_and_stays_so(serve: Serve, models: tuple[Path, Path]) -> None:
     server = serve(rollout={"on_better": "promote"})
     play(server, 250, reward=lambda action: {"mail": 0.0, "call": 1.0}.get(action, 0.5), steps=1)
@@ -239,6 +266,11 @@ def test_a_share_of_the_operator_begins_with_its_own_units(serve: Serve) -> None
             assert server.change(share=share) == 204
         shares.append(server.store.state.share)
     assert shares == [0.1, 0.1, 0.25, 0.5, 0.5, 0.75]  # 20, 40 and 20, 40 units after the operator's
+    restarted = serve(rollout={"shares": [0.2, 0.9], "units_per_share": 30})
+    assert restarted.store.state.share == 0.75
+    restarted.decide(*[{}] * 30)
+    restarted.compare()
+    assert restarted.store.state.share == 0.9
     with pytest.raises(ConfigError, match="shares: expected shares that grow"):
         check(ServedRolloutConfig, {"model": "new", "shares": [0.5, 0.1]})
 
