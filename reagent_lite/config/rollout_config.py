@@ -1,6 +1,7 @@
 """The comparison of two served policies, and the whole JSON of `workflows.rollout`."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -54,7 +55,7 @@ class ServedRolloutConfig(ComparisonConfig):
     model: str = ""
     """Folder of the new model. It has the actions, features and `data.columns` of the current one."""
     shares: Annotated[tuple[Fraction, ...], Field(min_length=1)] = (0.02, 0.1, 0.5)
-    """Shares of the units that the new model is given, one after the other."""
+    """Shares of the units that the new model is given, one after the other, each larger than the one before."""
     units_per_share: Count = 2000
     """Number of units that count, without harm, after which the next share begins."""
     on_harm: Literal["stop", "report"] = "stop"
@@ -65,6 +66,12 @@ class ServedRolloutConfig(ComparisonConfig):
     on, after restarts as well; report: the page says so."""
 
     required: ClassVar = {"model": ("the folder of an exported model",)}
+
+    def rules(self) -> Iterator[Problem]:
+        """Yields shares that do not grow, and faults of the comparison."""
+        yield from super().rules()
+        if any(share >= following for share, following in pairwise(self.shares)):
+            yield Problem("shares", "shares that grow", f"{list(self.shares)}")
 
     @property
     def comparison(self) -> ComparisonConfig:

@@ -6,6 +6,7 @@
 | policy | "current" or "new": the policy that has the unit, an episode or a single decision; null: not in a rollout |
 | share | probability with which the new policy was given the unit, when it began |
 | probability_current, probability_new | both policies' probabilities of the action |
+| unit_step | number of the unit's decisions before; with it, rows of ended units are known without their names |
 | decided | time of the decision, microseconds since 1970 or a timestamp |
 
 The other columns are the contract's: mdp_id, reward, metrics, terminal, truncated, action_probability.
@@ -27,14 +28,22 @@ from reagent_lite.data.formats.blocks import Block, Show
 from reagent_lite.data.formats.format_table import read_blocks, readers_of
 from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.formats.schema import valid_rows
-from reagent_lite.data.rows.block_columns import column_of, flags, numbers, sequence_numbers, texts
+from reagent_lite.data.rows.block_columns import column_of, flags, integers, numbers, sequence_numbers, texts
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import metrics
 from reagent_lite.errors import DataError, Problem
 
 Floats = NDArray[np.float64]
 POLICIES: Final = ("current", "new")
-ROLLOUT_COLUMNS: Final = ("rollout", "policy", "share", "probability_current", "probability_new", "decided")
+ROLLOUT_COLUMNS: Final = (
+    "rollout",
+    "policy",
+    "share",
+    "probability_current",
+    "probability_new",
+    "unit_step",
+    "decided",
+)
 """Columns that a rollout adds to a log; other readers ignore them."""
 _COLUMNS = (*ROLLOUT_COLUMNS, "mdp_id", "reward", "metrics", "terminal", "truncated", "action_probability")
 
@@ -49,9 +58,10 @@ class RolloutRows:
         unit: [N] mdp_id; None for a decision that is an episode of its own.
         is_new: [N] whether the new policy has the unit.
         share, current, new: [N] share of the unit, and both policies' probabilities of the action.
+        step: [N] number of the unit's rows before; None if the log does not have them.
         decided: [N] microseconds since 1970; None if the log does not have them.
         ends: [N] whether the row ends its unit.
-        outcomes: [N, 1 + M] reward and metrics; 0 if absent.
+        outcomes: [N, 1 + M] reward and metrics; NaN if absent.
         propensity: [N] propensity of the action in the log; NaN if absent.
     """
 
@@ -62,6 +72,7 @@ class RolloutRows:
     share: Floats
     current: Floats
     new: Floats
+    step: NDArray[np.int64] | None
     decided: NDArray[np.int64] | None
     ends: NDArray[np.bool_]
     outcomes: Floats
@@ -135,16 +146,18 @@ def _rows(block: Block, metric_names: Sequence[str]) -> RolloutRows | None:
     ):
         faults.add(chosen & ~valid, f"{name} {expected}", lambda row, values=values: values[row])  # type: ignore[misc]
     measured = metrics(column_of(block, "metrics"), faults)
+    step, has_step = integers(column_of(block, "unit_step"), faults)
+    faults.add(chosen & has_step & (step < 0), "unit_step 0 or more", lambda row: step[row])
     decided, has_time = sequence_numbers(column_of(block, "decided"), faults)
     unit_column = column_of(block, "mdp_id")
     unit = texts(unit_column, faults)
     ends = (flags(column_of(block, "terminal"), faults) == 1) | (flags(column_of(block, "truncated"), faults) == 1)
     faults.by_kind().require_none()
-    outcomes = np.zeros((len(chosen), 1 + len(metric_names)))
-    outcomes[:, 0] = np.nan_to_num(reward)
+    outcomes = np.full((len(chosen), 1 + len(metric_names)), np.nan)
+    outcomes[:, 0] = reward
     for number, name in enumerate(metric_names, 1):
         if name in measured.names:
-            outcomes[:, number] = np.nan_to_num(measured.values[:, measured.names.index(name)])
+            outcomes[:, number] = measured.values[:, measured.names.index(name)]
     rows = np.flatnonzero(chosen)
     return RolloutRows(
         where=block.where(int(rows[0])),
@@ -154,6 +167,7 @@ def _rows(block: Block, metric_names: Sequence[str]) -> RolloutRows | None:
         share=share[rows],
         current=current[rows],
         new=new[rows],
+        step=step[rows] if has_step[rows].all() else None,
         decided=decided[rows] if has_time[rows].all() else None,
         ends=ends[rows],
         outcomes=outcomes[rows],

@@ -75,15 +75,23 @@ def newest_in(folder: Path, log: str) -> int:
 
 
 def require_all_decisions(files: Iterable[InputFile]) -> None:
-    """Checks that the files of served logs were not chosen by the outcomes of their decisions.
+    """Checks that served logs have each decision once, and were not chosen by the outcomes of their decisions.
 
     Raises:
-        DataError: decisions are missing between the first and the last one of a log that an earlier version wrote.
+        DataError: decisions are missing between the first and the last one of a log that an earlier version wrote; a
+            file of a log and a copy of it.
     """
     logs: dict[tuple[str, str], list[InputFile]] = defaultdict(list)
+    names: dict[str, InputFile] = {}
+    copies: list[Problem] = []
     for file in files:
         if match := _NAME.fullmatch(file.name):
             logs[os.path.dirname(file.path), match[1]].append(file)
+            first = names.setdefault(file.name, file)
+            if first is not file:
+                todo = "Give one of the folders: the other is its copy"
+                copies.append(Problem(file.path, "each decision once", f"those of {first.path} again", todo))
+    raise_any(copies[:1])
     raise_any([problem for key, of_log in logs.items() for problem in _missing(*key, tuple(of_log))])
 
 

@@ -345,7 +345,7 @@ def best_key(decision: ShipDecision, evidence: Evidence) -> tuple[int, float, fl
 
 
 _UNSEEN = "what the logging policy saw and the log lacks cannot be checked"
-_TRY = "give it a small share of the decisions, with their propensities logged."
+_TRY = "give it a small share of the decisions, with their propensities logged (rollout of workflows.serve)."
 _TRY_WITHOUT_EXPLORATION = (
     f"train it again with {EXPLORE}, before its log is to train or evaluate the next one; or give it a small share of "
     "the decisions, and the policy in use the others (an A/B test)."

@@ -52,6 +52,7 @@ class _Unit:
     outcomes: Floats
     log_ratio: float = 0.0
     discount: float = 1.0
+    has_steps: bool = False
     has_ended: bool = False
 
 
@@ -81,8 +82,9 @@ class UnitCollector:
 
     Attributes:
         rows: number of rows so far.
-        late_rows: rows of units that had ended before.
+        late_rows: rows of units that had ended before, or whose first row the log does not have.
         wrong_propensities: rows whose propensity in the log is not that of a unit that stays with its policy.
+        measured: number of rows with the reward, and with each metric; 0 before the first row.
         first, last: times of the first and the last row in microseconds since 1970; 0 without times.
     """
 
@@ -91,7 +93,8 @@ class UnitCollector:
         self._longest = int(episode_seconds * 1e6)
         self._open: dict[str, _Unit] = {}
         self._waiting: deque[_Unit] = deque()
-        self._ended: set[str] = set()
+        self._ended: set[str] = set()  # names of units in rows without their step
+        self.measured: Any = 0
         self.rows = self.late_rows = self.wrong_propensities = self.first = self.last = 0
 
     @property
@@ -113,22 +116,24 @@ class UnitCollector:
             rows.new.tolist(),
             log_ratio_of(rows.current, rows.new).tolist(),
             rows.propensity.tolist(),
+            [None] * len(rows.unit) if rows.step is None else rows.step.tolist(),
             [0] * len(rows.unit) if rows.decided is None else rows.decided.tolist(),
             rows.ends.tolist(),
-            rows.outcomes,
+            np.nan_to_num(rows.outcomes),
             strict=True,
         )
-        for name, is_new, share, current, new, log_ratio, propensity, decided, ends, outcomes in steps:
+        self.measured = self.measured + np.isfinite(rows.outcomes).sum(0)
+        for name, is_new, share, current, new, log_ratio, propensity, step, decided, ends, outcomes in steps:
             self.rows += 1
             self.first = self.first or decided
             self.last = max(self.last, decided)
             self._end_late(decided)
             unit = None if name is None else self._open.get(name)
             if unit is None:
-                if name in self._ended:
+                if step or name in self._ended:
                     self.late_rows += 1
                     continue
-                unit = _Unit(decided, is_new, share, np.zeros(len(outcomes)))
+                unit = _Unit(decided, is_new, share, np.zeros(len(outcomes)), has_steps=step is not None)
                 self._waiting.append(unit)
                 if name is not None:
                     self._open[name] = unit
@@ -161,8 +166,10 @@ class UnitCollector:
             self._end(name)
 
     def _end(self, name: str) -> None:
-        self._open.pop(name).has_ended = True
-        self._ended.add(name)
+        unit = self._open.pop(name)
+        unit.has_ended = True
+        if not unit.has_steps:
+            self._ended.add(name)
 
     def _counting(self) -> Units:
         units = []
@@ -175,6 +182,11 @@ class UnitCollector:
             log_ratio=np.array([unit.log_ratio for unit in units]),
             outcomes=outcomes if units else np.zeros((0, 1)),
         )
+
+
+def unmeasured(metrics: Sequence[str], collector: UnitCollector) -> list[str]:
+    """Returns the metrics that no row has; [] before the first row."""
+    return [name for name, count in zip(metrics, np.atleast_1d(collector.measured)[1:], strict=False) if not count]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,7 +444,8 @@ class Comparer:
             word: RolloutDecision = "better" if side > 0 else "worse"
             return word, f"The new policy is {word} {after}: the reward differs by {reward.interval} per unit"
         so_far = f": the reward differs by {reward.interval} per unit" if reward.value is not None else ""
-        more = f", about {pluralize(reward.units_to_go, 'more unit')} to go" if reward.units_to_go else ""
+        to_go = int(float(f"{reward.units_to_go or 0:.2g}"))
+        more = f", about {pluralize(to_go, 'more unit')} to go" if to_go else ""
         return "not told apart", f"The new policy is not told apart from the current one {after}{so_far}{more}"
 
 

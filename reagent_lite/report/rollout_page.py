@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from reagent_lite.errors import pluralize
-from reagent_lite.evaluation.interval import Interval, number
+from reagent_lite.evaluation.interval import Interval, number, percent
 from reagent_lite.report.charts import Curves, Line, curve_chart
 from reagent_lite.report.content import Cell, Chart, Table
 from reagent_lite.report.templates import fill_template
@@ -19,15 +19,17 @@ _STATES: Final = {
     "promoted": "The new model was promoted, and decides alone",
     "superseded": "Another rollout has taken the place of this one",
 }
+_REFRESH_SECONDS = 30
 _SHOWN = 20  # times the first number of units in a chart is the last one
 _NO_INTERVAL = "The interval is not known yet."
 
 
-def render_rollout(document: Mapping[str, Any]) -> str:
-    """Returns the page as an HTML document that refreshes itself and makes no other request.
+def render_rollout(document: Mapping[str, Any], *, refreshes: bool = True) -> str:
+    """Returns the page as an HTML document that makes no other request.
 
     Args:
         document: the rollout as GET /rollout.json has it.
+        refreshes: whether it loads itself again, which closes its tables and loses the place of the keyboard.
     """
     comparison = document.get("comparison")
     kind, sign = _KINDS[comparison["decision"] if comparison else "not told apart"]
@@ -42,6 +44,7 @@ def render_rollout(document: Mapping[str, Any]) -> str:
     return fill_template(
         "rollout.html.j2",
         title="Rollout of a new model",
+        seconds=_REFRESH_SECONDS if refreshes else 0,
         kind=kind,
         sign=sign,
         sentence=sentence,
@@ -59,6 +62,8 @@ def _sentences(document: Mapping[str, Any]) -> Iterator[str]:
     if not comparison or not comparison["units"]:
         yield "Decisions are compared once they are in a file of the log with their rewards, after reward_seconds."
         return
+    for name in document["unmeasured"]:
+        yield f"No decision has the metric {name} yet, so that its limit cannot be exceeded: check its name."
     reward = comparison["differences"][0]
     if reward["low"] is None and reward["high"] is None:
         yield _NO_INTERVAL
@@ -70,13 +75,15 @@ def _sentences(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _facts(document: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
-    yield "Share of the new model", f"{document['share']:.3g}"
+    yield "Share of the new model", percent(document["share"])
     comparison = document.get("comparison")
     if comparison:
         yield "Units compared", comparison["units"]
-        yield "Of the new model", f"{comparison['units_new']:,} ({comparison['expected_new']:,.1f} expected)"
+        yield "Units of the new model", f"{comparison['units_new']:,} ({comparison['expected_new']:,.1f} expected)"
         yield "Units in which the models differ", comparison["differing_units"]
         yield "Units that wait", document["waiting_units"]
+        if document["late_rows"]:
+            yield "Decisions of ended episodes, not compared", document["late_rows"]
     if document.get("first"):
         yield "First decision", _time(document["first"])
         yield "Last compared decision", _time(document["last"])

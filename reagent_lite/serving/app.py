@@ -190,9 +190,9 @@ async def _join(log: DecisionLog, body: Reward) -> Joined:
 
 @of_rollout.get("/rollout", response_class=Response, summary="Comparison of two models, as a page")
 async def rollout_page(request: Request) -> Response:
-    """Returns a page that refreshes itself and loads nothing from other servers."""
-    rollout = _rollout(request)
-    return Response(render_rollout(rollout.document()), media_type="text/html")
+    """Returns a page that refreshes itself, unless asked for with ?refresh=no, and loads nothing from other servers."""
+    refreshes = request.query_params.get("refresh") != "no"
+    return Response(render_rollout(_rollout(request).document(), refreshes=refreshes), media_type="text/html")
 
 
 @of_rollout.get("/rollout.json", response_class=Response, summary="Comparison of two models")

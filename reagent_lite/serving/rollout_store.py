@@ -8,19 +8,21 @@ rollout_events  what happened, which the parent also writes into the log's folde
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from reagent_lite.config.rollout_config import ComparisonConfig, ServedRolloutConfig
+from reagent_lite.data.served_log import ROLLOUT_EVENTS
+from reagent_lite.errors import DataError, Problem
 from reagent_lite.serving.decision_log import DecisionLog
 
 State = Literal["running", "stopped", "promoted", "superseded"]
 _TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS rollouts (number INTEGER PRIMARY KEY, id TEXT NOT NULL, current TEXT NOT NULL, "
-    "new TEXT NOT NULL, comparison TEXT NOT NULL, state TEXT NOT NULL, share REAL NOT NULL, stage INTEGER NOT NULL, "
-    "stage_units INTEGER NOT NULL, figures TEXT NOT NULL)",
+    "new TEXT NOT NULL, comparison TEXT NOT NULL, state TEXT NOT NULL, share REAL NOT NULL, "
+    "share_units INTEGER NOT NULL, figures TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS rollout_units (episode TEXT PRIMARY KEY, is_new INTEGER NOT NULL, "
     "share REAL NOT NULL, log_ratio REAL NOT NULL, steps INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS rollout_events (number INTEGER PRIMARY KEY, event TEXT NOT NULL)",
@@ -39,16 +41,14 @@ class RolloutState:
         number, id: its number in the database, and its id in the log.
         state: whether it runs.
         share: share of the units that the new model is given.
-        stage: index of the share in the config.
-        stage_units: number of units that counted when the share began.
+        share_units: number of units that counted when the share began.
     """
 
     number: int
     id: str
     state: State
     share: float
-    stage: int
-    stage_units: int
+    share_units: int
 
 
 @dataclass(slots=True)
@@ -84,17 +84,36 @@ class RolloutStore:
         self._number = number
 
     @classmethod
-    def begun(cls, log: DecisionLog, config: ServedRolloutConfig, current: str, new: str) -> "RolloutStore":
+    def begun(
+        cls,
+        log: DecisionLog,
+        config: ServedRolloutConfig,
+        current: str,
+        new: str,
+        recorded: Sequence[dict[str, Any]] = (),
+    ) -> "RolloutStore":
         """Returns the rollout of two models, given their versions: the earlier one, or a new one.
 
         A rollout of the same models that was stopped or promoted stays so, whatever the settings. One that runs goes on
         if it is the newest and the policies are compared as before; otherwise a new one begins.
+
+        Args:
+            log: the server's log.
+            config: the section of the server's config.
+            current: version of the current model.
+            new: version of the new model.
+            recorded: events in the log's folder, which has them if the database was lost.
+
+        Raises:
+            DataError: an event in the folder is not one of a server.
         """
         comparison = config.comparison.model_dump_json()
 
         def begin(database: sqlite3.Connection) -> int:
             for table in _TABLES:
                 database.execute(table)
+            if not database.execute("SELECT 1 FROM rollout_events").fetchone():
+                _restore(database, recorded)
             earlier = database.execute(
                 "SELECT number, state, comparison FROM rollouts WHERE current = ? AND new = ? ORDER BY number DESC",
                 (current, new),
@@ -111,7 +130,7 @@ class RolloutStore:
                 database.execute("UPDATE rollouts SET state = 'superseded' WHERE number = ?", (number,))
             database.execute("DELETE FROM rollout_units")
             database.execute(
-                "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, 'running', ?, 0, 0, '{}')",
+                "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, 'running', ?, 0, '{}')",
                 (newest + 1, secrets.token_hex(4), current, new, comparison, config.shares[0]),
             )
             more = {"current": current, "new": new, "comparison": json.loads(comparison)}
@@ -132,7 +151,7 @@ class RolloutStore:
         Raises:
             OSError: the database cannot be read.
         """
-        sql = "SELECT number, id, state, share, stage, stage_units FROM rollouts WHERE number = ?"
+        sql = "SELECT number, id, state, share, share_units FROM rollouts WHERE number = ?"
         return RolloutState(*self._log.read(sql, self._number)[0])
 
     @property
@@ -164,7 +183,6 @@ class RolloutStore:
         *,
         state: State = "running",
         share: float | None = None,
-        stage: tuple[int, int] | None = None,
         figures: dict[str, Any] | None = None,
     ) -> bool:
         """Changes the state of a running rollout and notes the event; returns false if it does not run any more.
@@ -173,18 +191,18 @@ class RolloutStore:
             event: what happens: share, stop, promote, or report, which changes nothing.
             cause: its cause in words.
             state: the state from now on.
-            share: the share from now on; None: it stays.
-            stage: index of the share in the config, and number of units at its begin; None: they stay.
+            share: the share from now on, which begins with the units of the newest comparison; None: it stays.
             figures: the comparison that caused it.
         """
 
         def changed(database: sqlite3.Connection) -> bool:
-            kept = "coalesce(?, share)", "coalesce(?, stage)", "coalesce(?, stage_units)"
-            sql = f"UPDATE rollouts SET state = ?, share = {kept[0]}, stage = {kept[1]}, stage_units = {kept[2]}"
-            of_stage = stage or (None, None)
-            values = (state, share, *of_stage, self._number)
-            if not database.execute(f"{sql} WHERE number = ? AND state = 'running'", values).rowcount:
+            sql = "UPDATE rollouts SET state = ? WHERE number = ? AND state = 'running'"
+            if not database.execute(sql, (state, self._number)).rowcount:
                 return False
+            if share is not None:
+                units = "ifnull(json_extract(figures, '$.comparison.units'), 0)"
+                sql = f"UPDATE rollouts SET share = ?, share_units = {units} WHERE number = ?"
+                database.execute(sql, (share, self._number))
             more: dict[str, Any] = {} if figures is None else {"figures": figures}
             _note(database, self._number, event, cause, **more)
             return True
@@ -216,6 +234,27 @@ class RolloutStore:
                 values = (unit.episode, unit.is_new, unit.share, ratio, unit.steps)
             if not database.execute(sql, values).rowcount:
                 raise UnitChangedError
+
+
+def _restore(database: sqlite3.Connection, events: Sequence[dict[str, Any]]) -> None:
+    """Stores rollouts by their events; those that ran are superseded, as their units are not known any more."""
+    states = {"stop": "stopped", "promote": "promoted", "superseded": "superseded"}
+    try:
+        for event in events:
+            database.execute("INSERT INTO rollout_events (event) VALUES (?)", (json.dumps(event),))
+            if event["event"] == "begin":
+                sql = "INSERT INTO rollouts VALUES (NULL, ?, ?, ?, ?, 'running', ?, 0, '{}')"
+                models = event["current"], event["new"]
+                database.execute(sql, (event["rollout"], *models, json.dumps(event["comparison"]), event["share"]))
+            elif event["event"] in states:
+                sql = "UPDATE rollouts SET state = ?, share = ? WHERE id = ?"
+                database.execute(sql, (states[event["event"]], event["share"], event["rollout"]))
+    except (KeyError, sqlite3.Error) as error:
+        todo = "Move the file out of the log's folder"
+        raise DataError(Problem(ROLLOUT_EVENTS, "events of a server", f"{error!r}", todo)) from error
+    for (number,) in database.execute("SELECT number FROM rollouts WHERE state = 'running'").fetchall():
+        _note(database, number, "superseded", "the database of the log was lost, and with it the units that had begun")
+        database.execute("UPDATE rollouts SET state = 'superseded' WHERE number = ?", (number,))
 
 
 def _note(database: sqlite3.Connection, number: int, event: str, cause: str, **more: Any) -> None:

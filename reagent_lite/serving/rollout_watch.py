@@ -17,7 +17,7 @@ from reagent_lite.console import machine_logger
 from reagent_lite.data.rollout_rows import rows_in
 from reagent_lite.data.served_log import ROLLOUT_EVENTS, decision_files
 from reagent_lite.data.stage_folder import data_files
-from reagent_lite.evaluation.policy_comparison import Comparer, RolloutComparison, UnitCollector
+from reagent_lite.evaluation.policy_comparison import Comparer, RolloutComparison, UnitCollector, unmeasured
 from reagent_lite.serving.rollout_store import RolloutState, RolloutStore
 from reagent_lite.whole_files import write_whole
 
@@ -73,6 +73,8 @@ class RolloutWatch:
             figures = {
                 "comparison": comparison.figures() | {"history": _points(comparison)},
                 "waiting_units": self._collector.waiting,
+                "late_rows": self._collector.late_rows,
+                "unmeasured": unmeasured(self._metrics, self._collector),
                 "first": self._collector.first,
                 "last": self._collector.last,
             }
@@ -103,21 +105,19 @@ class RolloutWatch:
                 )
             else:
                 changed = self._report(comparison)
-        elif comparison.units - state.stage_units >= self._config.units_per_share:
+        elif comparison.units - state.share_units >= self._config.units_per_share:
             changed = self._grow(state, comparison)
         if changed:
             machine_logger.info(f"rollout {self._id}: {comparison.sentence}")
 
     def _grow(self, state: RolloutState, comparison: RolloutComparison) -> bool:
-        """Begins the next share; returns false if this is the last one."""
-        shares = self._config.shares
-        if state.stage + 1 >= len(shares):
+        """Begins the next larger share; returns false if there is none."""
+        share = next((share for share in self._config.shares if share > state.share), None)
+        if share is None:
             return False
-        share = shares[state.stage + 1]
-        units = f"{comparison.units - state.stage_units:,} units without harm"
+        units = f"{comparison.units - state.share_units:,} units without harm"
         cause = f"{units}: the new model is given {share:g} of the units"
-        stage = state.stage + 1, comparison.units
-        return self._store.change("share", cause, share=share, stage=stage, figures=comparison.figures())
+        return self._store.change("share", cause, share=share, figures=comparison.figures())
 
     def _report(self, comparison: RolloutComparison) -> bool:
         """Notes a decision, unless it is the one that was noted last; returns whether it was noted."""

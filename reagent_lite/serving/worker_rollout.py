@@ -160,11 +160,12 @@ def _log(probability: float) -> float:
 
 
 def columns_of(state: RolloutState, unit: ServedUnit, current: float, new: float) -> dict[str, Any]:
-    """Returns the columns that a rollout adds to a row of the log."""
+    """Returns the columns that a rollout adds to the row of the unit's newest action."""
     return {
         "rollout": state.id,
         "policy": "new" if unit.is_new else "current",
         "share": unit.share,
         "probability_current": current,
         "probability_new": new,
+        "unit_step": unit.steps - 1,
     }

@@ -30,6 +30,7 @@ from reagent_lite.cli import exit_code, message_of
 from reagent_lite.config.rollout_config import ServedRolloutConfig
 from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.console import log_json, logger, machine_logger
+from reagent_lite.data.served_log import rollout_events
 from reagent_lite.disk_room import require_writable
 from reagent_lite.errors import ConfigError, Problem, pluralize
 from reagent_lite.export.bundle import ChoiceKind
@@ -163,6 +164,7 @@ def _begun_rollout(
     Raises:
         BundleError: the new model fails its check, or has another interface than the current one.
         ConfigError: both models are the same.
+        DataError: the log's events are not those of a server.
     """
     new = ServedModel(section.model, config.items, model.interface)
     if new.version == model.version:
@@ -171,11 +173,12 @@ def _begun_rollout(
         shutil.copytree(Path(source).expanduser(), folder / name)
         if ServedModel(str(folder / name), config.items).version != served.version:
             raise ConfigError(Problem(source, "a model that stays while the server starts", "another model meanwhile"))
-    store = RolloutStore.begun(log, section, model.version, new.version)
+    folder_of_log = Path(config.log).expanduser()
+    store = RolloutStore.begun(log, section, model.version, new.version, rollout_events(str(folder_of_log)))
     state = store.state
     logger.info(f"rollout {state.id}: {new} beside {model}, {state.state} with share {state.share:g}")
     new.warn_if_certain()
-    return RolloutWatch(store, section, Path(config.log).expanduser())
+    return RolloutWatch(store, section, folder_of_log)
 
 
 def _supervise(server: _Server, log: DecisionLog, watch: RolloutWatch | None = None) -> int:
@@ -232,6 +235,8 @@ def _poll(log: DecisionLog, watch: RolloutWatch | None) -> None:
         log.poll()
         if watch is not None:
             watch.poll()
+    except OSError as error:  # a full disk, which has no traceback
+        machine_logger.warning(f"log: {error}")
     except Exception as error:  # the next poll may succeed, and without polls no file is written
         machine_logger.warning(message_of(error))
 

@@ -15,7 +15,7 @@ from reagent_lite.config.loader import check
 from reagent_lite.config.rollout_config import ComparisonConfig, RolloutConfig
 from reagent_lite.console import logger
 from reagent_lite.errors import DataError, Problem, join_names, needing, pluralize
-from reagent_lite.evaluation.policy_comparison import Comparer, RolloutComparison, UnitCollector, Units
+from reagent_lite.evaluation.policy_comparison import Comparer, RolloutComparison, UnitCollector, Units, unmeasured
 
 if TYPE_CHECKING:
     from reagent_lite.data.result_frames import DataFrame
@@ -34,7 +34,8 @@ class ComparedPolicies:
         late_rows: number of rows of units that had ended.
         wrong_propensities: number of rows whose propensity is not that of a unit that stays with its policy.
         events: number of events of the rollout in the log.
-        different_events: number of events whose figures are not those of the files.
+        different_events: number of events whose figures are not those of the files; None if the policies are compared
+            with other settings than the server's.
         seconds: total wall-clock time of the run.
     """
 
@@ -45,7 +46,7 @@ class ComparedPolicies:
     late_rows: int
     wrong_propensities: int
     events: int
-    different_events: int
+    different_events: int | None
     seconds: float
 
     @property
@@ -71,10 +72,12 @@ def compare(config: RolloutConfig) -> ComparedPolicies:
     events = rollout_events(config.log) if isinstance(config.log, str) else []
     rollout = config.rollout or next((event["rollout"] for event in reversed(events) if "rollout" in event), "")
     events = [event for event in events if event.get("rollout") == rollout]
-    settings = config.comparison or _read_recorded(events)
+    recorded = _read_recorded(events)
+    settings = config.comparison or recorded or ComparisonConfig()
+    is_audit = recorded is None or settings == recorded
     comparer = Comparer(settings)
     collector = UnitCollector(settings.gamma, settings.episode_seconds)
-    figures = {event["figures"]["units"]: event for event in events if "figures" in event}
+    figures = {event["figures"]["units"]: event for event in events if "figures" in event} if is_audit else {}
     different = 0
     with closing(rollout_rows(data_files(config.log), list(settings.guardrails))) as blocks:
         has_times = True
@@ -89,6 +92,8 @@ def compare(config: RolloutConfig) -> ComparedPolicies:
     ):
         if number:
             logger.warning(f"{pluralize(number, 'row')} with a {what}")
+    for name in unmeasured(list(settings.guardrails), collector):
+        logger.warning(f"no row has the metric {name}: its limit cannot be exceeded; check its name")
     if different:
         logger.warning(f"{pluralize(different, 'event')} with other figures than the files of the log")
     comparison = comparer.comparison()
@@ -101,15 +106,16 @@ def compare(config: RolloutConfig) -> ComparedPolicies:
         late_rows=collector.late_rows,
         wrong_propensities=collector.wrong_propensities,
         events=len(events),
-        different_events=different,
+        different_events=different if is_audit else None,
         seconds=round(time.monotonic() - start, 3),
     )
 
 
-def _read_recorded(events: list[dict[str, Any]]) -> ComparisonConfig:
-    """Returns the settings of the server that wrote the log, or the defaults."""
+def _read_recorded(events: list[dict[str, Any]]) -> ComparisonConfig | None:
+    """Returns the settings of the server that wrote the log; None if no event has them."""
     recorded = (event["comparison"] for event in events if isinstance(event.get("comparison"), dict))
-    return check(ComparisonConfig, next(recorded, {}))
+    settings = next(recorded, None)
+    return None if settings is None else check(ComparisonConfig, settings)
 
 
 def _only(blocks: "Iterator[RolloutRows]", rollout: str) -> "Iterator[RolloutRows]":

@@ -10,14 +10,20 @@ z-test of arms from unit 100 on. With 200 runs the standard error of a share of 
 95 % of the runs of the product's sequences and of the z-test do. The fixed z-test of arms is that of level 0.05 and
 power 0.9; O'Brien-Fleming has five looks, the largest and the mean number of units.
 
+`--only peers`: the same by GrowthBook's sequential test of arms (gbstats, in an environment of its own under outputs/),
+an asymptotic confidence sequence, looked at every 500 units; false alarms and units that a true difference takes.
+
 `--only propensities`: 200 logs of 400 episodes of four steps whose units stay with one of two policies. The value of a
 third policy by the product's IPS, PDIS and SDR, in standard errors from the truth, with the server's propensity, with
 that of the unit's own policy, and with the mixture of each step; where both policies take every action, and where one
 never takes some.
 """
 
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +34,7 @@ from reagent_lite.evaluation.page import EvaluationPage, tables_of
 from reagent_lite.rl.estimators import inverse_propensity, per_decision, sequential_doubly_robust
 from reagent_lite.rl.sequences import FRACTIONS, LEAST_INFORMATIVE, AsymptoticSequence, grow
 from reagent_lite.rl.two_policies import difference_bounds, relative_difference
+from tests.benchmarks.peers import interpreter
 from tests.benchmarks.turns import options_of
 from tests.oracles.rollouts import CLICK, CURRENT, NEW, THIRD, play, value
 from tests.oracles.tables import estimates
@@ -172,13 +179,29 @@ class Capitals:
         return np.stack(result)
 
 
-def looks(regime: Regime, runs: int, units: int, rng: np.random.Generator) -> Iterator[dict[str, Floats]]:
-    """Yields [2, n, R] for units after units: whether each method says that the new policy is better, and worse."""
+@dataclass
+class Block:
+    """The next n units of R runs.
+
+    Attributes:
+        number: [n, 1] of the units.
+        z, arm: [n, R] difference that uses both policies' probabilities, and that of arms alone.
+        bounds: lowest and highest values of both; None without a range.
+        sums: [2, 3, n, R] units, sum and squares of each policy's outcomes so far.
+    """
+
+    number: NDArray[np.int64]
+    z: Floats
+    arm: Floats
+    bounds: tuple[Floats, Floats] | None
+    sums: Floats
+
+
+def blocks(regime: Regime, runs: int, units: int, rng: np.random.Generator) -> Iterator[Block]:
+    """Yields the units of a regime, AT_ONCE at a time."""
     total = np.zeros(runs)
-    arms = np.zeros((2, 3, runs))  # units, sum and squares of each arm
-    ours, by_arms, asymptotic = Capitals(runs), Capitals(runs), AsymptoticSequence(LEVEL, batch=(runs,))
+    arms = np.zeros((2, 3, runs))
     lean = np.zeros(runs)
-    low, high = regime.bounds or (-np.inf, np.inf)
     for start in range(0, units, AT_ONCE):
         number = np.arange(start, start + AT_ONCE)[:, None]
         share = regime.share(number, lean)
@@ -187,30 +210,67 @@ def looks(regime: Regime, runs: int, units: int, rng: np.random.Generator) -> It
         centre = earlier[:-1] / np.maximum(number, 1)
         z = relative_difference(share, drawn.log_ratio) * (drawn.outcome - centre)
         arm = np.where(drawn.is_new, 1 / share, -1 / (1 - share)) * (drawn.outcome - centre)
-        said = {}
-        if regime.bounds is None:
-            before = np.stack([asymptotic.lower > 0, asymptotic.upper < 0])
-            asymptotic.add(z)
-            after = np.stack([asymptotic.lower > 0, asymptotic.upper < 0])
-            said["ours"] = np.repeat((before | after)[:, None], AT_ONCE, 1)
-        else:
-            bounds = difference_bounds(share, centre - low, high - centre)
-            bounds = np.minimum(bounds[0], -1e-12), np.maximum(bounds[1], 1e-12)
-            said["ours"] = ours.told(z, *bounds)
-            said["arms by betting"] = by_arms.told(arm, *bounds)
+        bounds = None
+        if regime.bounds is not None:
+            lowest, highest = difference_bounds(share, centre - regime.bounds[0], regime.bounds[1] - centre)
+            bounds = np.minimum(lowest, -1e-12), np.maximum(highest, 1e-12)
         is_new = np.stack([~drawn.is_new, drawn.is_new])
         sums = np.stack([is_new, is_new * drawn.outcome, is_new * drawn.outcome**2], 1).astype(float)
         sums = np.cumsum(np.concatenate([arms[:, :, None], sums], 2), 2)[:, :, 1:]
-        count = np.maximum(sums[:, 0], 1)
-        mean = sums[:, 1] / count
-        variance = np.maximum(sums[:, 2] / count - mean**2, 1e-12)
-        score = (mean[1] - mean[0]) / np.sqrt((variance / count).sum(0))
-        enough = (number >= 100) & (sums[:, 0] >= 2).all(0)
-        said["z-test looked at"] = np.stack([(score > 1.96) & enough, (score < -1.96) & enough])
-        yield said
+        yield Block(number, z, arm, bounds, sums)
         total = earlier[-1]
         arms = sums[:, :, -1]
         lean = lean + z.sum(0)
+
+
+def looks(regime: Regime, runs: int, units: int, rng: np.random.Generator) -> Iterator[dict[str, Floats]]:
+    """Yields [2, n, R] for units after units: whether each method says that the new policy is better, and worse."""
+    ours, by_arms, asymptotic = Capitals(runs), Capitals(runs), AsymptoticSequence(LEVEL, batch=(runs,))
+    for block in blocks(regime, runs, units, rng):
+        said = {}
+        if block.bounds is None:
+            before = np.stack([asymptotic.lower > 0, asymptotic.upper < 0])
+            asymptotic.add(block.z)
+            after = np.stack([asymptotic.lower > 0, asymptotic.upper < 0])
+            said["ours"] = np.repeat((before | after)[:, None], AT_ONCE, 1)
+        else:
+            said["ours"] = ours.told(block.z, *block.bounds)
+            said["arms by betting"] = by_arms.told(block.arm, *block.bounds)
+        count = np.maximum(block.sums[:, 0], 1)
+        mean = block.sums[:, 1] / count
+        variance = np.maximum(block.sums[:, 2] / count - mean**2, 1e-12)
+        score = (mean[1] - mean[0]) / np.sqrt((variance / count).sum(0))
+        enough = (block.number >= 100) & (block.sums[:, 0] >= 2).all(0)
+        said["z-test looked at"] = np.stack([(score > 1.96) & enough, (score < -1.96) & enough])
+        yield said
+
+
+def told_by_peer(python: str, regime: Regime, runs: int, units: int, seed: int) -> NDArray[np.bool_]:
+    """Returns [2, L, R]: whether GrowthBook's test says better, and worse, at a look every AT_ONCE units."""
+    rng = np.random.default_rng(seed)
+    arms = np.stack([block.sums[:, :, -1] for block in blocks(regime, runs, units, rng)])
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/arms.npz"
+        np.savez(file, arms=arms)
+        subprocess.run([python, Path(__file__).with_name("rollout_peer.py"), file], check=True)
+        return np.asarray(np.load(file)["told"])
+
+
+def peers(runs: int, units: int, seed: int) -> None:
+    """Prints false alarms of a peer, and the units that it needs."""
+    python = interpreter("growthbook", "gbstats==0.8.0")
+    if python is None:
+        return
+    print("| policies of equal value | GrowthBook's sequential test |\n|---|---|")
+    for regime in REGIMES:
+        told = told_by_peer(python, regime, runs, units, seed)
+        print(f"| {regime.name} | {told.any((0, 1)).mean():.3f} |", flush=True)
+    print("| p | differ | base | lift | GrowthBook's sequential test |\n|---|---|---|---|---|")
+    for share, differ, base, lift in EFFECTS:
+        regime = Regime("", binary(differ, base, lift), constant(share))
+        right = told_by_peer(python, regime, runs, 4 * units, seed)[0 if lift > 0 else 1]
+        when = np.where(right.any(0), AT_ONCE * (right.argmax(0) + 1), np.inf)
+        print(f"| {share} | {differ} | {base} | {lift} | {shown(when)} |", flush=True)
 
 
 def alarms(runs: int, units: int, seed: int) -> None:
@@ -352,6 +412,8 @@ def main() -> None:
         propensities(options.runs, options.seed)
     if options.only in ("", "alarms"):
         alarms(options.runs, options.units, options.seed)
+    if options.only in ("", "peers"):
+        peers(options.runs, options.units, options.seed)
     if options.only in ("", "power"):
         power(options.runs, 4 * options.units, options.seed)
 

@@ -139,7 +139,11 @@ def test_findings_add_up(evidence: Evidence, choice: Choice, part: str) -> None:
 @pytest.mark.parametrize(
     ("share", "reason", "step"),
     [
-        (0.5, "", "give it a small share of the decisions, with their propensities logged."),
+        (
+            0.5,
+            "",
+            "give it a small share of the decisions, with their propensities logged (rollout of workflows.serve).",
+        ),
         (0.97, "; but it takes one action with propensity 1.0 in 97% of its decisions", "train it again with rl."),
     ],
 )

@@ -16,7 +16,7 @@ SECOND = 1_000_000
 
 
 def rows_of(*rows: dict, timed: bool = True) -> RolloutRows:
-    """Rows with defaults: unit, is_new, share, current, new, at (seconds), ends, outcomes."""
+    """Rows with defaults: unit, is_new, share, current, new, at (seconds), ends, outcomes; step in all or none."""
     table = [
         {"unit": None, "is_new": False, "share": 0.5, "current": 0.5, "new": 0.5, "at": 1.0, "ends": False,
          "outcomes": [0.0]} | row
@@ -30,6 +30,7 @@ def rows_of(*rows: dict, timed: bool = True) -> RolloutRows:
         share=np.array([row["share"] for row in table], float),
         current=np.array([row["current"] for row in table], float),
         new=np.array([row["new"] for row in table], float),
+        step=np.array([row["step"] for row in table]) if "step" in table[0] else None,
         decided=np.array([int(row["at"] * SECOND) for row in table]) if timed else None,
         ends=np.array([row["ends"] for row in table], bool),
         outcomes=np.array([row["outcomes"] for row in table], float),
@@ -65,6 +66,18 @@ def test_an_episode_without_an_end_counts_after_its_time() -> None:
     timeless = UnitCollector(gamma=1.0, episode_seconds=1)
     assert len(timeless.add(rows_of({"unit": "a"}, {"unit": "b"}, timed=False)).share) == 0
     assert len(timeless.end_all().share) == 2
+
+
+def test_names_of_ended_units_are_not_kept_if_rows_have_their_step() -> None:
+    collector = UnitCollector(gamma=1.0, episode_seconds=60)
+    for number in range(1000):
+        name = f"u{number}"
+        rows = ({"unit": name, "step": 0, "at": number}, {"unit": name, "step": 1, "at": number, "ends": True})
+        assert len(collector.add(rows_of(*rows)).share) == 1
+    assert len(collector.add(rows_of({"unit": "u7", "step": 2}, {"unit": "x", "step": 3})).share) == 0
+    assert (collector.late_rows, collector.waiting) == (2, 0)
+    assert not collector._open
+    assert not collector._ended
 
 
 def test_a_unit_keeps_its_policy_and_share() -> None:
@@ -158,7 +171,7 @@ def test_more_units_are_foreseen() -> None:
     assert comparison.decision == "not told apart"
     assert to_go is not None
     assert 300 < to_go < 30_000
-    assert f"about {to_go:,} more units to go" in comparison.sentence
+    assert f"about {round(to_go, -2):,} more units to go" in comparison.sentence
 
 
 def test_a_wrong_sample_ratio_or_range_makes_everything_invalid() -> None:

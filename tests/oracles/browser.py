@@ -66,6 +66,13 @@ class Browser:
         """Returns what an expression gives in the page."""
         return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
+    def press(self, key: str) -> None:
+        """Presses and releases Tab, Enter or a space."""
+        code, text = {"Tab": (9, ""), "Enter": (13, "\r"), " ": (32, " ")}[key]
+        event = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": code}
+        self.ask("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
+        self.ask("Input.dispatchKeyEvent", type="keyUp", **event)
+
     def sent(self, *methods: str) -> list[dict[str, Any]]:
         """Returns the parameters of all events of these methods since the page was opened."""
         return [event["params"] for event in self.events if event.get("method") in methods]

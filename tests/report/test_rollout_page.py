@@ -39,6 +39,7 @@ def document(units: int = 0, *, lift: float = 0.0, state: str = "running") -> di
     return {
         "rollout": "5f3a9c01", "state": state, "share": 0.2, "current": "a" * 64, "new": "b" * 64,
         "comparison": comparison.figures() | {"history": history}, "waiting_units": 12,
+        "late_rows": 0, "unmeasured": [],
         "first": 1_795_860_000_000_000, "last": 1_795_946_400_000_000,
         "events": [event] if state == "running" else [event, last],
     }  # fmt: skip
@@ -82,3 +83,32 @@ def test_it_fits_screens_and_paper(tmp_path: Path) -> None:
             assert [sent["request"]["url"] for sent in browser.sent("Network.requestWillBeSent")] == [file.as_uri()]
         browser.ask("Emulation.setEmulatedMedia", media="print")
         assert browser.value(OVERFLOWING) == []
+
+
+@needs_browser
+def test_it_is_read_with_the_keyboard(tmp_path: Path) -> None:
+    """Tab visits the link and what opens and scrolls, in the order of the page, each with a visible mark."""
+    file = tmp_path / "page.html"
+    file.write_text(render_rollout(document(6000, lift=-0.2)))
+    with browsing(tmp_path / "profile") as browser:
+        browser.open(file, width=1280)
+        visited = []
+        for _ in range(5):
+            browser.press("Tab")
+            visited.append(browser.value("document.activeElement.tagName"))
+            mark = "(({outlineStyle, outlineWidth}) => outlineStyle + ' ' + outlineWidth)"
+            assert browser.value(f"{mark}(getComputedStyle(document.activeElement))") == "solid 3px"
+            if visited == ["A", "SUMMARY"]:
+                is_open = "document.querySelector('details').open"
+                for key, opened in (("Enter", True), (" ", False)):
+                    browser.press(key)
+                    assert browser.value(is_open) == opened
+        assert visited == ["A", "SUMMARY", "SUMMARY", "DIV", "DIV"]
+
+
+def test_it_stays_as_it_is_if_asked_to() -> None:
+    """A page that loads itself again closes its tables and loses the place of the keyboard."""
+    assert 'http-equiv="refresh" content="30"' in render_rollout(document())
+    still = render_rollout(document(), refreshes=False)
+    assert 'http-equiv="refresh"' not in still
+    assert '<a href="?">Load it again every 30 seconds</a>' in still

@@ -1,6 +1,7 @@
 """Files of the log are prefixes in time: what they hold does not depend on outcomes."""
 
 import os
+import shutil
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -100,6 +101,16 @@ def test_a_log_of_an_earlier_version_is_refused_until_it_has_all_its_decisions(t
             data_files(str(tmp_path))
     flush(tmp_path)
     assert (len(data_files(str(tmp_path))), [row["decision_id"] for row in _in_order(tmp_path)]) == (3, ids)
+
+
+def test_a_log_and_its_copy_are_refused(tmp_path: Path) -> None:
+    log, copy = tmp_path / "log", tmp_path / "copy"
+    with open_log(ServeConfig(model="m", log=str(log), reward_seconds=1e-6), choices="named actions") as opened:
+        opened.append([EVENT] * 3)
+        opened.rotate()
+    shutil.copytree(log, copy)
+    with pytest.raises(DataError, match=f"copy/.*: expected each decision once, got those of {log}/.* again"):
+        data_files([str(log), str(copy)])
 
 
 def _opened(config: ServeConfig, ending: ExitStack) -> tuple[DecisionLog, DecisionLog]:

@@ -1,5 +1,6 @@
 """Two models behind one server: propensities, shares, stop and promotion; what workers and restarts must not lose."""
 
+import errno
 import json
 import math
 import shutil
@@ -10,29 +11,34 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from oracles.bundles import bilinear_bundle, linear_bundle
+from oracles.clocks import MovedClock
 from oracles.waiting import wait_until
 from serving.conftest import IDS, ITEMS, NAMES, TestClient, pass_time, rows_of
 from serving.test_server import Server as Process
 from serving.test_server import workers
 
 import reagent_lite
+from reagent_lite.config.loader import check
+from reagent_lite.config.rollout_config import ServedRolloutConfig
 from reagent_lite.config.serve_config import ServeConfig
-from reagent_lite.errors import BundleError, ConfigError
+from reagent_lite.errors import BundleError, ConfigError, DataError
 from reagent_lite.evaluation.policy_comparison import RolloutComparison
 from reagent_lite.export import load_bundle
+from reagent_lite.serving import rollout_watch
 from reagent_lite.serving.app import create_app
 from reagent_lite.serving.decision_log import DecisionLog, open_log
 from reagent_lite.serving.rollout_store import RolloutStore
 from reagent_lite.serving.rollout_watch import RolloutWatch
 from reagent_lite.serving.served_model import ServedModel
 from reagent_lite.serving.worker_rollout import WorkerRollout
-from reagent_lite.serving.workers import _begun_rollout
+from reagent_lite.serving.workers import _begun_rollout, _poll
 
 SECTION = {"shares": [0.5], "reward_range": [0, 5], "units_per_share": 10_000}
 
@@ -155,6 +161,7 @@ def test_rows_of_an_episode_in_one_request_follow_each_other(serve: Serve) -> No
     server.compare()
     rows = rows_of(server.folder)
     assert len({row["policy"] for row in rows if row["mdp_id"] == "a"}) == 1
+    assert [row["unit_step"] for row in rows] == [0, 1, 2, 3, 4, 0, 0, 5, 1]
     audited = reagent_lite.rollout(server.folder)
     assert (audited.rows, audited.wrong_propensities) == (9, 0)
 
@@ -185,6 +192,33 @@ def test_a_harmful_model_is_stopped_for_good(serve: Serve) -> None:
     assert (audited.events, audited.different_events, audited.comparison.decision) == (2, 0, "worse")
 
 
+def test_a_stop_survives_the_loss_of_the_database(serve: Serve, tmp_path: Path, models: tuple[Path, Path]) -> None:
+    server = serve()
+    server.decide({"mdp_id": "a"})
+    server.change(stop=True)
+    server.compare()
+    third = linear_bundle(tmp_path / "third", np.array([[0.0, 0], [0, 0], [2, 0]]), NAMES, IDS)
+    running = serve(new=third)
+    running.decide({"mdp_id": "a"})
+    running.compare()
+    lost = running.store.state.id
+    shutil.rmtree(running.folder / ".decisions")
+    again = serve(new=third)
+    assert again.store.state.id != lost
+    assert again.decide({"mdp_id": "a"})["decisions"]
+    again.compare()
+    assert [json.loads(event)["event"] for event in again.store.events] == [
+        "begin", "stop", "begin", "superseded", "begin"
+    ]  # fmt: skip
+    (again.folder / ".decisions").rename(tmp_path / "lost")
+    stopped = serve()
+    assert (stopped.store.state.state, stopped.store.state.id) == ("stopped", server.watch._id)
+    shutil.rmtree(stopped.folder / ".decisions")
+    (stopped.folder / ".rollout.jsonl").write_text("{}")
+    with pytest.raises(DataError, match=r"rollout\.jsonl: expected events of a server"):
+        serve()
+
+
 def test_a_better_model_is_promoted_and_stays_so(serve: Serve, models: tuple[Path, Path]) -> None:
     server = serve(rollout={"on_better": "promote"})
     play(server, 250, reward=lambda action: {"mail": 0.0, "call": 1.0}.get(action, 0.5), steps=1)
@@ -213,13 +247,32 @@ def test_shares_grow_and_units_keep_theirs(serve: Serve) -> None:
     server.wait(100_000)
     server.decide({})
     server.compare()
-    assert (server.store.state.share, server.store.state.stage) == (0.75, 1)
+    assert server.store.state.share == 0.75
     server.decide({"mdp_id": "old", "sequence_number": 1}, {"mdp_id": "young"})
     server.compare()
     shares = {(row["mdp_id"], row["share"]) for row in rows_of(server.folder) if row["mdp_id"] in ("old", "young")}
     assert shares == {("old", 0.25), ("young", 0.75)}
     server.compare()
     assert server.store.state.share == 0.75  # the last one
+
+
+def test_a_share_of_the_operator_begins_with_its_own_units(serve: Serve) -> None:
+    server = serve(rollout={"shares": [0.25, 0.75], "units_per_share": 30})
+    shares = []
+    for share in (0.1, None, None, 0.5, None, None):
+        server.decide(*[{}] * 20)
+        server.compare()
+        if share is not None:
+            assert server.change(share=share) == 204
+        shares.append(server.store.state.share)
+    assert shares == [0.1, 0.1, 0.25, 0.5, 0.5, 0.75]  # 20, 40 and 20, 40 units after the operator's
+    restarted = serve(rollout={"shares": [0.2, 0.9], "units_per_share": 30})
+    assert restarted.store.state.share == 0.75
+    restarted.decide(*[{}] * 30)
+    restarted.compare()
+    assert restarted.store.state.share == 0.9
+    with pytest.raises(ConfigError, match="shares: expected shares that grow"):
+        check(ServedRolloutConfig, {"model": "new", "shares": [0.5, 0.1]})
 
 
 def test_a_repeated_request_gets_its_first_decision(serve: Serve) -> None:
@@ -327,14 +380,38 @@ def test_a_clock_that_is_set_back_changes_no_order(serve: Serve, monkeypatch: py
     assert reagent_lite.rollout(server.folder).waiting_units == 3
 
 
+def test_a_full_disk_delays_an_event(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve()
+    events = server.folder / ".rollout.jsonl"
+    with monkeypatch.context() as full:
+        full.setattr(rollout_watch, "write_whole", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        _poll(server.log, server.watch)
+        assert not events.exists()
+    assert "log: [Errno 28] No space left on device" in caplog.text
+    assert "Traceback" not in caplog.text
+    _poll(server.log, server.watch)
+    assert json.loads(events.read_text())["event"] == "begin"
+
+
 def test_page_and_metrics(serve: Serve) -> None:
     server = serve(rollout={"guardrails": {"complaints": {"at_most_worse_by": 0.1, "range": [0, 1]}}})
     assert "No unit has been compared yet" in server.clients[0].get("/rollout").text
-    server.reward(server.decide(*[{}] * 30), 1.0, metrics={"complaints": 0.0})
+    server.reward(server.decide(*[{}] * 15, *[{"mdp_id": f"u{number}"} for number in range(15)]), 1.0, terminal=True)
+    server.compare()
+    page = server.clients[0].get("/rollout").text
+    assert "No decision has the metric complaints yet" in page
+    assert "Decisions of ended episodes" not in page
+    server.reward(server.decide({"mdp_id": "u0"}), 1.0, metrics={"complaints": 0.0})
     server.compare()
     page = server.clients[0].get("/rollout").text
     assert "not told apart from the current one after 30 units" in page
     assert "Complaints per unit" in page
+    assert "No decision has the metric" not in page
+    assert "Decisions of ended episodes, not compared" in page
+    assert 'http-equiv="refresh"' in page
+    assert 'http-equiv="refresh"' not in server.clients[0].get("/rollout?refresh=no").text
     worker = server.clients[0].app.state.worker
     worker.figures.compared(worker.rollout.document())
     figures = server.clients[0].get("/metrics").text
@@ -343,19 +420,31 @@ def test_page_and_metrics(serve: Serve) -> None:
 
 
 class Kills:
-    """A server that is killed, by kill -9, during some of the requests: one of its workers, or all processes."""
+    """A server that is killed, by kill -9, during some of the requests: one of its workers, or all processes.
 
-    def __init__(self, start: Callable[[], Process], at: set[int], rng: np.random.Generator) -> None:
+    Args:
+        start: starts it.
+        at: numbers of requests during which there is a kill.
+        rng: draws who is killed and when, and by how much the clock is moved.
+        clock: the clock of its processes, which each kill moves by up to ten days either way.
+    """
+
+    def __init__(
+        self, start: Callable[[], Process], at: set[int], rng: np.random.Generator, clock: MovedClock | None
+    ) -> None:
         self._start = start
         self._at = at
         self._rng = rng
+        self._clock = clock
         self._requests = 0
         self.process = start()
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Sends a request until it is answered; `at` are the numbers of requests during which there is a kill."""
+        """Sends a request until it is answered."""
         self._requests += 1
         if self._requests in self._at:
+            if self._clock is not None:
+                self._clock.move(int(self._rng.integers(-864_000, 864_000)))
             with ThreadPoolExecutor(1) as pool:
                 sent = pool.submit(self.process.post, path, body)
                 time.sleep(self._rng.random() * 0.01)
@@ -375,9 +464,8 @@ class Kills:
         raise AssertionError("the server does not answer")
 
 
-def recount(log: Path, episode_seconds: float) -> tuple[int, int, float]:
-    """Returns units that count, those of the new model and the mean of Z, by loops over the rows of files."""
-    rows = [row for row in rows_of(log) if row.get("policy")]
+def recount(rows: list[dict[str, Any]], episode_seconds: float) -> tuple[int, int, float]:
+    """Returns units that count, those of the new model and the mean of Z, by loops over the rows of a rollout."""
     units: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         units.setdefault(row["mdp_id"], []).append(row)
@@ -402,23 +490,31 @@ def recount(log: Path, episode_seconds: float) -> tuple[int, int, float]:
 
 @pytest.mark.parametrize(
     ("kills", "episodes", "steps"),
-    [(1, 20, 3), pytest.param(20, 5000, 10, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+    [(1, 20, 3), pytest.param(20, 5000, 10, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
 def test_killed_servers_lose_and_repeat_nothing(
     models: tuple[Path, Path], tmp_path: Path, kills: int, episodes: int, steps: int
 ) -> None:
-    """Two workers; requests during which a process was killed are repeated. Fifty episodes at a time, and rewards."""
+    """Two workers; requests during which a process was killed are repeated. Fifty episodes at a time, and rewards.
+
+    The slow case moves the clock with each kill, and exports another new model half way.
+    """
     log = tmp_path / "log"
     section = SECTION | {"model": str(models[1]), "reward_range": [0, steps], "episode_seconds": 2.0,
                          "shares": [0.2, 0.5], "units_per_share": episodes // 3}  # fmt: skip
-    wait = 20.0 if kills > 1 else 2.0
-    settings = ("workers=2", f"reward_seconds={wait}", "rotate_seconds=0.5", f"rollout={json.dumps(section)}")
+    is_long = kills > 1
+    settings = ("workers=2", f"reward_seconds={20 if is_long else 2}", "rotate_seconds=0.5",
+                f"rollout={json.dumps(section)}")  # fmt: skip
     rng = np.random.default_rng(0)
+    clock = MovedClock(tmp_path / "clock") if is_long else None
     names = [f"u{number}" for number in range(episodes)]
     parts = [names[start : start + 50] for start in range(0, episodes, 50)]
     requests = len(parts) * steps * 6
-    server = Kills(lambda: Process(models[0], log, *settings), set(rng.choice(requests, kills) + 1), rng)
-    for part in parts:
+    kills_at = set(rng.choice(requests, kills) + 1)
+    server = Kills(lambda: Process(models[0], log, *settings, clock=clock), kills_at, rng, clock)
+    for number, part in enumerate(parts):
+        if is_long and number == len(parts) // 2:
+            export_another_model(models, tmp_path, server.process)
         for step in range(steps):
             rows = [{"mdp_id": name, "sequence_number": step, "state_features": {"3": 1.0}} for name in part]
             decisions = server.post("/decide", {"rows": rows})["decisions"]
@@ -434,39 +530,84 @@ def test_killed_servers_lose_and_repeat_nothing(
 
     wait_until(has_all, seconds=120)
     server.process.stop()
+    compared = require_the_same_figures(log, names, steps)
+    assert len(compared) == 1 + is_long
+    assert is_long or compared[-1].units == episodes + 1
+    if is_long:
+        assert clock is not None
+        end_and_restart(models, tmp_path, log, settings, clock, compared[-1])
+
+
+def require_the_same_figures(log: Path, names: list[str], steps: int) -> list[RolloutComparison]:
+    """Returns the comparisons of the log's rollouts; each decision is there once, figures are those of loops."""
     rows = [row for row in rows_of(log) if row.get("policy")]
+    assert len(rows) == len(names) * steps + 1
     assert {(row["mdp_id"], row["sequence_number"]) for row in rows[:-1]} == {
-        (n, s) for n in names for s in range(steps)
+        (name, step) for name in names for step in range(steps)
     }
-    assert len(rows) == episodes * steps + 1
-    audited = reagent_lite.rollout(log)
-    comparison = audited.comparison
-    count, new, mean = recount(log, 2.0)
-    assert (comparison.units, comparison.units_new, audited.rows) == (count, new, len(rows))
-    assert count == episodes + 1
-    assert comparison.differences[0].value == pytest.approx(mean, rel=1e-9)
-    assert (audited.wrong_propensities, audited.different_events) == (0, 0)
+    assert [row["decided"] for row in rows] == sorted(row["decided"] for row in rows)
     events = [json.loads(line) for line in (log / ".rollout.jsonl").read_text().splitlines()]
-    assert len({event["rollout"] for event in events}) == 1
-    assert [event["share"] for event in events] == [0.2, 0.5]
-    if kills > 1:
-        end_and_restart(models[0], log, settings, comparison)
+    comparisons = []
+    for rollout in dict.fromkeys(row["rollout"] for row in rows):
+        part = [row for row in rows if row["rollout"] == rollout]
+        audited = reagent_lite.rollout(log, config={"rollout": rollout})
+        comparison = audited.comparison
+        count, new, mean = recount(part, 2.0)
+        assert (comparison.units, comparison.units_new, audited.rows) == (count, new, len(part))
+        assert comparison.differences[0].value == pytest.approx(mean, rel=1e-9)
+        assert (audited.wrong_propensities, audited.different_events) == (0, 0)
+        shares = [event["share"] for event in events if event["rollout"] == rollout and event["event"] != "superseded"]
+        assert shares == [0.2, 0.5][: len(shares)]
+        assert {row["share"] for row in part} <= set(shares)
+        comparisons.append(comparison)
+    assert {event["rollout"] for event in events} == {row["rollout"] for row in rows}
+    return comparisons
 
 
-def end_and_restart(model: Path, log: Path, settings: Sequence[str], comparison: RolloutComparison) -> None:
-    """The server has the figures of the files; a stop stays, and another model begins another rollout."""
-    with closing(Process(model, log, *settings)) as process:
+def export_another_model(models: tuple[Path, Path], folder: Path, process: Process) -> None:
+    """Replaces the new model in its folder: the rollout goes on with the old one until the server is started again."""
+    before = httpx.get(process.url + "/rollout.json", timeout=60).json()
+    shutil.copytree(models[1], folder / "before")
+    linear_bundle(models[1], np.array([[0.0, 0], [0, 0], [2, 0]]), NAMES, IDS)
+    time.sleep(1)
+    after = httpx.get(process.url + "/rollout.json", timeout=60).json()
+    assert {name: after[name] for name in ("rollout", "new", "state")} == {
+        name: before[name] for name in ("rollout", "new", "state")
+    }
+
+
+def end_and_restart(
+    models: tuple[Path, Path], folder: Path, log: Path, settings: Sequence[str], clock: MovedClock,
+    comparison: RolloutComparison,
+) -> None:  # fmt: skip
+    """The server has the figures of the files; a stop stays whatever the clock, and after a rollout of other models."""
+
+    def document(process: Process) -> dict[str, Any]:
+        return dict(httpx.get(process.url + "/rollout.json", timeout=60).json())
+
+    with closing(Process(models[0], log, *settings, clock=clock)) as process:
         served = wait_for_figures(process, comparison.units)
         assert served["comparison"] | {"history": None} == comparison.figures() | {"history": None}
         assert process.post("/rollout", {"stop": True}).status_code == 204
         process.close()
-    with closing(Process(model, log, *settings)) as process:
-        assert httpx.get(process.url + "/rollout.json", timeout=60).json()["state"] == "stopped"
+    for days in (0, -20, 20):
+        clock.move(86_400 * days)
+        with closing(Process(models[0], log, *settings, clock=clock)) as process:
+            assert (document(process)["state"], document(process)["share"]) == ("stopped", 0.0)
+            clock.move(-86_400 * days)
+            current = document(process)["current"]
+            assert {process.post("/decide", {"rows": [{"state_features": {"3": 1.0}}]}).json()["model"]
+                    for _ in range(20)} == {current}  # fmt: skip
+            process.close()
+    shutil.move(models[1], folder / "stopped")
+    shutil.move(folder / "before", models[1])
+    with closing(Process(models[0], log, *settings, clock=clock)) as process:
+        assert document(process)["state"] == "running"
         process.close()
-    shutil.rmtree(model)
-    linear_bundle(model, np.array([[0.0, 0], [0, 0], [2, 0]]), NAMES, IDS)
-    with closing(Process(model, log, *settings)) as process:
-        assert httpx.get(process.url + "/rollout.json", timeout=60).json()["state"] == "running"
+    shutil.rmtree(models[1])
+    shutil.move(folder / "stopped", models[1])
+    with closing(Process(models[0], log, *settings, clock=clock)) as process:
+        assert document(process)["state"] == "stopped"
         process.stop()
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from oracles.bundles import linear_bundle
+from oracles.clocks import MovedClock
 from oracles.interpreters import Interpreter
 from oracles.runs import ROOT
 from oracles.waiting import wait_until
@@ -29,12 +30,15 @@ ROW = {"state_features": {"3": 1.0}}
 
 
 class Server:
-    """A running `workflows.serve`, from when it answers or has ended."""
+    """A running `workflows.serve`, from when it answers or has ended; its clock is this machine's, or a moved one."""
 
-    def __init__(self, model: Path, log: Path, *settings: str) -> None:
+    def __init__(self, model: Path, log: Path, *settings: str, clock: MovedClock | None = None) -> None:
         command = ["-m", "workflows.serve", "--model", str(model), "--log", str(log),
                    *(f"--set={setting}" for setting in ("port=0", "poll_seconds=0.2", *settings))]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        if clock is not None:
+            command = ["-c", "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])", *command]
+            environment |= clock.environment
         self.process = Interpreter(command, cwd=ROOT, env=environment)
         wait_until(lambda: " at http" in self.process.said or self.process.poll() is not None, seconds=300)
         self.url = "".join(re.findall(r"at (https?://\S+), log", self.process.said))

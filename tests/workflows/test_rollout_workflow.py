@@ -75,7 +75,7 @@ def test_a_frame_is_compared_like_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert reagent_lite.rollout(frame, config=config).comparison == reagent_lite.rollout(log, config=config).comparison
 
 
-def test_the_recorded_settings_and_events_are_audited(tmp_path: Path) -> None:
+def test_the_recorded_settings_and_events_are_audited(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [row | {"rollout": "r2" if number else "r1"} for number, row in enumerate(log_of(episodes()))]
     log = write(tmp_path / "log", rows)
     begin = {"event": "begin", "rollout": "r2", "comparison": COMPARISON}
@@ -91,6 +91,9 @@ def test_the_recorded_settings_and_events_are_audited(tmp_path: Path) -> None:
     (log / ".rollout.jsonl").write_text("\n".join(map(json.dumps, lines)))
     audited = reagent_lite.rollout(log)
     assert (audited.events, audited.different_events) == (3, 1)
+    other = reagent_lite.rollout(log, config={"comparison": {"guardrails": {"view": {"at_most_worse_by": 1}}}})
+    assert other.different_events is None
+    assert "no row has the metric view: its limit cannot be exceeded; check its name" in caplog.text
 
 
 def test_guesses_of_propensities_are_counted(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ ROLLOUT_TYPES = {
     "share": pa.float64(),
     "probability_current": pa.float64(),
     "probability_new": pa.float64(),
+    "unit_step": pa.int64(),
     "decided": pa.timestamp("us", "UTC"),
 }
 """Types of the columns that a rollout adds; `rollout_rows` reads them."""
