@@ -26,8 +26,6 @@ ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
 NOT_DATA = ("manifest.json", ".truth.json")
 """Ends of names beside data files: their hashes, and the true return of the policy that wrote them."""
 _RUN_FILES = ("config.json", "metrics.jsonl", "not_published.json", "state_features_norm.json", "action_norm.json")
-POINTER = "shards.json"
-"""File that names the current shards, in the same folder."""
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 """Extensions of compressed files, and Arrow's names of the compressions."""
 MINARI = ".minari"
@@ -93,6 +91,14 @@ class ColumnNames(Protocol):
         ...
 
 
+class RowSelection(Protocol):
+    """The rows of a log that are read; see ../partition.py."""
+
+    def select(self, block: Block) -> Block:
+        """Returns some rows of a block with the contract's columns."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
     """One data file of an input.
@@ -109,6 +115,7 @@ class InputFile:
         features: feature ids with their names, if the rows have ids only.
         log: number of the file's log, from 1, if several logs are read as one; else 0.
         items: the table of the items that actions may name; not compared by `==`.
+        selection: selects the rows that are read; None for all.
     """
 
     path: str
@@ -122,6 +129,7 @@ class InputFile:
     features: tuple[int, ...] = ()
     log: int = 0
     items: ItemTable | None = field(default=None, compare=False, repr=False)
+    selection: RowSelection | None = None
 
     @property
     def label(self) -> str:
@@ -275,7 +283,7 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
     """Lists the data files that `path` stands for: the file itself, or those of a folder in the order of their names.
 
     Of a Minari dataset (a folder with data/metadata.json) all files are listed. In any other folder, names that start
-    with "." or "_", `manifest.json` and `shards.json` are left out; so are files of other formats and subfolders, which
+    with "." or "_" and `manifest.json` are left out; so are files of other formats and subfolders, which
     `not_read` names.
 
     Args:
@@ -346,7 +354,7 @@ def _minari_files(folder: str) -> tuple[InputFile, ...]:
 
 
 def _is_data(name: str) -> bool:
-    return not name.startswith((".", "_")) and not name.endswith(NOT_DATA) and name != POINTER
+    return not name.startswith((".", "_")) and not name.endswith(NOT_DATA)
 
 
 def _input_file(path: str, size: int, modified_ns: int) -> InputFile:
