@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from reagent_lite.config.paths import DataPath
-from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.formats.blocks import Block, InputFile
 from reagent_lite.data.rows.block_columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, hashes_of_codes, mix, name_hashes, row_hashes

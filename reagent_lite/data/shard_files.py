@@ -19,9 +19,8 @@ import pyarrow.parquet
 
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.console import machine_logger
-from reagent_lite.data.formats.blocks import Block, Show
+from reagent_lite.data.formats.blocks import Block, InputFile, Show
 from reagent_lite.data.formats.format_table import ALL_COLUMNS, first_block, read_blocks
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.formats.schema import TEXT_METADATA, conform, merge_fields
 from reagent_lite.data.log_shares import shares_in_words, shares_of
 from reagent_lite.data.logs import separate_logs

@@ -34,7 +34,7 @@ from reagent_lite.data.copy.training_copy import (
     prepare_training_copy,
 )
 from reagent_lite.data.features.normalization_files import left_out_features, normalization_json
-from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.sampling.discounts import TimeDiscounts, require_discounts, time_discounts

@@ -9,9 +9,8 @@ import numpy as np
 
 from reagent_lite.data.copy.location import KIND, CopyManifest
 from reagent_lite.data.copy.spooled_log import SpooledLog
-from reagent_lite.data.formats.blocks import Show
+from reagent_lite.data.formats.blocks import InputFile, Show
 from reagent_lite.data.formats.format_table import read_blocks
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.log_shares import rows_by_log
 from reagent_lite.data.rows.levels import MOST_LEVELS, Levels, most_frequent
 from reagent_lite.data.stage_folder import states_of

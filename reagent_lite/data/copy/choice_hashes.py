@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.rows.hashes import Hashes, list_hashes
+from reagent_lite.data.rows.hashes import Hashes
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 
 _LISTS_AT_ONCE = 1 << 16
@@ -28,4 +28,4 @@ def choices_hashes(copy: TrainingCopy) -> Hashes:
 
 def hashes_of(ids: tuple[int, ...], values: NDArray[np.float32], lengths: NDArray[np.int64]) -> Hashes:
     """Returns a hash of each run of rows, [n]; a state is a run of one row."""
-    return list_hashes(Lists(lengths, FeatureMatrix(ids, values)))[0]
+    return Lists(lengths, FeatureMatrix(ids, values)).hashes()[0]

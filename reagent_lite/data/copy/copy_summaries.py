@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.normalization_files import normalization_json
-from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.rows.levels import ONE_KIND
 from reagent_lite.data.rows.matrices import FeatureIds
 from reagent_lite.errors import Problem, join_names, pluralize, raise_any

@@ -13,8 +13,8 @@ from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.location import KIND, CopyManifest, locations_of
 from reagent_lite.data.formats.arrow import opened_parquet
+from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.format_table import first_block
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.logs import require_one_kind
 from reagent_lite.data.partition import Partition
 from reagent_lite.data.rows.column_mapping import OriginalNames, csv_of, recall_columns

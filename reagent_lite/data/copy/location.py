@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from reagent_lite.config.column_names import Columns
 from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline_config import TimelineConfig
-from reagent_lite.data.formats.input_files import InputFile, local_path
+from reagent_lite.data.formats.blocks import InputFile
+from reagent_lite.data.formats.input_files import local_path
 from reagent_lite.data.rows.matrices import FeatureIds
 from reagent_lite.data.stage_folder import StageManifest
 from reagent_lite.data.timeline.settings import items_setting, pairing_settings

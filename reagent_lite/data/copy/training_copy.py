@@ -24,9 +24,8 @@ from reagent_lite.config.column_names import Columns
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.location import CopyManifest, locations_of
-from reagent_lite.data.formats.blocks import Show
+from reagent_lite.data.formats.blocks import InputFile, Show
 from reagent_lite.data.formats.frames import Logs, location, paths_of
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.rows.levels import Levels
 from reagent_lite.data.stage_folder import data_files, notes_of_input, require_unchanged
 from reagent_lite.disk_room import is_writable

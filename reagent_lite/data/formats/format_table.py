@@ -18,9 +18,9 @@ from typing import TypeVar
 import pyarrow as pa
 
 from reagent_lite.data.formats.arrow import read_ipc, read_parquet
-from reagent_lite.data.formats.blocks import Block, Position, Reader, Show, num_threads
+from reagent_lite.data.formats.blocks import JSON_LINES, Block, InputFile, Position, Reader, Show, num_threads
 from reagent_lite.data.formats.csv import read_csv
-from reagent_lite.data.formats.input_files import MINARI, InputFile
+from reagent_lite.data.formats.input_files import MINARI
 from reagent_lite.data.formats.jsonl import read_json_lines
 from reagent_lite.data.formats.minari import read_minari
 from reagent_lite.errors import DataError, NoRowsError, Problem, pluralize
@@ -136,9 +136,7 @@ def require_hash(file: InputFile, sha256: str) -> None:
 
 
 READERS: dict[str, Reader] = {
-    ".json": read_json_lines,
-    ".jsonl": read_json_lines,
-    ".ndjson": read_json_lines,
+    **dict.fromkeys(JSON_LINES, read_json_lines),
     ".parquet": read_parquet,
     ".arrow": read_ipc,
     ".feather": read_ipc,
