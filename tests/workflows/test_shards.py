@@ -260,22 +260,18 @@ for event in EVENTS:
 
 
 def test_machines_keep_their_own_episodes_of_a_common_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log and the eval data are events that all three nodes see; the model is that of one process with their parts.
-
-    A run of the same command reads nothing again.
-    """
+    """The log and the eval data are events that both nodes see; the model is that of one process with their parts."""
     write_lines(tmp_path / "log" / "log.jsonl", EVENTS)
     write_lines(tmp_path / "eval.jsonl", [{**row, "mdp_id": f"e{row['mdp_id']}"} for row in EVENTS[:40]])
     data = {"layout": "split", "training_copy_dir": "copies", "global_minibatch_size": 1000}
     paths = {"training_data_path": str(tmp_path / "log"), "eval_data_path": str(tmp_path / "eval.jsonl")}
     tree = merged(SETTINGS, {**paths, "data": data})
-    folders = nodes(tmp_path, [None] * 3)
-    first, again = ([run.ok for run in started(folders, "dqn", tree, [1, 2, 1])] for _ in range(2))
-    numbers = re.search(r"shards: (\d+) \+ (\d+) \+ (\d+) rows on 3 nodes", first[0].err).groups()
+    folders = nodes(tmp_path, [None] * 2)
+    first = [run.ok for run in started(folders, "dqn", tree, [1, 2])]
+    numbers = re.search(r"shards: (\d+) \+ (\d+) rows on 2 nodes", first[0].err).groups()
     assert (min(map(int, numbers)) > 0, sum(map(int, numbers))) == (True, 200)
     parts = [open_training_copy(next(folder.glob("copies/log-*"))) for folder in folders]
     assert [len(part) for part in parts] == [int(number) for number in numbers]
-    assert "fitted to the same rows by an earlier run" in again[0].err
     (tmp_path / "one").mkdir()
     monkeypatch.chdir(tmp_path / "one")
     alone = run_ranks(
