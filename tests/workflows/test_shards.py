@@ -298,10 +298,13 @@ def test_a_file_without_rows_and_candidates(cluster: Callable[..., Any]) -> None
          "data on node 1: expected the files of node 0, as data.layout is split"),
         ((random_rows(30), None), {"data": {"layout": "split"}},
          "data on node 1: expected the files of node 0, as data.layout is split"),
+        ((random_rows(30), None), {"data": {"layout": "split"}, "training_data_path": "data/log.jsonl"},
+         "nothing at this path. Mount or copy the data on every machine, as each reads all rows with data"),
         ((random_rows(30), random_rows(30, 1)), {"norm_params": {"feature_overrides": {"8": "BINARY"}}},
          "norm_params.feature_overrides.8: expected a feature"),
     ],
     ids=["other rows", "no rows", "equal rows", "rows of each node to split", "rows of one node to split",
+         "a file of one node to split",
          "no feature"],
 )  # fmt: skip
 def test_differences_end_every_process_alike(
