@@ -75,12 +75,6 @@ TRAINING_COPY: Final = FolderKind(
     outdated="Remove the folder; the copy will be built again",
     error=DataError,
 )
-SHARDS: Final = FolderKind(
-    name="the shards.json of this version",
-    damaged="Remove it and run node 0, or the command without --node_index, again",
-    outdated="Remove it and run node 0, or the command without --node_index, again",
-    error=DataError,
-)
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:

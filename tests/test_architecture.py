@@ -35,9 +35,9 @@ DATA_LAYERS = {
     "formats": 0,
     "rows": 1, "buckets": 1, "log_shares": 1, "served_log": 1,
     "features": 2, "writing": 2, "stage_folder": 2, "logs": 2,
-    "timeline": 3, "tables": 3, "rollout_rows": 3,
-    "copy": 4,
-    "sampling": 5, "shards": 5, "episode_folder": 5, "inspection": 5,
+    "timeline": 3, "tables": 3, "rollout_rows": 3, "partition": 3,
+    "copy": 4, "shard_files": 4,
+    "sampling": 5, "episode_folder": 5, "inspection": 5,
 }  # fmt: skip
 FILES = sorted((ROOT / "reagent_lite").rglob("*.py"))
 

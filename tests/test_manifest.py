@@ -12,7 +12,6 @@ from reagent_lite.errors import DataError
 from reagent_lite.manifest import (
     BUNDLE,
     CHECKPOINT,
-    SHARDS,
     STAGE,
     TRAINING_COPY,
     FolderKind,
@@ -24,7 +23,7 @@ from reagent_lite.manifest import (
     verify_folder,
 )
 
-KINDS = pytest.mark.parametrize("kind", [BUNDLE, CHECKPOINT, STAGE, TRAINING_COPY, SHARDS], ids=lambda kind: kind.name)
+KINDS = pytest.mark.parametrize("kind", [BUNDLE, CHECKPOINT, STAGE, TRAINING_COPY], ids=lambda kind: kind.name)
 DOCUMENT = {"schema_version": 1, "b": [1, 2.5], "a": "ä"}
 
 

@@ -1,4 +1,4 @@
-"""Make a shard of the rows for each machine, and fetch one: python -m workflows.shard --config x.json --num_nodes N."""
+"""Write one machine's episodes of a log to its disk: python -m workflows.shard --config x.json --num_nodes N."""
 
 import os
 import sys
@@ -15,17 +15,16 @@ COMMAND = Command(
     model=ShardConfig,
     example="configs/cluster/shard.json",
     settings="--num_nodes 2 --node_index 0",
-    outcome="shards, generation, rows, made, local, fetched, seconds",
+    outcome="path, rows, made, seconds",
     flags={
         "num_nodes": Flag("--num_nodes", "machines", int),
-        "node_index": Flag("--node_index", "number of this machine, from 0: its shard is fetched to local_path", int),
+        "node_index": Flag(
+            "--node_index", "number of this machine, from 0: its episodes are written to local_path", int
+        ),
     },
     notes="""\
-Without --node_index the command makes the shards of all machines at shards_path, unless they exist.
-With --node_index the command is the same on every machine, in any order: machine 0 makes the shards unless they exist,
-the others wait for them up to wait_seconds; then each machine fetches its shard to local_path and checks it by sha256.
-Valid shards are not made or fetched again. A machine that does not see training_data_path uses the shards whose layout,
-number and seed fit.""",
+The command is the same on every machine but for --node_index, in any order: each reads training_data_path, which all of
+them have to see, and writes its own episodes to local_path. Rows that are up to date are not written again.""",
 )
 
 if __name__ == "__main__":

@@ -6,19 +6,22 @@ loss = TD loss of Q(s, a)  -  w(s, a) log pi(a|s)          a is the logged actio
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.policy_learner import Assign, BatchEvaluation, PolicyLearner, TargetSettings, tensors_under
+from reagent_lite.config.section import Section
 from reagent_lite.models.q_networks import allowed_values
 from reagent_lite.models.value_heads import ScalarHead, Scorer
 from reagent_lite.rl.losses import imitation_loss
 from reagent_lite.rl.td import select_choice
 from reagent_lite.types import TransitionBatch
 
+S = TypeVar("S", bound=Section)
 
-class ActorCritic(PolicyLearner):
+
+class ActorCritic(PolicyLearner, Generic[S]):
     """A critic and an actor; a derived class defines the next value and the weights of actions.
 
     Args:
@@ -26,6 +29,7 @@ class ActorCritic(PolicyLearner):
         actor: network of the same kind; its outputs are logits.
         head: turns the critic's output into a value.
         settings: parameters of the targets.
+        section: the algorithm's own section of the config.
         reward_boost: [K] added to the reward by action, or None.
     """
 
@@ -37,12 +41,14 @@ class ActorCritic(PolicyLearner):
         actor: nn.Module,
         head: ScalarHead,
         settings: TargetSettings,
+        section: S,
         *,
         reward_boost: Tensor | None = None,
     ) -> None:
         super().__init__(critic, head, settings, reward_boost)
         self.critic = critic
         self.actor = actor
+        self.section = section
 
     @abstractmethod
     def weights(self, batch: TransitionBatch, outputs: Tensor, logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -10,7 +10,7 @@ The paper samples actions and also has a target network of the actor; with few c
 from typing import ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from reagent_lite.algorithms.actor_critic import ActorCritic
 from reagent_lite.algorithms.policy_learner import TargetSettings, configured_network, evaluating, reward_boost
@@ -25,32 +25,10 @@ from reagent_lite.types import SourceSpec, TransitionBatch
 _ACTOR = Softmax(1.0)
 
 
-class CRR(ActorCritic):
-    """Critic Regularized Regression; see the top of this file.
-
-    Args:
-        critic: forward(state, mask, features) -> [B, K, 1].
-        actor: network of the same kind; its outputs are logits.
-        head: turns the critic's output into a value.
-        settings: parameters of the targets.
-        section: parameters of the weights.
-        reward_boost: [K] added to the reward by action, or None.
-    """
+class CRR(ActorCritic[CRRConfig]):
+    """Critic Regularized Regression; see the top of this file. The section has the parameters of the weights."""
 
     name: ClassVar[str] = "crr"
-
-    def __init__(
-        self,
-        critic: nn.Module,
-        actor: nn.Module,
-        head: ScalarHead,
-        settings: TargetSettings,
-        section: CRRConfig,
-        *,
-        reward_boost: Tensor | None = None,
-    ) -> None:
-        super().__init__(critic, actor, head, settings, reward_boost=reward_boost)
-        self.section = section
 
     @classmethod
     def build(cls, config: WorkflowConfig, spec: SourceSpec, return_bounds: Bounds) -> Self:

@@ -27,7 +27,7 @@ from reagent_lite.rl.td import Bounds
 from reagent_lite.types import SourceSpec, TransitionBatch
 
 
-class IQL(ActorCritic):
+class IQL(ActorCritic[IQLConfig]):
     """Implicit Q-learning; see the top of this file.
 
     Args:
@@ -53,9 +53,8 @@ class IQL(ActorCritic):
         *,
         reward_boost: Tensor | None = None,
     ) -> None:
-        super().__init__(critic, actor, head, settings, reward_boost=reward_boost)
+        super().__init__(critic, actor, head, settings, section, reward_boost=reward_boost)
         self.value = value
-        self.section = section
 
     @classmethod
     def build(cls, config: WorkflowConfig, spec: SourceSpec, return_bounds: Bounds) -> Self:

@@ -24,11 +24,10 @@ class DataConfig(Section):
     folder is not writable."""
     global_minibatch_size: Count | None = None
     """Rows per minibatch over all processes, instead of training.minibatch_size per process."""
-    layout: Literal["shards", "replicas"] = "shards"
-    """Rows that each of several machines has at training_data_path. shards: its own part; replicas: all rows."""
-    shards_path: str | None = None
-    """Folder that all machines see, or URL of a bucket. Node 0 divides the rows at training_data_path there by layout,
-    and each machine fetches its part to its own disk. Absent: each machine has its part at training_data_path."""
+    layout: Literal["shards", "replicas", "split"] = "shards"
+    """Rows that each of several machines has at training_data_path. shards: its own part; replicas: all rows. split:
+    all rows, as on a share or in a bucket, of which each machine keeps its own episodes while it reads them; its copy
+    is in the user's cache if training_copy_dir is absent."""
     residency: Literal["auto", "device", "host"] = "auto"
     """device: all rows are in device memory; host: rows are gathered from the memory-mapped copy; auto: device if the
     rows fit."""

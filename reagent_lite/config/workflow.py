@@ -187,6 +187,12 @@ class WorkflowConfig(AlgorithmConfig):
             "Give the path of the events in one of them",
         ),
         NoEffect(
+            lambda config: config.timeline and config.data.layout == "split",
+            ("timeline.outputTableName", "timeline.evalTableName"),
+            "absent with data.layout split",
+            "Run workflows.timeline first and give its folders: their files are divided among the machines",
+        ),
+        NoEffect(
             lambda config: config.timeline and config.eval_data_path not in (None, config.timeline.evalTableName),
             ("timeline.evalTableName",),
             "absent beside eval_data_path",

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.schema import in_one_piece
 
 HASHES = 2**32

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from reagent_lite.console import logger
-from reagent_lite.data.formats.input_files import InputFile, list_input
+from reagent_lite.data.formats.blocks import InputFile
+from reagent_lite.data.formats.input_files import list_input
 from reagent_lite.disk_room import disk_errors
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.folder_identity import FolderIdentity, names_in

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.config.paths import DataPath, logs_of
+from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.frames import location
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.errors import pluralize
 
 Shares = list[tuple[str, int, float]]

@@ -30,16 +30,15 @@ from reagent_lite.config.column_names import PLAIN_CSV, CsvFormat
 from reagent_lite.config.paths import DataPath
 from reagent_lite.console import progress
 from reagent_lite.data.buckets import Buckets
-from reagent_lite.data.formats.blocks import Block
+from reagent_lite.data.formats.blocks import Block, ColumnNames, InputFile
 from reagent_lite.data.formats.format_table import ALL_COLUMNS, first_block, read_blocks
 from reagent_lite.data.formats.frames import location
-from reagent_lite.data.formats.input_files import ColumnNames, InputFile
 from reagent_lite.data.formats.schema import in_one_piece, to_numpy
 from reagent_lite.data.rows.block_columns import column_of, holds_maps, numbers, sequence_numbers, strings, texts
 from reagent_lite.data.rows.column_mapping import ColumnMapping
 from reagent_lite.data.rows.contract import are_events, propensity
 from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.hashes import Hashes, hashes_of_codes, list_hashes, mix, row_hashes
+from reagent_lite.data.rows.hashes import Hashes, hashes_of_codes, mix, row_hashes
 from reagent_lite.data.rows.maps import features
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.errors import DataError, Problem, join_names, pluralize, raise_any
@@ -235,7 +234,7 @@ def _contents(block: Block, faults: Faults) -> Hashes:
 
 
 def _hashes_of(matrix: FeatureMatrix) -> Hashes:
-    return list_hashes(Lists(np.ones(len(matrix.values), np.int64), matrix))[0]
+    return Lists(np.ones(len(matrix.values), np.int64), matrix).hashes()[0]
 
 
 @dataclass(slots=True)

@@ -24,9 +24,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.console import progress
-from reagent_lite.data.formats.blocks import Block, Show
+from reagent_lite.data.formats.blocks import Block, InputFile, Show
 from reagent_lite.data.formats.format_table import read_blocks, readers_of
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.formats.schema import valid_rows
 from reagent_lite.data.rows.block_columns import column_of, flags, integers, numbers, sequence_numbers, texts
 from reagent_lite.data.rows.faults import Faults

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.data.formats.input_files import InputFile, damage_reported, local_path, read_bytes
+from reagent_lite.data.formats.blocks import InputFile
+from reagent_lite.data.formats.input_files import damage_reported, local_path, read_bytes
 from reagent_lite.errors import DataError, Problem, join_names, pluralize, raise_any
 from reagent_lite.folder_identity import names_in
 

@@ -25,16 +25,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from reagent_lite.config.column_names import Columns
 from reagent_lite.config.paths import DataPath, logs_of
+from reagent_lite.data.formats.blocks import ColumnNames, InputFile
 from reagent_lite.data.formats.frames import Logs, paths_of
-from reagent_lite.data.formats.input_files import (
-    ColumnNames,
-    InputFile,
-    list_input,
-    local_path,
-    not_read,
-    read_bytes,
-    sha256_of,
-)
+from reagent_lite.data.formats.input_files import list_input, local_path, not_read, read_bytes, sha256_of
 from reagent_lite.data.rows.matrices import FeatureIds
 from reagent_lite.data.served_log import require_all_decisions, waiting_in
 from reagent_lite.disk_room import is_writable

@@ -15,9 +15,9 @@ from reagent_lite.config.column_names import Columns, LogColumns
 from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.console import progress
+from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.format_table import ALL_COLUMNS, read_blocks
 from reagent_lite.data.formats.frames import Log, path_of
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.formats.schema import conform, in_one_piece, is_text, merge_fields
 from reagent_lite.data.rows.block_columns import require_one_order
 from reagent_lite.data.rows.typed_columns import features_as, features_type, typed_table

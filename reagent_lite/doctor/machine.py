@@ -152,22 +152,26 @@ def copy_folder(config: WorkflowConfig, path: DataPath) -> Row:
         with needing("data", name):
             from reagent_lite.data.copy.first_look import standing_copy
             from reagent_lite.data.rows.item_files import given_items
-            from reagent_lite.run.stages import pairing_of
+            from reagent_lite.run.stages import pairing_of, partition_of
         files = data_files(path, columns)
         items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
     except (ConfigError, DataError):
         return skip(name, "there is no data to copy")
     pairing = pairing_of(config, path)
-    standing = standing_copy(path, actions, directory, columns, pairing, items)
+    partition = partition_of(config, config.node_index or 0, config.num_nodes)
+    standing = standing_copy(path, actions, directory, columns, pairing, items, partition)
     if standing is not None:
         return ok(name, f"up to date in {standing[0]}: {pluralize(standing[1].rows, 'row')}")
-    folders = [location.parent for location in locations_of(path, actions, directory, columns, pairing, items)]
+    folders = [
+        location.parent for location in locations_of(path, actions, directory, columns, pairing, items, partition)
+    ]
     writable = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"
     if not writable:
         return fail(name, f"none of {', '.join(map(str, folders))} can be written", todo)
     packed = sum(file.size for file in files if file.compression or file.extension == ".parquet")
     need = _COPY_RATIO * (sum(file.size for file in files) - packed) + _PACKED_COPY_RATIO * packed
+    need /= 1 if partition is None else partition.num_nodes
     free = free_disk_bytes(writable[0])
     text = f"{writable[0]}: {size_text(free)} free, roughly {size_text(need)} needed"
     return ok(name, text) if free > need else warning(name, text, todo)

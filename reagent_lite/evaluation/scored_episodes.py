@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.data.copy.choice_hashes import choices_hashes, hashes_of
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.hashes import Hashes, mix
-from reagent_lite.data.sampling.repetitions import choices_hashes, hashes_of
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.page import held_out

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.categories import code_of
+from reagent_lite.data.copy.choice_hashes import hashes_of
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.sampling.repetitions import hashes_of
 from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.interval import number
 

@@ -1,6 +1,5 @@
 """What a machine declares to the others before a run, and the comparison of all machines' declarations."""
 
-import contextlib
 import os
 import platform
 import socket
@@ -23,7 +22,12 @@ from reagent_lite.distributed.meeting import Rendezvous
 from reagent_lite.distributed.membership import GLOO_VARIABLE
 from reagent_lite.distributed.network import address_for
 from reagent_lite.distributed.nodes import Node, job_name
-from reagent_lite.errors import NoRowsError, ReagentLiteError, needing
+from reagent_lite.errors import DataError, NoRowsError, ReagentLiteError, needing
+
+_SPLIT = (
+    "Mount or copy the data on every machine, as each reads all rows with data.layout split; or give each machine its "
+    "part (workflows.shard) and set data.layout to shards"
+)
 
 
 def prepare_rendezvous(config: WorkflowConfig, node: Node, processes: Processes, *, force: bool) -> Rendezvous:
@@ -104,14 +108,18 @@ def _declaration(config: WorkflowConfig, node: Node, processes: Processes) -> De
 
 
 def _find_data(config: WorkflowConfig) -> None:
-    if config.data.shards_path is not None and config.node_index:
-        return  # only node 0 reads the data and writes shards
     for key in ("training_data_path", "eval_data_path"):
         for path in logs_of(getattr(config, key) or ()):
             with needing("data", key):
                 from reagent_lite.data.formats.format_table import READERS
-            with contextlib.suppress(NoRowsError):  # the ranks find out whether others have rows
+            try:
                 list_input(path, tuple(READERS))
+            except NoRowsError:  # the ranks find out whether others have rows
+                continue
+            except DataError as error:
+                if config.data.layout != "split":
+                    raise
+                raise DataError([replace(problem, todo=_SPLIT) for problem in error.problems]) from error
 
 
 def _versions(processes: Processes) -> dict[str, str]:

@@ -155,8 +155,7 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
     if data.copy is not None and processes.device_type == "cuda" and config.data.residency == "device":
         size = int(data.copy.files.get("state.npy", {}).get("size", 0))
         needs.append(Need(name="rows on the GPU", bytes=size, formula="at least the states of this machine"))
-    shards = config.num_nodes if config.data.layout == "shards" else 1
-    rows = None if data.rows is None else data.rows * shards
+    rows = None if data.rows is None else data.rows * (config.num_nodes if _is_part(config, data) else 1)
     free, free_of = _free(processes)
     return DryRun(
         config=config if rows is None else config.with_length_for(rows, rows, world),
@@ -207,6 +206,12 @@ def require_first_rows(config: WorkflowConfig) -> Discounts:
     return discounts
 
 
+def _is_part(config: WorkflowConfig, data: LoggedInput) -> bool:
+    """Whether the rows that are known are those of this machine among several."""
+    layout = config.data.layout
+    return layout == "shards" or (layout == "split" and data.copy is not None)
+
+
 def _logged_input(config: WorkflowConfig) -> LoggedInput:
     if not config.training_data_path:
         return LoggedInput()
@@ -214,13 +219,14 @@ def _logged_input(config: WorkflowConfig) -> LoggedInput:
         from reagent_lite.data.copy.first_look import holds_events, rows_by_metadata, standing_copy
         from reagent_lite.data.rows.item_files import given_items
         from reagent_lite.data.stage_folder import data_files
-        from reagent_lite.run.stages import pairing_of
+        from reagent_lite.run.stages import pairing_of, partition_of
     path = config.training_data_path
     data = config.data
     files = data_files(path, data.columns)
     items = given_items(data.items, data.item_id, data.possible_items)
+    partition = partition_of(config, config.node_index or 0, config.num_nodes)
     standing = standing_copy(
-        path, config.actions or None, data.training_copy_dir, data.columns, pairing_of(config, path), items
+        path, config.actions or None, data.training_copy_dir, data.columns, pairing_of(config, path), items, partition
     )
     copy = None if standing is None else standing[1]
     rows = rows_by_metadata(files) if copy is None else copy.rows
@@ -403,28 +409,28 @@ def _step_lines(run: DryRun) -> Iterator[str]:
     several = config.num_nodes > 1
     if not data.files:
         return
-    part = {"shards": "its own part of the rows", "replicas": "all rows"}[config.data.layout]
+    part = {
+        "shards": "its own part of the rows",
+        "replicas": "all rows",
+        "split": "all rows, and keeps its own episodes",
+    }[config.data.layout]
     where = f"; layout {config.data.layout}: each machine has {part}" if several else ""
     size = f"{pluralize(data.files, 'file')}, {size_text(data.bytes)} here{where}"
     yield f"data: {show_paths(config.training_data_path)}: {size}"
     if data.events:
         yield "events: transitions are made from them as they are read"
-    if config.data.shards_path is not None:
-        yield (
-            f"stages: node 0 writes shards to {config.data.shards_path} by layout {config.data.layout}; each "
-            "machine copies its part to its own disk"
-        )
     if data.rows is None or run.rows is None or minibatch is None:
         yield "rows and steps: not known before the data is read"
         return
     source = "the files' metadata" if data.copy is None else "the training copy"
-    yield f"rows: {data.rows:,} on this machine, from {source}"
+    split = several and config.data.layout == "split" and not _is_part(config, data)
+    yield f"rows: {data.rows:,} {'on all machines together' if split else 'on this machine'}, from {source}"
     if not config.takes_steps:
         return
     logged = minibatch - round(minibatch * config.simulated_share) or minibatch
     steps_per_epoch = -(-run.rows // (logged * config.training.minibatches_per_step))
-    shards = several and config.data.layout == "shards"
-    condition = "the other machines have as many rows" if shards else "every row can be learned from"
+    is_part = several and _is_part(config, data)
+    condition = "the other machines have as many rows" if is_part else "every row can be learned from"
     scored = "" if config.learns_from_scored else "; scored episodes are not learned from"
     total = steps_per_epoch * config.num_epochs
     yield f"steps: {steps_per_epoch:,} per epoch, {total:,} in total, if {condition}{scored}"

@@ -1,7 +1,8 @@
 """Prepares logged data for a run: from the config's paths to normalized rows.
 
-1 stages            events become transitions and rows are divided among machines, if the config asks for it
-2 training copies   written by the first process of each node and memory-mapped by the others
+1 stages            events become files of transitions, if the config asks for it
+2 training copies   written by the first process of each node and memory-mapped by the others; with data.layout split
+                    of the machine's own episodes
 3 agreement         features, names and rows of each shard, exchanged between machines
 4 normalization     read from files, or fitted by rank 0 to samples of all shards and sent to all ranks
 5 columns           normalized once by the first process of each node and memory-mapped by the others
@@ -33,11 +34,11 @@ from reagent_lite.data.copy.training_copy import (
     prepare_training_copy,
 )
 from reagent_lite.data.features.normalization_files import left_out_features, normalization_json
+from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.sampling.discounts import TimeDiscounts, require_discounts, time_discounts
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
-from reagent_lite.data.sampling.repetitions import require_own_rows
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import LoggedRows, build_rows, padding_rows
 from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
@@ -302,11 +303,13 @@ def _copy(
     items: ItemTable | None,
 ) -> tuple[TrainingCopy, Agreement]:
     """Returns this machine's training copy of a path, and features, names and counts over all machines."""
-    from reagent_lite.run.stages import own_pairing, pairing_of
+    from reagent_lite.data.stage_folder import data_files
+    from reagent_lite.run.stages import pairing_of, partition_of
 
     group = shards.group
     actions = config.actions or None
     data = config.data
+    partition = partition_of(config, group.node, group.num_nodes)
 
     def prepared(show: Callable[[int, int], None] | None) -> TrainingCopy:
         try:
@@ -317,6 +320,7 @@ def _copy(
                 columns=data.columns,
                 timeline=pairing_of(config, path),
                 items=items,
+                partition=partition,
                 progress=show,
             )
         except NoRowsError:
@@ -331,10 +335,11 @@ def _copy(
     if not group.is_first_on_node:
         copy = prepared(None)
     name = show_paths(path)
-    agreement = shards.agree(CopySummary.of(copy, group.node, given), name)
-    pairing = own_pairing(config, path) if shards.several else None
+    files: tuple[InputFile, ...] = ()
+    with suppress(NoRowsError):  # an empty folder, which other machines have files in
+        files = data_files(path, data.columns) if partition is not None else ()
     repeats = path != config.training_data_path  # the same episodes may be in the eval data of several machines
-    require_own_rows(copy, shards, name, pairing, repeats=repeats)
+    agreement = shards.agree(CopySummary.of(copy, group.node, given, files), name, repeats=repeats)
     logger.info(f"{title}: {name}: {named_counts(agreement.counts)}")
     if shares := shares_of_counts(path, agreement.counts):
         logger.info(f"{title} by log: {shares_in_words(shares)}")

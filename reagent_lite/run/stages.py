@@ -1,78 +1,61 @@
-"""Stages that a run performs before training: timeline and shards, from the given paths to rows on this machine's disk.
+"""Events of a run: how the training copy pairs them, and the transitions that the config has written to a folder.
 
     training_data_path ─┬───────────────────────────────────────────────────────────────────────► this machine's rows
-                        ├─ events, with timeline.outputTableName or evalTableName ─► transitions ─► this machine's rows
-                        └─ with data.shards_path: on node 0 ─► transitions ─► shards ─────────────► this machine's rows
+                        └─ events, with timeline.outputTableName or evalTableName ─► transitions ─► this machine's rows
 
-Without either, the training copy is made directly from the events, by the same rules.
-
-The first process of each machine does the work and the others wait. Results of an earlier run with the same input and
-settings are used again.
+Without these folders, the training copy is made directly from the events, by the same rules. With data.layout "split"
+each machine keeps the rows of its own episodes while it makes the copy.
 """
 
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from reagent_lite.config import DqnConfig, WorkflowConfig
 from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.config.timeline_config import QuerySection, TimelineConfig, TimelineSection
-from reagent_lite.console import logger
 from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.data.copy.location import parents_of
-from reagent_lite.data.stage_folder import StageManifest
+from reagent_lite.data.partition import Partition
 from reagent_lite.disk_room import is_writable
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
-
-if TYPE_CHECKING:
-    from reagent_lite.config.shard_config import ShardConfig
-
-# modules of a stage are imported by the functions that perform it, as most runs have no stage
 
 Paths = dict[str, DataPath | None]
 """training_data_path and eval_data_path."""
 
 
+def partition_of(config: WorkflowConfig, node: int, num_nodes: int) -> Partition | None:
+    """Returns the episodes that a machine keeps of the rows at a path; None for all of them."""
+    if config.data.layout != "split" or num_nodes == 1:
+        return None
+    return Partition(num_nodes=num_nodes, node=node, seed=config.seed)
+
+
 def run_stages(config: WorkflowConfig, group: Group) -> WorkflowConfig:
     """Returns the config with the paths of this machine's rows; if a stage was performed, without a timeline's keys.
 
+    The first process of each machine does the work and the others wait. Transitions of an earlier run with the same
+    input and settings are used again.
+
     Raises:
         ConfigError: the config has keys of a timeline, but the data are not events.
-        DataError: the events, the shards or their folders cannot be used.
+        DataError: the events or the folders cannot be used.
     """
-    paths: Paths = {"training_data_path": config.training_data_path, "eval_data_path": config.eval_data_path}
-    if config.data.shards_path is None and not _writes_timeline(config):
+    section = config.timeline
+    if section is None or not (section.outputTableName or section.evalTableName is not None):
         has_settings = pairing_of(config, config.training_data_path) is not None
         if has_settings and group.is_first_on_node and not holds_events(config.training_data_path, config.data.columns):
             require_no_timeline(config, config.training_data_path)
         return config
-    if config.data.shards_path is None:
-        if group.is_first_on_node:
-            paths = _transitions(config, group, paths)
-        return _of_this_machine(config, paths, group)
-    text = json.dumps(_made_shards(config, _transitions(config, group, paths), group)) if group.is_first else None
-    generations = json.loads(group.broadcast_text(text))
-    paths = dict.fromkeys(paths)
+    paths: Paths = {"training_data_path": config.training_data_path, "eval_data_path": config.eval_data_path}
     if group.is_first_on_node:
-        paths |= _fetched_shards(config, generations, group)
-    return _of_this_machine(config, paths, group)
-
-
-def _of_this_machine(config: WorkflowConfig, paths: Paths, group: Group) -> WorkflowConfig:
-    """Returns the config with the paths that the first process of this machine found."""
+        paths = _transitions(config, group, paths)
     texts = group.gather_text(json.dumps([group.is_first_on_node, group.node, paths]))
     paths_here = next(paths for first, node, paths in map(json.loads, texts) if first and node == group.node)
     lists = {key: tuple(path) if isinstance(path, list) else path for key, path in paths_here.items()}
     return config.model_copy(update={**lists, "timeline": None, "query": QuerySection()})
-
-
-def _writes_timeline(config: WorkflowConfig) -> bool:
-    """Whether the config names a folder for the transitions of a timeline."""
-    section = config.timeline
-    return section is not None and (bool(section.outputTableName) or section.evalTableName is not None)
 
 
 def pairing_of(config: WorkflowConfig, path: DataPath | None) -> TimelineConfig | None:
@@ -84,21 +67,6 @@ def pairing_of(config: WorkflowConfig, path: DataPath | None) -> TimelineConfig 
         return None
     changes = {"inputTableName": "", "gamma": config.rl.gamma if section.steps > 1 else None}
     return TimelineConfig(timeline=section.model_copy(update=changes), query=QuerySection(tableSample=sample))
-
-
-def own_pairing(config: WorkflowConfig, path: DataPath) -> TimelineSection | None:
-    """Returns the settings by which this machine pairs its events at a path, or has paired them to write the path.
-
-    They are None for transitions of another origin.
-    """
-    if holds_events(path, config.data.columns):
-        return config.timeline or TimelineSection()
-    from reagent_lite.data.timeline.stage import KIND
-
-    manifest = StageManifest.of_input(path)
-    if manifest is None or manifest.kind != KIND:
-        return None
-    return TimelineSection(addTerminalStateRow=manifest.settings["timeline"]["addTerminalStateRow"])
 
 
 def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
@@ -168,50 +136,6 @@ def _timeline(config: WorkflowConfig, group: Group, path: DataPath, *, first: bo
         item_id=config.data.item_id,
         possible_items=config.data.possible_items,
     )
-
-
-def _made_shards(config: WorkflowConfig, paths: Paths, group: Group) -> dict[str, str]:
-    """Makes the shards of all machines unless they exist; returns the names of their generations by config key.
-
-    Only node 0 calls it; the data at training_data_path of other machines is not used.
-    """
-    from reagent_lite.data.shards.sharing import share_shards
-
-    generations: dict[str, str] = {}
-    for key, path in paths.items():
-        if path is not None:
-            outcome = share_shards(_sharding(config, group, key, {"training_data_path": path}))
-            rows = ", ".join(f"{count:,}" for count in outcome.rows)
-            logger.info(f"{_set_of(key)} rows of each machine: {rows}")
-            generations[key] = outcome.generation
-    return generations
-
-
-def _fetched_shards(config: WorkflowConfig, generations: dict[str, str], group: Group) -> Paths:
-    """Copies this machine's part of each generation to its disk and returns the paths by config key."""
-    from reagent_lite.data.shards.sharing import fetch
-
-    paths: Paths = {}
-    for key, generation in generations.items():
-        name = f"{config.data.shards_path} {_set_of(key)} {group.node} of {group.num_nodes}"
-        folder = _stage_folder(config, group, name, None) / _set_of(key)
-        wanted = _sharding(config, group, key, {"local_path": str(folder), "node_index": group.node})
-        paths[key] = fetch(wanted, generation).local
-    return paths
-
-
-def _sharding(config: WorkflowConfig, group: Group, key: str, keys: dict[str, DataPath | int]) -> "ShardConfig":
-    from reagent_lite.config.shard_config import ShardConfig
-
-    assert config.data.shards_path is not None
-    path = f"{config.data.shards_path.rstrip('/')}/{_set_of(key)}"
-    common = {"shards_path": path, "layout": config.data.layout, "seed": config.seed, "num_nodes": group.num_nodes}
-    common |= {"columns": config.data.columns}
-    return ShardConfig.model_validate(common | keys)
-
-
-def _set_of(key: str) -> str:
-    return key.removesuffix("_data_path")
 
 
 def _stage_folder(config: WorkflowConfig, group: Group, name: str, near: DataPath | None) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from reagent_lite.config.column_names import names_of
 from reagent_lite.console import machine_logger
-from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import BundleError, DataError, Problem, join_names, raise_any
 from reagent_lite.export import Bundle, load_bundle

@@ -26,7 +26,7 @@ from reagent_lite.console import logger, progress
 from reagent_lite.data.features.column_fits import VERSION, Fitted, check_overrides, fit_columns
 from reagent_lite.data.features.drift import Drift, drift_between, drift_lines
 from reagent_lite.data.features.normalization_files import left_out_features, normalization_json, write_normalization
-from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.log_shares import shares_in_words, shares_of
 from reagent_lite.data.stage_folder import StageManifest, data_files, notes_of_input, require_own, states_of
 from reagent_lite.disk_room import disk_errors, require_writable

@@ -18,10 +18,9 @@ from reagent_lite.config.score_config import ScoreConfig
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.first_look import remembered_columns
 from reagent_lite.data.formats.arrow import BLOCK_VALUES
-from reagent_lite.data.formats.blocks import Block
+from reagent_lite.data.formats.blocks import Block, InputFile
 from reagent_lite.data.formats.format_table import read_blocks, readers_of
 from reagent_lite.data.formats.frames import location
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.rows.block_columns import Column, column_of, pieces
 from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults

@@ -1,16 +1,64 @@
-"""Make a shard of the rows for each machine, and fetch one."""
+"""Write one machine's episodes of a log to its disk."""
 
-from typing import TYPE_CHECKING
+import time
+from dataclasses import dataclass
+from pathlib import Path
 
 from reagent_lite.config.shard_config import ShardConfig
-from reagent_lite.errors import needing
+from reagent_lite.console import machine_logger, progress
+from reagent_lite.disk_room import disk_errors
+from reagent_lite.errors import ConfigError, needing, pluralize, raise_any
+from reagent_lite.whole_files import appearing_folder
 
-if TYPE_CHECKING:
-    from reagent_lite.data.shards.sharing import Sharded
+_TODO = "Make room or give another place, and run again"
 
 
-def shard(config: ShardConfig) -> "Sharded":
-    """Makes the shards or waits for them, and fetches one; see data.shards.sharing.share_shards."""
-    with needing("data", "shards_path"):
-        from reagent_lite.data.shards import sharing
-    return sharing.share_shards(config)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharded:
+    """One machine's rows; printed as the last line of standard output.
+
+    Attributes:
+        path: the folder of the rows.
+        rows: number of rows.
+        made: whether this run wrote the folder; false if it was up to date.
+        seconds: total wall-clock time of the run.
+    """
+
+    path: str
+    rows: int
+    made: bool
+    seconds: float
+
+
+def shard(config: ShardConfig) -> Sharded:
+    """Writes the rows of this machine to local_path, unless they are up to date.
+
+    Raises:
+        ConfigError: paths that overlap, or a local_path with other files.
+        DataError: the input or local_path cannot be used.
+    """
+    with needing("data", "training_data_path"):
+        from reagent_lite.data.shard_files import KIND, shard_settings, write_shard
+        from reagent_lite.data.stage_folder import StageManifest, data_files, notes_of_input, require_apart, require_own
+    raise_any(list(config.problems()), ConfigError)
+    start = time.monotonic()
+    folder = Path(config.local_path).expanduser().absolute()
+    files = data_files(config.training_data_path, config.columns)
+    require_apart(config.training_data_path, files, {"local_path": folder})
+    manifest = StageManifest.up_to_date(folder, KIND, shard_settings(config), files)
+    made = manifest is None
+    if manifest is None:
+        require_own(folder, KIND, "local_path")
+        for note in notes_of_input(config.training_data_path):
+            machine_logger.warning(note)
+        with (
+            disk_errors(str(folder), "a folder that can be written", _TODO),
+            appearing_folder(folder) as temporary,
+            progress("reading", "bytes") as show,
+        ):
+            manifest = write_shard(config, temporary, show)
+    state = "written" if made else "up to date"
+    machine_logger.info(
+        f"{folder}: {pluralize(manifest.rows, 'row')} in {pluralize(len(manifest.files), 'file')}, {state}"
+    )
+    return Sharded(path=str(folder), rows=manifest.rows, made=made, seconds=round(time.monotonic() - start, 3))

@@ -103,6 +103,8 @@ TWO = {"num_nodes": 2, "node_index": 0, "init_method": "file:///share/run.rdzv"}
         # all 100 rows on both: 64 a step
         (100, TWO | {"data": {"layout": "replicas"}}, "steps: 2 per epoch, 4 in total",
          "if every row can be learned from"),
+        (100, TWO | {"data": {"layout": "split"}}, "rows: 100 on all machines together", "metadata"),
+        (100, TWO | {"data": {"layout": "split"}}, "steps: 2 per epoch", "if every row can be learned from"),
         # 12,000 rows in about 64 steps are minibatches of 256
         (12_000, {"training": {}}, "1 cpu process, 256 rows per minibatch", "256 on each"),
         (12_000, {"training": {}}, "steps: 47 per epoch, 94 in total", "learned from"),

@@ -16,11 +16,13 @@ from oracles.runs import merged, quick, trained
 import reagent_lite
 from reagent_lite.config import check
 from reagent_lite.config.inspect_config import InspectConfig
+from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data.inspection.proposal import inspect_log
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import DataError
 from reagent_lite.export import load_bundle
 from reagent_lite.item_table import ITEMS_FILE
+from reagent_lite.tasks.shard import shard
 
 
 def config(log: Path, out: Path, **sections: Any) -> dict[str, Any]:
@@ -134,8 +136,9 @@ def test_normalization_takes_items(inputs: tuple[Path, str], tmp_path: Path) -> 
 
 def test_shards_of_ids_train_with_the_table(inputs: tuple[Path, str], model: Path, tmp_path: Path) -> None:
     log = write_lines(tmp_path / "log.jsonl", transitions(events()))
-    data = {"items": inputs[1], "shards_path": str(tmp_path / "shards")}
-    assert_same(model_of(log, tmp_path / "out", data=data), model, "normalization.json")
+    shard(ShardConfig(training_data_path=str(log), local_path=str(tmp_path / "local")))
+    data = {"items": inputs[1]}
+    assert_same(model_of(tmp_path / "local", tmp_path / "out", data=data), model, "normalization.json")
 
 
 @pytest.mark.usefixtures("caches")

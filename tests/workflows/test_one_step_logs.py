@@ -16,8 +16,8 @@ from oracles.runs import Runner, quick, trained
 import reagent_lite
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.shards.sharing import share_shards
 from reagent_lite.errors import DataError, NoRowsError
+from reagent_lite.tasks.shard import shard
 
 ALONE = "each row is a decision of its own, as no column says what follows one; a discount (gamma) has no effect"
 
@@ -105,10 +105,12 @@ def test_normalization_and_shards(tmp_path: Path) -> None:
     file = str(write_lines(tmp_path / "log.jsonl", rows()))
     outcome = normalized(file, tmp_path / "n")
     assert (outcome.rows, outcome.types) == (200, {"state_features": {"PROBABILITY": 1}})
-    places = {"shards_path": str(tmp_path / "s"), "local_path": str(tmp_path / "local")}
-    made = share_shards(ShardConfig(training_data_path=file, num_nodes=2, node_index=0, **places))
-    assert sum(made.rows) == 200
-    assert trained(quick(tmp_path / "local", tmp_path / "out")).rows == made.rows[0]
+    parts = [
+        shard(ShardConfig(training_data_path=file, num_nodes=2, node_index=node, local_path=str(tmp_path / str(node))))
+        for node in range(2)
+    ]
+    assert (sum(part.rows for part in parts), min(part.rows for part in parts) > 0) == (200, True)
+    assert trained(quick(tmp_path / "0", tmp_path / "out")).rows == parts[0].rows
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def commands(folder: Path) -> dict[str, tuple[Callable[..., object], type[Sectio
                      {"timeline": {"inputTableName": events, "outputTableName": str(out / "train"),
                                    "evalTableName": str(folder / "other" / "deep" / "eval")}}),
         "shard": (shard, ShardConfig,
-                  {"training_data_path": str(folder / "broken.jsonl"), "shards_path": str(out / "shards")}),
+                  {"training_data_path": str(folder / "broken.jsonl"), "local_path": str(out / "shard")}),
     }  # fmt: skip
 
 

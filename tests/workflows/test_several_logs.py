@@ -12,7 +12,7 @@ import pytest
 from oracles.bundles import linear_bundle
 from oracles.commands import evaluated, normalized
 from oracles.logs import episode_code, random_rows, write_lines
-from oracles.runs import Runner, absent, quick, trained
+from oracles.runs import Runner, absent, quick
 
 import reagent_lite
 
@@ -44,12 +44,6 @@ def test_training_on_two_logs(two: list[str], run: Runner, tmp_path: Path) -> No
         "80",
         "40%",
     ]
-
-
-def test_the_logs_of_shards(two: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    data = {"shards_path": str(tmp_path / "share"), "training_copy_dir": str(tmp_path / "local")}
-    assert trained(quick(Path(), tmp_path / "out", evaluation=FAST, training_data_path=two, data=data)).model
-    assert f"{two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%" in caplog.text
 
 
 def test_evaluation_on_two_logs_is_that_of_their_rows(tmp_path: Path) -> None:

@@ -253,18 +253,37 @@ def test_a_node_without_rows_and_one_with_a_single_row(cluster: Callable[..., An
     assert runs[0].outcome["rows"] == 3 * 45
 
 
-@pytest.mark.slow
-def test_a_file_without_rows_and_candidates(cluster: Callable[..., Any]) -> None:
-    assert "shards: 45 + 0 rows on 2 nodes" in cluster([candidate_rows(45), []], tree=WITHOUT_NAMES)[0][0].err
-
-
-LONG = random_rows(3000, missing=0)
 EVENTS = [{**row, "terminal": row["sequence_number"] == 9} for row in random_rows(200)]
 for event in EVENTS:
     for column in ("next_state_features", "next_action", "possible_next_actions", "time_diff"):
         del event[column]
-CUT = [[event for event in EVENTS if (event["sequence_number"] < 5) is first] for first in (True, False)]
-THIRD = (named(LONG[:1500], 0), [*named(LONG[:2000], 1), *named(LONG[:1000], 0)])
+
+
+def test_machines_keep_their_own_episodes_of_a_common_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log and the eval data are events that both nodes see; the model is that of one process with their parts."""
+    write_lines(tmp_path / "log" / "log.jsonl", EVENTS)
+    write_lines(tmp_path / "eval.jsonl", [{**row, "mdp_id": f"e{row['mdp_id']}"} for row in EVENTS[:40]])
+    data = {"layout": "split", "training_copy_dir": "copies", "global_minibatch_size": 1000}
+    paths = {"training_data_path": str(tmp_path / "log"), "eval_data_path": str(tmp_path / "eval.jsonl")}
+    tree = merged(SETTINGS, {**paths, "data": data})
+    folders = nodes(tmp_path, [None] * 2)
+    first = [run.ok for run in started(folders, "dqn", tree, [1, 2])]
+    numbers = re.search(r"shards: (\d+) \+ (\d+) rows on 2 nodes", first[0].err).groups()
+    assert (min(map(int, numbers)) > 0, sum(map(int, numbers))) == (True, 200)
+    parts = [open_training_copy(next(folder.glob("copies/log-*"))) for folder in folders]
+    assert [len(part) for part in parts] == [int(number) for number in numbers]
+    (tmp_path / "one").mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    alone = run_ranks(
+        ["-m", "workflows.dqn", "--config", str(write_json(tmp_path / "c.json", tree))], [tmp_path / "one"]
+    )
+    assert alone[0].ok.outcome["rows"] == first[0].outcome["rows"]
+    same_weights(*(load_file(out / "out/model/weights.safetensors") for out in (folders[0], tmp_path / "one")))
+
+
+@pytest.mark.slow
+def test_a_file_without_rows_and_candidates(cluster: Callable[..., Any]) -> None:
+    assert "shards: 45 + 0 rows on 2 nodes" in cluster([candidate_rows(45), []], tree=WITHOUT_NAMES)[0][0].err
 
 
 @pytest.mark.parametrize(
@@ -273,35 +292,25 @@ THIRD = (named(LONG[:1500], 0), [*named(LONG[:2000], 1), *named(LONG[:1000], 0)]
         ((random_rows(30), random_rows(30, 1)), {"data": {"layout": "replicas"}},
          "data on node 1: expected the 30 rows of node 0"),
         ((None, None), {}, "data: expected rows of data on at least one node"),
-        ((random_rows(30), [*random_rows(30), *named(random_rows(59), 1)]), {}, "got rows of node 0: 30 of 89 rows"),
-        (THIRD, {},
-         f"got rows of node 0: {sum(int(i * 2999 / 1023) < 1000 for i in range(1024))} of 1,024 rows"),
-        ((EVENTS[::2], EVENTS[1::2]), {},
-         "each node pairs its own, got episodes that lack 60 events of node 1, among those compared"),
-        ((EVENTS[::2], EVENTS[1::2]), {"timeline": {"outputTableName": "pairs"}},
-         "pairs on node 0: expected whole episodes of events, as each node pairs its own, got episodes that lack 60"),
-        (CUT, {"timeline": {"addTerminalStateRow": True}}, "data on node 0: expected whole episodes of events, as each "
-         "node pairs its own, got episodes that lack 100 events of node 1, among those compared"),
+        ((random_rows(30), random_rows(30)[::-1]), {},
+         "data on node 1: expected rows of its own, as data.layout is shards, got the 30 rows of node 0"),
+        ((random_rows(30), random_rows(30, 1)), {"data": {"layout": "split"}},
+         "data on node 1: expected the files of node 0, as data.layout is split"),
+        ((random_rows(30), None), {"data": {"layout": "split"}},
+         "data on node 1: expected the files of node 0, as data.layout is split"),
+        ((random_rows(30), None), {"data": {"layout": "split"}, "training_data_path": "data/log.jsonl"},
+         "nothing at this path. Mount or copy the data on every machine, as each reads all rows with data"),
         ((random_rows(30), random_rows(30, 1)), {"norm_params": {"feature_overrides": {"8": "BINARY"}}},
          "norm_params.feature_overrides.8: expected a feature"),
     ],
-    ids=["other rows", "no rows", "59 rows more", "a third, sampled", "events of the same episodes",
-         "events that a timeline pairs", "later events of the same episodes", "no feature"],
+    ids=["other rows", "no rows", "equal rows", "rows of each node to split", "rows of one node to split",
+         "a file of one node to split",
+         "no feature"],
 )  # fmt: skip
 def test_differences_end_every_process_alike(
     tmp_path: Path, shards: Sequence[Rows | None], changes: dict[str, Any], message: str
 ) -> None:
     runs = started(nodes(tmp_path, shards), "dqn", merged(SETTINGS, changes))
-    assert [(run.code, message in run.err) for run in runs] == [(2, True)] * 2, runs
-
-
-def test_events_of_an_episode_in_the_eval_data_of_two_machines(tmp_path: Path) -> None:
-    folders = nodes(tmp_path, [named(random_rows(30), 0), named(random_rows(30, 1), 1)])
-    for folder, events in zip(folders, (EVENTS[::2], EVENTS[1::2]), strict=True):
-        write_lines(folder / "eval" / "log.jsonl", events)
-    changes = {"eval_data_path": "eval", "evaluation": {"learn_from_scored": False}}
-    message = "eval on node 0: expected whole episodes of events, as each node pairs its own, got episodes that lack 60"
-    runs = started(folders, "dqn", merged(SETTINGS, changes))
     assert [(run.code, message in run.err) for run in runs] == [(2, True)] * 2, runs
 
 

@@ -1,7 +1,6 @@
 """Training on raw events: the stages before it, each made once."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,7 @@ import numpy as np
 import pytest
 from oracles.events import event, make
 from oracles.logs import random_rows, write_lines
-from oracles.ranks import run_ranks
-from oracles.runs import ALONE, Tree, absent, merged, trained, with_config
+from oracles.runs import ALONE, Tree, absent, merged, trained
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
@@ -18,10 +16,10 @@ from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.config.loader import check
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data.copy.first_look import holds_events
-from reagent_lite.data.shards.sharing import share_shards
 from reagent_lite.errors import ConfigError
 from reagent_lite.report.run import DataSource, lineage_section
 from reagent_lite.run.logged import Data, prepare
+from reagent_lite.tasks.shard import shard
 
 
 def events(episodes: int, seed: int = 0, **changes: Any) -> list[Tree]:
@@ -111,8 +109,8 @@ def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, caplo
     assert data.train.copy.source_line(0) == f"{tmp_path}/log/events.jsonl:1"
 
     transitions = paired(tmp_path / "log", tmp_path / "transitions")
-    places = {"shards_path": str(tmp_path / "share"), "local_path": str(tmp_path / "shard")}
-    share_shards(check(ShardConfig, {"training_data_path": transitions, "num_nodes": 2, "node_index": 0, **places}))
+    part = {"num_nodes": 2, "node_index": 0, "local_path": str(tmp_path / "shard")}
+    shard(check(ShardConfig, {"training_data_path": transitions, **part}))
     assert prepared(config(tmp_path, tmp_path / "shard")).train.copy.notes == (left_out,)
 
 
@@ -152,6 +150,8 @@ def test_one_file_for_the_timeline_and_the_training(tmp_path: Path, caplog: pyte
         ({"timeline": {"actionDiscrete": False}}, "timeline.actionDiscrete: expected true"),
         ({"query": {"actions": ["l"]}}, "query.actions: expected absent"),
         ({"timeline": {"evalTableName": "a"}, "eval_data_path": "b"}, "timeline.evalTableName: expected"),
+        ({"timeline": {"outputTableName": "a"}, "data": {"layout": "split"}},
+         "timeline.outputTableName: expected absent"),
         ({"query": {"tableSample": 10}}, "query: .* holds transitions"),
         ({"timeline": {"steps": 2}}, "timeline: .* holds transitions"),
     ],
@@ -159,23 +159,3 @@ def test_one_file_for_the_timeline_and_the_training(tmp_path: Path, caplog: pyte
 def test_keys_that_contradict_each_other_or_the_data(tmp_path: Path, changes: Tree, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         prepared(config(tmp_path, write_lines(tmp_path / "transitions.jsonl", random_rows(20)), **changes))
-
-
-@pytest.mark.parametrize("there", [pytest.param("nothing", marks=pytest.mark.slow), "other_events"])
-def test_two_machines_share_the_events_of_the_first(tmp_path: Path, there: str) -> None:
-    """All rows are one minibatch: the model is that of one process with all of them."""
-    folders = [tmp_path / "0", tmp_path / "1"]
-    source = write_lines(folders[0] / "events.jsonl", events(40))
-    if there == "other_events":
-        write_lines(folders[1] / "events.jsonl", events(3, seed=5))
-    tree = config(tmp_path, Path("events.jsonl"))
-    tree["data"] |= {"shards_path": str(tmp_path / "share/shards"), "training_copy_dir": "copies"}
-    command = ["-m", "workflows.dqn", *with_config(tmp_path, tree)]
-    for attempt in range(2):
-        runs = [run.ok for run in run_ranks(command, folders)]
-        first, second = re.search(r"training rows of each machine: (\d+), (\d+)", runs[0].err).groups()
-        assert int(first) + int(second) == 200
-        assert f"shards: {first} + {second} rows on 2 nodes" in runs[0].err
-        assert (": up to date" in runs[0].err) == (attempt == 1)
-    trained(config(tmp_path / "all", source))
-    same_weights(tmp_path / "out", tmp_path / "all/out")

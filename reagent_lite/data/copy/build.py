@@ -9,9 +9,8 @@ import numpy as np
 
 from reagent_lite.data.copy.location import KIND, CopyManifest
 from reagent_lite.data.copy.spooled_log import SpooledLog
-from reagent_lite.data.formats.blocks import Show
+from reagent_lite.data.formats.blocks import InputFile, Show
 from reagent_lite.data.formats.format_table import read_blocks
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.log_shares import rows_by_log
 from reagent_lite.data.rows.levels import MOST_LEVELS, Levels, most_frequent
 from reagent_lite.data.stage_folder import states_of
@@ -23,6 +22,7 @@ def build(
     progress: Show | None,
     settings: dict[str, Any],
     log_notes: tuple[str, ...] = (),
+    inputs: tuple[InputFile, ...] = (),
 ) -> CopyManifest:
     """Writes the arrays of a training copy of `files` into the log's folder, and returns its manifest.
 
@@ -32,6 +32,7 @@ def build(
         progress: called with (bytes read, total bytes).
         settings: the settings of the copy, see `location.CopyLocation`.
         log_notes: sentences about the logs, if the files are of several.
+        inputs: all files of the input, if `files` are those of one machine; the others have the sha256 of a manifest.
 
     Raises:
         DataError: rows have faults; with file and line of a few rows of each kind, and how many there are.
@@ -42,6 +43,7 @@ def build(
             log.append(rows)
         log.check(files)
     log.write()
+    read = {file.path: sha256 for file, sha256 in zip(files, hashes, strict=True)}
     log.counts.update(rows_by_log(files, np.load(log.folder / "origin_file.npy")))
     return CopyManifest(
         kind=KIND,
@@ -51,7 +53,7 @@ def build(
         action_ids=tuple(sorted(log.keys["action"])),
         metric_names=tuple(sorted(log.keys["metric"])),
         settings=settings,
-        inputs=states_of(files, hashes),
+        inputs=states_of(inputs or files, [read.get(file.path, file.sha256) for file in inputs or files]),
         report=log.report,
         files={file.name: {} for file in log.folder.iterdir()},
         paths=tuple(file.path for file in files),

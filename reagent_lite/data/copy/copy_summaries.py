@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.normalization_files import normalization_json
+from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.rows.levels import ONE_KIND
 from reagent_lite.data.rows.matrices import FeatureIds
 from reagent_lite.errors import Problem, join_names, pluralize, raise_any
@@ -53,6 +54,8 @@ class CopySummary:
         texts: ids of features whose values are texts, by "state" and "action".
         without_value: as in TrainingCopy.
         content: see `content_of`.
+        listing: sha256 of the names and sizes of all files at the path, if data.layout is split.
+        inputs: sha256 of the content of these files; "" without rows.
         normalization: sha256 of each given normalization, by column.
     """
 
@@ -65,19 +68,29 @@ class CopySummary:
     texts: dict[str, FeatureIds]
     without_value: dict[str, FeatureIds]
     content: str
+    listing: str
+    inputs: str
     counts: dict[str, int]
     notes: tuple[str, ...]
     normalization: dict[str, str]
 
     @classmethod
-    def of(cls, copy: TrainingCopy, node: int, given: Mapping[str, NormalizationSpec]) -> "CopySummary":
-        """Returns the summary of a training copy and of the normalization that files give."""
+    def of(
+        cls, copy: TrainingCopy, node: int, given: Mapping[str, NormalizationSpec], files: Sequence[InputFile] = ()
+    ) -> "CopySummary":
+        """Returns the summary of a training copy and of the normalization that files give.
+
+        `files` are those at the path if data.layout is split: the same ones on all machines.
+        """
+        manifest = CopyManifest.read(str(copy.folder)) if len(copy) else None
         return cls(
             node=node,
             rows=len(copy),
             **{name: getattr(copy, name) for name in _FROM_COPY},
             texts={side: tuple(sorted(levels)) for side, levels in copy.levels.items()},
             content=content_of(copy),
+            listing=_sha256([(file.label, file.size) for file in files]),
+            inputs="" if manifest is None else _sha256([state.sha256 for state in manifest.inputs]),
             normalization={name: _sha256(normalization_json(spec)) for name, spec in given.items()},
         )
 
@@ -107,18 +120,24 @@ class Agreement:
     notes: tuple[str, ...]
 
 
-def agree(summaries: Sequence[CopySummary], *, path: str, replicas: bool) -> Agreement:
+def agree(summaries: Sequence[CopySummary], *, path: str, layout: str, repeats: bool = False) -> Agreement:
     """Returns the data of several machines together; a pure function, so every process reaches the same result.
 
     Args:
         summaries: the summaries of all machines, in their order.
         path: the data's path, the same on all of them, for errors.
-        replicas: whether each machine must have the same rows.
+        layout: data.layout, "shards", "replicas" or "split".
+        repeats: whether two machines may have the same rows although each has its own part, as in eval data.
 
     Raises:
         DataError: the data cannot be merged (names the machines), or no machine has rows.
     """
+    replicas = layout == "replicas"
     problems = [problem for other in summaries[1:] for problem in _differences(summaries[0], other, path, replicas)]
+    if layout == "shards" and not repeats:
+        problems += _find_equal(summaries, path)
+    if layout == "split":
+        problems += _find_other_inputs(summaries, path)
     problems += _find_mixed(summaries, path)
     if not problems and not any(shard.rows for shard in summaries):
         problems.append(Problem(path, "rows of data on at least one node", f"none on any of {len(summaries)}"))
@@ -158,6 +177,35 @@ def _differences(first: CopySummary, other: CopySummary, path: str, replicas: bo
         expected = f"the {pluralize(first.rows, 'row')} {of_first}, as data.layout is replicas"
         got = pluralize(other.rows, "row") + (", others" if other.rows == first.rows else "")
         yield Problem(where, expected, got, "Copy the same data to every node, or set data.layout to shards")
+
+
+def _find_equal(summaries: Sequence[CopySummary], path: str) -> Iterator[Problem]:
+    """Yields machines with the rows of an earlier one, which would count twice."""
+    first_with: dict[str, CopySummary] = {}
+    for machine in summaries:
+        other = first_with.setdefault(machine.content, machine)
+        if machine.rows and other is not machine:
+            yield Problem(
+                f"{path} on node {machine.node}",
+                "rows of its own, as data.layout is shards",
+                f"the {pluralize(machine.rows, 'row')} of node {other.node}",
+                "Set data.layout to split, so that each node keeps its own episodes of these rows, or to replicas; or "
+                "give every node its own part (workflows.shard)",
+            )
+
+
+def _find_other_inputs(summaries: Sequence[CopySummary], path: str) -> Iterator[Problem]:
+    """Yields machines that have read other files than an earlier one, and so lack episodes that nobody has."""
+    readers = [machine for machine in summaries if machine.inputs]
+    for machine in summaries:
+        for reader in readers[:1]:
+            if machine.listing != reader.listing or machine.inputs not in ("", reader.inputs):
+                yield Problem(
+                    f"{path} on node {machine.node}",
+                    f"the files of node {reader.node}, as data.layout is split",
+                    "none, or files with other names or content",
+                    "Mount or copy the same data on every node, or set data.layout to shards if each has its own part",
+                )
 
 
 def _find_mixed(summaries: Sequence[CopySummary], path: str) -> Iterator[Problem]:

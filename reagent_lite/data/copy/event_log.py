@@ -23,9 +23,8 @@ from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.lists import SharedLists
 from reagent_lite.data.copy.order import Order
 from reagent_lite.data.copy.spooled_log import VECTORS, SpooledLog, Transitions
-from reagent_lite.data.formats.blocks import Block, Reader
+from reagent_lite.data.formats.blocks import Block, InputFile, Reader
 from reagent_lite.data.formats.format_table import readers_of
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.formats.schema import fill_nulls
 from reagent_lite.data.rows.block_columns import NONE
 from reagent_lite.data.rows.matrices import Mask

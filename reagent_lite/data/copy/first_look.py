@@ -13,9 +13,10 @@ from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.location import KIND, CopyManifest, locations_of
 from reagent_lite.data.formats.arrow import opened_parquet
+from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.format_table import first_block
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.logs import require_one_kind
+from reagent_lite.data.partition import Partition
 from reagent_lite.data.rows.column_mapping import OriginalNames, csv_of, recall_columns
 from reagent_lite.data.rows.contract import Contract, are_events
 from reagent_lite.data.rows.reading import Rows, read_rows
@@ -67,6 +68,7 @@ def standing_copy(
     columns: Columns | None = None,
     timeline: TimelineConfig | None = None,
     items: ItemTable | None = None,
+    partition: Partition | None = None,
 ) -> tuple[Path, CopyManifest] | None:
     """Returns the training copy that a run would reuse, or None; files are compared by names, sizes and times only.
 
@@ -77,9 +79,10 @@ def standing_copy(
         columns: data.columns.
         timeline: settings of the pairing of events; None for the defaults.
         items: the item table.
+        partition: the episodes that the copy has; None for all.
     """
     files = data_files(path, columns)
-    for location in locations_of(path, actions, directory, columns, timeline, items):
+    for location in locations_of(path, actions, directory, columns, timeline, items, partition):
         for folder in location.copies():
             manifest = CopyManifest.matching(folder, KIND, location.settings)
             if manifest is not None and are_untouched(manifest.inputs, files):

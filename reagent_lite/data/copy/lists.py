@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.data.rows.hashes import list_hashes
 from reagent_lite.data.rows.matrices import Lists
 
 _LISTS_OF_A_CHUNK = 1 << 12
@@ -26,7 +25,7 @@ def list_records(lists: Lists, offset: int) -> NDArray[np.int64]:
         offset: row of the block's first candidate among all.
     """
     starts = np.cumsum(lists.lengths) - lists.lengths + offset
-    first, second = list_hashes(lists)
+    first, second = lists.hashes()
     return np.stack((starts, lists.lengths, first.view(np.int64), second.view(np.int64)), axis=1)
 
 

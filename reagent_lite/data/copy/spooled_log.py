@@ -25,8 +25,7 @@ from reagent_lite.data.copy.lists import SharedLists, list_records, share_lists
 from reagent_lite.data.copy.order import Order, find_order
 from reagent_lite.data.copy.spool import Spool, write_npy
 from reagent_lite.data.faults_by_kind import FaultsByKind
-from reagent_lite.data.formats.blocks import Block, Reader
-from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.formats.blocks import Block, InputFile, Reader
 from reagent_lite.data.rows.block_columns import require_one_order
 from reagent_lite.data.rows.contract import ALONE, Contract
 from reagent_lite.data.rows.levels import SIDE_OF, Vocabulary

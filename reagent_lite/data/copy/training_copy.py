@@ -15,7 +15,7 @@ import mmap
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,8 @@ from reagent_lite.config.column_names import Columns
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.location import CopyManifest, locations_of
-from reagent_lite.data.formats.blocks import Show
+from reagent_lite.data.formats.blocks import InputFile, Show
 from reagent_lite.data.formats.frames import Logs, location, paths_of
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.rows.levels import Levels
 from reagent_lite.data.stage_folder import data_files, notes_of_input, require_unchanged
 from reagent_lite.disk_room import is_writable
@@ -35,6 +34,9 @@ from reagent_lite.feature_ids import id_of
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import TRAINING_COPY
 from reagent_lite.whole_files import scratch_folder
+
+if TYPE_CHECKING:
+    from reagent_lite.data.partition import Partition
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -218,6 +220,7 @@ def prepare_training_copy(
     columns: Columns | None = None,
     timeline: TimelineConfig | None = None,
     items: ItemTable | None = None,
+    partition: Partition | None = None,
     progress: Show | None = None,
 ) -> TrainingCopy:
     """Opens the training copy of a log, and builds it first if it does not exist or its inputs have changed.
@@ -232,6 +235,7 @@ def prepare_training_copy(
         columns: the log's own names for columns of the contract.
         timeline: settings of the pairing of events; None for the defaults.
         items: the table of the items that actions may name.
+        partition: the episodes that the copy has; None for all.
         progress: called with (bytes read, total bytes) while building.
 
     Raises:
@@ -240,7 +244,7 @@ def prepare_training_copy(
     """
     path = paths_of(log)
     files = data_files(path, columns, items)
-    locations = locations_of(path, actions, directory, columns, timeline, items)
+    locations = locations_of(path, actions, directory, columns, timeline, items, partition)
     folder = next((folder for location in locations if (folder := location.up_to_date_copy(files)) is not None), None)
     if folder is None:
         chosen = next((location for location in locations if is_writable(location.parent)), None)
@@ -248,7 +252,7 @@ def prepare_training_copy(
             parents = ", ".join(str(location.parent) for location in locations)
             raise DataError(Problem(parents, "a folder that can be written, for the training copy", "none"))
         with chosen.building() as temporary:
-            manifest = _built(path, files, actions, temporary, timeline, progress, chosen.settings)
+            manifest = _built(path, files, actions, temporary, timeline, partition, progress, chosen.settings)
             require_unchanged(files, path, columns)
             folder = chosen.publish(temporary, manifest)
         give_back_memory()
@@ -286,6 +290,7 @@ def _built(
     actions: tuple[str, ...] | None,
     folder: Path,
     timeline: TimelineConfig | None,
+    partition: Partition | None,
     progress: Show | None,
     settings: dict[str, Any],
 ) -> CopyManifest:
@@ -296,14 +301,15 @@ def _built(
     from reagent_lite.data.logs import separate_logs
 
     logs = separate_logs(files, path, folder)
+    read = logs.files if partition is None else partition.files_of(logs.files, path)
     if not files_hold_events(files):
         drops = timeline is not None and timeline.timeline.on_refused == "drop_episode"
-        return build(logs.files, TransitionLog(folder, actions, drops=drops), progress, settings, logs.notes)
+        return build(read, TransitionLog(folder, actions, drops=drops), progress, settings, logs.notes, files)
     timeline = timeline or TimelineConfig()
     section = {"inputTableName": path, "actionDiscrete": actions is not None}
     query = timeline.query.model_copy(update={"actions": actions or ()})
     config = timeline.model_copy(update={"timeline": timeline.timeline.model_copy(update=section), "query": query})
-    return build(logs.files, EventLog(folder, config), progress, settings, logs.notes)
+    return build(read, EventLog(folder, config), progress, settings, logs.notes, files)
 
 
 def give_back_memory() -> None:

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.column_names import COLUMNS, EPISODE_COLUMNS
 from reagent_lite.data.copy.spooled_log import VECTORS, SpooledLog, Transitions
-from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.formats.blocks import Block, InputFile
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.reading import Rows
 from reagent_lite.errors import DataError, Problem, join_names

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.features.summary import ACTION, STATE, ColumnSummary, Merge
-from reagent_lite.data.formats.blocks import Block, Show
+from reagent_lite.data.formats.blocks import Block, InputFile, Show
 from reagent_lite.data.formats.format_table import read_blocks
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.rows.block_columns import column_of, holds_maps, sequence_numbers, strings
 from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from reagent_lite.config.column_names import TRAINING_COLUMNS
-from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.input_files import InputFile, damage_reported, digest_of, require_format
+from reagent_lite.data.formats.blocks import Block, InputFile, Position
+from reagent_lite.data.formats.input_files import damage_reported, digest_of, require_format
 from reagent_lite.data.formats.schema import fill_nulls, is_text, item_values, valid_rows
 from reagent_lite.errors import DataError, Problem, first_line, join_names, pluralize
 from reagent_lite.strict_json import MAX_DEPTH, is_deep, unique_keys

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.column_names import MAPS, TRAINING_COLUMNS, ColumnKind, CsvFormat, kind_of_column
 from reagent_lite.data.faults_by_kind import raise_unread
-from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.input_files import OTHER_ENCODING, ColumnNames, InputFile
+from reagent_lite.data.formats.blocks import Block, ColumnNames, InputFile, Position
+from reagent_lite.data.formats.input_files import OTHER_ENCODING
 from reagent_lite.data.formats.jsonl import (
     NamedArray,
     array_of_values,

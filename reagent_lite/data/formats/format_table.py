@@ -18,9 +18,9 @@ from typing import TypeVar
 import pyarrow as pa
 
 from reagent_lite.data.formats.arrow import read_ipc, read_parquet
-from reagent_lite.data.formats.blocks import Block, Position, Reader, Show, num_threads
+from reagent_lite.data.formats.blocks import JSON_LINES, Block, InputFile, Position, Reader, Show, num_threads
 from reagent_lite.data.formats.csv import read_csv
-from reagent_lite.data.formats.input_files import MINARI, ColumnNames, InputFile
+from reagent_lite.data.formats.input_files import MINARI
 from reagent_lite.data.formats.jsonl import read_json_lines
 from reagent_lite.data.formats.minari import read_minari
 from reagent_lite.errors import DataError, NoRowsError, Problem, pluralize
@@ -33,20 +33,21 @@ def parsers_of(
     file: InputFile, number: int, position: Position, readers: Mapping[str, Reader] | None = None
 ) -> Generator[Callable[[], Block]]:
     """Yields the functions that parse the blocks of a file, see Reader; columns get the contract's names."""
-    own_names = file.columns
-    reader = (ALL_COLUMNS if own_names is not None else readers or READERS)[file.extension]
+    reader = (ALL_COLUMNS if file.columns is not None else readers or READERS)[file.extension]
     for parse in reader(file, number, position):
-        yield partial(_read, own_names, parse)
+        yield partial(_read, file, parse)
 
 
-def _read(own_names: ColumnNames | None, parse: Callable[[], Block]) -> Block:
+def _read(file: InputFile, parse: Callable[[], Block]) -> Block:
     block = parse()
     rewards = [field for field in block.table.schema if field.name.lower() in _REWARDS]
     if rewards and all(pa.types.is_list(field.type) or pa.types.is_large_list(field.type) for field in rewards):
         expected = f"one step a row, so one number in {rewards[0].name}"
         todo = "Write a row for each step, with the mdp_id of its episode and a sequence_number"
         raise DataError(Problem(block.where(0), expected, "several steps: lists", todo))
-    return block if own_names is None else own_names.read(block)
+    if file.columns is not None:
+        block = file.columns.read(block)
+    return block if file.selection is None else file.selection.select(block)
 
 
 def read_blocks(
@@ -135,9 +136,7 @@ def require_hash(file: InputFile, sha256: str) -> None:
 
 
 READERS: dict[str, Reader] = {
-    ".json": read_json_lines,
-    ".jsonl": read_json_lines,
-    ".ndjson": read_json_lines,
+    **dict.fromkeys(JSON_LINES, read_json_lines),
     ".parquet": read_parquet,
     ".arrow": read_ipc,
     ".feather": read_ipc,

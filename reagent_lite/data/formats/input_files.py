@@ -9,25 +9,18 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO
 
-from reagent_lite.config.column_names import PLAIN_CSV, CsvFormat
-from reagent_lite.data.formats.frames import location
+from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.errors import DataError, NoRowsError, Problem, first_line, join_names, pluralize
-from reagent_lite.item_table import ItemTable
 from reagent_lite.strict_json import parse_json
-
-if TYPE_CHECKING:
-    from reagent_lite.data.formats.blocks import Block
 
 ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
 NOT_DATA = ("manifest.json", ".truth.json")
 """Ends of names beside data files: their hashes, and the true return of the policy that wrote them."""
 _RUN_FILES = ("config.json", "metrics.jsonl", "not_published.json", "state_features_norm.json", "action_norm.json")
-POINTER = "shards.json"
-"""File that names the current shards, in the same folder."""
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 """Extensions of compressed files, and Arrow's names of the compressions."""
 MINARI = ".minari"
@@ -69,90 +62,6 @@ ONE_A_LINE = "Write a row a line, as pandas does with to_json(path, orient='reco
 _NO_UTF_8 = (b"\xff\xfe", b"\xfe\xff")
 _BINARY = {".parquet": "Parquet", ".arrow": "Arrow IPC", ".feather": "Arrow IPC", ".ipc": "Arrow IPC"}
 _NO_FILES = {stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
-
-
-class ColumnNames(Protocol):
-    """A user's own names of the contract's columns; see rows/column_mapping.py."""
-
-    @property
-    def csv(self) -> CsvFormat:
-        """How CSV files are written."""
-        ...
-
-    @property
-    def raw(self) -> tuple[str, ...]:
-        """Names of the columns whose values are read from their texts."""
-        ...
-
-    def meaning(self, name: str) -> str:
-        """Returns the field that a column holds; `field.name` if it holds one of the field's features."""
-        ...
-
-    def read(self, block: Block) -> Block:
-        """Returns a block with the contract's columns."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputFile:
-    """One data file of an input.
-
-    Attributes:
-        path: local path or URL.
-        name: name inside the input's folder.
-        extension: the data format's extension, lower case, without the compression's: ".json" for "a.json.gz".
-        compression: ".gz", ".bz2", ".zst" or "" for none.
-        size: bytes as stored.
-        modified_ns: local modification time; 0 if the storage has none.
-        sha256: sha256 of the stored bytes according to a manifest, which readers check; "" without a manifest.
-        columns: the user's own names of columns; None if they are the contract's.
-        features: feature ids with their names, if the rows have ids only.
-        log: number of the file's log, from 1, if several logs are read as one; else 0.
-        items: the table of the items that actions may name; not compared by `==`.
-    """
-
-    path: str
-    name: str
-    extension: str
-    compression: str
-    size: int
-    modified_ns: int
-    sha256: str = ""
-    columns: ColumnNames | None = None
-    features: tuple[int, ...] = ()
-    log: int = 0
-    items: ItemTable | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def label(self) -> str:
-        """Name that tells the files of an input apart, also those of several logs."""
-        return f"{self.log}/{self.name}" if self.log else self.name
-
-    def location(self, row: int | None = None) -> str:
-        """Returns how errors name the file or one of its rows; see frames.location."""
-        return location(self.path, row)
-
-    @property
-    def remote(self) -> bool:
-        """Whether it is opened through fsspec."""
-        return "://" in self.path
-
-    @property
-    def csv(self) -> CsvFormat:
-        """How the file is written if it is CSV."""
-        return PLAIN_CSV if self.columns is None else self.columns.csv
-
-    def open(self) -> IO[bytes]:
-        """Opens the stored bytes for reading; errors of the storage become DataError."""
-        try:
-            if not self.remote:
-                return open(self.path, "rb")
-            import fsspec  # only remote paths pay for its import
-
-            stream: IO[bytes] = fsspec.open(self.path, "rb").open()
-            return stream
-        except (OSError, ImportError) as error:
-            raise DataError(Problem(self.path, "a readable file", f"{type(error).__name__}: {error}")) from error
 
 
 def read_bytes(path: str) -> bytes:
@@ -275,7 +184,7 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
     """Lists the data files that `path` stands for: the file itself, or those of a folder in the order of their names.
 
     Of a Minari dataset (a folder with data/metadata.json) all files are listed. In any other folder, names that start
-    with "." or "_", `manifest.json` and `shards.json` are left out; so are files of other formats and subfolders, which
+    with "." or "_" and `manifest.json` are left out; so are files of other formats and subfolders, which
     `not_read` names.
 
     Args:
@@ -346,7 +255,7 @@ def _minari_files(folder: str) -> tuple[InputFile, ...]:
 
 
 def _is_data(name: str) -> bool:
-    return not name.startswith((".", "_")) and not name.endswith(NOT_DATA) and name != POINTER
+    return not name.startswith((".", "_")) and not name.endswith(NOT_DATA)
 
 
 def _input_file(path: str, size: int, modified_ns: int) -> InputFile:

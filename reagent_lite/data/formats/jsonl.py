@@ -21,8 +21,8 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from reagent_lite.data.faults_by_kind import raise_unread
-from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.input_files import ONE_A_LINE, InputFile
+from reagent_lite.data.formats.blocks import Block, InputFile, Position
+from reagent_lite.data.formats.input_files import ONE_A_LINE
 from reagent_lite.data.formats.schema import TEXT_METADATA, fill_nulls, is_text
 from reagent_lite.data.formats.text_files import contains, read_text
 from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem

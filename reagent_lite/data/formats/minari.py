@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from reagent_lite.data.formats.blocks import Block, Position
-from reagent_lite.data.formats.input_files import MINARI_DESCRIPTION, InputFile, sha256_of
+from reagent_lite.data.formats.blocks import Block, InputFile, Position
+from reagent_lite.data.formats.input_files import MINARI_DESCRIPTION, sha256_of
 from reagent_lite.errors import DataError, Problem, first_line, install, needing
 from reagent_lite.strict_json import parse_json
 

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reagent_lite.data.formats.blocks import MOST_THREADS, Block, Position
-from reagent_lite.data.formats.input_files import COMPRESSIONS, InputFile, damage_reported, require_format, require_text
+from reagent_lite.data.formats.blocks import MOST_THREADS, Block, InputFile, Position
+from reagent_lite.data.formats.input_files import COMPRESSIONS, damage_reported, require_format, require_text
 from reagent_lite.data.formats.schema import item_values
 from reagent_lite.errors import DataError, Problem
 

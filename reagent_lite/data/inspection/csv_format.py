@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from reagent_lite.config.column_names import Decimal
+from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.csv import NULLS, delimiter_of
-from reagent_lite.data.formats.input_files import COMPRESSIONS, InputFile
+from reagent_lite.data.formats.input_files import COMPRESSIONS
 from reagent_lite.data.formats.schema import microseconds_of
 from reagent_lite.errors import DataError
 from reagent_lite.raw_values import number_of, plain_spaces

@@ -19,9 +19,9 @@ from reagent_lite.config.column_names import ONE_VALUE, Columns
 from reagent_lite.config.defaults import MOST_LEVELS
 from reagent_lite.data.features.column_fits import NUMERAL
 from reagent_lite.data.features.feature_types import few_levels
+from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.csv import json_cell, words_as_texts
 from reagent_lite.data.formats.format_table import read_blocks
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.formats.schema import is_text, microseconds_of
 from reagent_lite.data.inspection.raw_columns import Raw, is_read, raw_column_of
 from reagent_lite.data.rows.block_columns import ANSWERS
@@ -156,7 +156,7 @@ def first_columns(files: Sequence[InputFile], rows: int, given: Columns) -> tupl
             whole = part.num_rows == block.table.num_rows
             for index, field_of_column in enumerate(part.schema if part.num_rows else ()):
                 column = values.setdefault(field_of_column.name, [None] * read)
-                texts, of_block = _values(part.column(index), field_of_column, csv=block.file.extension == ".csv")
+                texts, of_block = _values(part.column(index), field_of_column, cells=block.file.cells)
                 column += of_block
                 present = (text for text, value in zip(texts, of_block, strict=True) if value is not None)
                 counts.setdefault(field_of_column.name, Counter()).update(map(write_value, present))
@@ -208,7 +208,7 @@ def write_value(value: Any) -> str:
     return str(value) if isinstance(value, str | date) else json.dumps(value, default=str)
 
 
-def _values(chunks: pa.ChunkedArray, column: pa.Field, *, csv: bool) -> tuple[Values, Values]:
+def _values(chunks: pa.ChunkedArray, column: pa.Field, *, cells: bool) -> tuple[Values, Values]:
     """Returns (values of a column, or its cells; values as Python has them); NaN is absent, as in training."""
     try:
         values = chunks.to_pylist()
@@ -219,7 +219,7 @@ def _values(chunks: pa.ChunkedArray, column: pa.Field, *, csv: bool) -> tuple[Va
             None if mapping is None else {write_value(key): value for key, value in mapping} for mapping in values
         ]
     read = values
-    cells = csv and pa.types.is_string(column.type) and not is_text(column)
+    cells = cells and pa.types.is_string(column.type) and not is_text(column)
     if is_text(column):
         read = [None if value is None else json.loads(value) for value in values]
     elif cells:

@@ -84,7 +84,7 @@ def inspect_log(settings: InspectConfig) -> Inspected:
         NoRowsError: no file has rows.
     """
     files = data_files(settings.data_path)
-    if CSV not in settings.columns and files[0].extension == ".csv" and (written := csv_format_of(files[0])):
+    if CSV not in settings.columns and files[0].cells and (written := csv_format_of(files[0])):
         settings = settings.model_copy(update={"columns": {**settings.columns, CSV: written}})
     columns, whole = first_columns(files, settings.rows, settings.columns)
     guesses = tuple(guesses_of(columns, settings.columns))

@@ -36,8 +36,6 @@ from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.errors import DataError, Problem, join_names
 from reagent_lite.raw_values import TODO, RawColumn, raw_columns
 
-_JSON_LINES = (".json", ".jsonl", ".ndjson")
-
 
 @dataclass(frozen=True, slots=True)
 class ColumnMapping:
@@ -94,7 +92,7 @@ class ColumnMapping:
             DataError: columns are missing; names the nearest ones. Values of raw columns that are not of their kind.
         """
         table = block.table
-        has_all_columns = block.file.extension not in _JSON_LINES
+        has_all_columns = not block.file.own_columns
         is_checked = has_all_columns or (len(block.lines) > 0 and block.lines[0] == 1)
         has_contract_names = contract_names(dict(self.fields), table.column_names)
         names = set(table.column_names)

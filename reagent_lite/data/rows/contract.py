@@ -166,7 +166,7 @@ def read_numbers(column: Column, faults: Faults, *, required: bool = False) -> N
 def further_reward(block: Block, name: str, faults: Faults) -> NDArray[np.float64]:
     """Returns `read_numbers` of an extra reward column, which readers of CSV leave as text: the contract lacks it."""
     column = column_of(block, name)
-    return read_numbers(of_cells(column, "number") if block.file.extension == ".csv" else column, faults)
+    return read_numbers(of_cells(column, "number") if block.file.cells else column, faults)
 
 
 def propensity(block: Block, faults: Faults) -> tuple[NDArray[np.float64], Mask]:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from reagent_lite.data.rows.matrices import Lists
 
 Hashes = NDArray[np.uint64]
 
@@ -42,27 +38,3 @@ def row_hashes(episode: Hashes, sequence: NDArray[np.int64], seed: int) -> Hashe
     """Returns [n] hashes of rows, from the hash of their mdp_id, their sequence_number and a seed."""
     offset = np.uint64(seed * 0xD1342543DE82EF95 % 2**64)
     return mix(episode + sequence.astype(np.uint64) + offset)
-
-
-def list_hashes(lists: Lists) -> tuple[Hashes, Hashes]:
-    """Returns two independent [n] uint64 hashes of each list; the order of columns does not matter."""
-    ids = np.array(lists.features.ids, np.int64).view(np.uint64)
-    starts = np.cumsum(lists.lengths) - lists.lengths
-    position = (np.arange(int(lists.lengths.sum())) - np.repeat(starts, lists.lengths)).astype(np.uint64)
-    values = lists.features.values
-    first = mix(position)
-    second = mix(position ^ np.uint64(0xA5A5A5A5A5A5A5A5))
-    for index, id_hash in enumerate(mix(ids)):
-        column = np.ascontiguousarray(values[:, index])
-        cell = mix(column.view(np.uint32).astype(np.uint64) + id_hash)
-        cell[np.isnan(column)] = 0
-        first += cell
-        second += cell * (id_hash | np.uint64(1))
-    return _sums(mix(first), lists.lengths), _sums(mix(second), lists.lengths)
-
-
-def _sums(values: Hashes, lengths: NDArray[np.int64]) -> Hashes:
-    """[n] wrapping sums over consecutive runs of `values`, mixed with the runs' lengths."""
-    running = np.concatenate((np.zeros(1, np.uint64), np.cumsum(values, dtype=np.uint64)))
-    ends = np.cumsum(lengths)
-    return mix((running[ends] - running[ends - lengths]) ^ lengths.astype(np.uint64))

@@ -108,7 +108,7 @@ def _features(block: Block, names: list[str], faults: Faults) -> FeatureMatrix:
     if not names:
         return FeatureMatrix((), np.empty((block.table.num_rows, 0), np.float32))
     parts = {name: (block.table.schema.field(name), column_of(block, name).array) for name in names}
-    if block.file.extension == ".csv":
+    if block.file.cells:
         parts = {name: typed_cells(name, cells, "value") for name, (_, cells) in parts.items()}
     field, array = in_one_column(_TABLE, parts, np.ones(block.table.num_rows, bool))
     todo = "Give every item a number, or a text, for each feature, and leave out columns that are none"

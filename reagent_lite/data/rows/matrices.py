@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PlainSerializer, PlainValidator
 
-from reagent_lite.data.rows.hashes import mix
+from reagent_lite.data.rows.hashes import Hashes, mix
 from reagent_lite.feature_ids import read, write_ids
 
 Mask = NDArray[np.bool_]
@@ -73,6 +73,21 @@ class Lists:
         earlier = first[number]
         return np.where((bits == bits[earlier]).all(axis=1), earlier, np.arange(len(bits)))
 
+    def hashes(self) -> tuple[Hashes, Hashes]:
+        """Returns two independent [n] uint64 hashes of each list; the order of columns does not matter."""
+        ids = np.array(self.features.ids, np.int64).view(np.uint64)
+        starts = np.cumsum(self.lengths) - self.lengths
+        position = (np.arange(int(self.lengths.sum())) - np.repeat(starts, self.lengths)).astype(np.uint64)
+        first = mix(position)
+        second = mix(position ^ np.uint64(0xA5A5A5A5A5A5A5A5))
+        for index, id_hash in enumerate(mix(ids)):
+            column = np.ascontiguousarray(self.features.values[:, index])
+            cell = mix(column.view(np.uint32).astype(np.uint64) + id_hash)
+            cell[np.isnan(column)] = 0
+            first += cell
+            second += cell * (id_hash | np.uint64(1))
+        return _sums(mix(first), self.lengths), _sums(mix(second), self.lengths)
+
     def distinct(self) -> Lists:
         """Returns the lists without repeated candidates: candidates with equal features are the same action."""
         kept = self.first_equal == np.arange(len(self.rows))
@@ -131,3 +146,10 @@ class PolicyColumn:
 
     values: NDArray[np.float32]
     complete: bool
+
+
+def _sums(values: Hashes, lengths: NDArray[np.int64]) -> Hashes:
+    """[n] wrapping sums over consecutive runs of `values`, mixed with the runs' lengths."""
+    running = np.concatenate((np.zeros(1, np.uint64), np.cumsum(values, dtype=np.uint64)))
+    ends = np.cumsum(lengths)
+    return mix((running[ends] - running[ends - lengths]) ^ lengths.astype(np.uint64))

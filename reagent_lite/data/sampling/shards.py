@@ -1,6 +1,7 @@
 """Which process reads which part of the data: its machine's shard, or a single shard if all machines have all rows.
 
 layout shards    node 0: ranks 0, 1 ─► shard 0     node 1: ranks 2, 3 ─► shard 1
+layout split     the same; each machine has chosen its shard from all rows
 layout replicas  node 0: ranks 0, 1 ─► shard 0     node 1: ranks 2, 3 ─► shard 0, which is on both
 """
 
@@ -16,15 +17,17 @@ from reagent_lite.distributed.group import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
-    """How the rows are divided among processes. A single machine has one shard.
+    """The division of rows among processes. A single machine has one shard.
 
     Attributes:
         group: all processes.
+        layout: data.layout.
         nodes: machine of each rank.
         of_rank: number of the shard each rank reads.
     """
 
     group: Group
+    layout: str
     nodes: tuple[int, ...]
     of_rank: tuple[int, ...]
 
@@ -33,12 +36,12 @@ class Shards:
         """Returns the shards of a group by the config's layout; every rank calls it."""
         nodes = group.all_gather(group.node)
         replicas = settings.layout == "replicas"
-        return cls(group=group, nodes=nodes, of_rank=(0,) * len(nodes) if replicas else nodes)
+        return cls(group=group, layout=settings.layout, nodes=nodes, of_rank=(0,) * len(nodes) if replicas else nodes)
 
     @classmethod
     def alone(cls, group: Group) -> "Shards":
         """Returns the one shard of a group of one process."""
-        return cls(group=group, nodes=(0,), of_rank=(0,))
+        return cls(group=group, layout="shards", nodes=(0,), of_rank=(0,))
 
     @property
     def own(self) -> int:
@@ -65,12 +68,13 @@ class Shards:
         """First rank of each shard."""
         return tuple(self.of_rank.index(shard) for shard in range(max(self.of_rank) + 1))
 
-    def agree(self, summary: CopySummary, path: str) -> Agreement:
+    def agree(self, summary: CopySummary, path: str, *, repeats: bool) -> Agreement:
         """Returns the description of the data at `path` on all machines together; every rank calls it.
 
         Args:
             summary: summary of this machine's data.
             path: the same on all machines.
+            repeats: see `copy_summaries.agree`.
 
         Raises:
             DataError: on every rank alike, see `agreement.agree`.
@@ -80,7 +84,7 @@ class Shards:
             for text in self.group.gather_text(COPY_SUMMARY.dump_json(summary).decode())
         ]
         by_node = [summaries[self.nodes.index(node)] for node in sorted(set(self.nodes))]
-        return agree(by_node, path=path, replicas=not self.several)
+        return agree(by_node, path=path, layout=self.layout, repeats=repeats)
 
     def counts(self, number: int) -> tuple[int, ...]:
         """Returns the number that the first reader of each shard passes; every rank calls it."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.timeline.event_spans import span_steps, sum_spans
 from reagent_lite.errors import pluralize
 
 T = TypeVar("T", bound=np.generic)
@@ -72,23 +73,16 @@ def n_steps(
 
     Raises:
         DataError: a row spans several rows already.
-
-    Source: Sutton & Barto (2018), eq. 7.1.
     """
     _refuse_summed(copy, f"rl.multi_steps is {count}", "leave rl.multi_steps out")
-    rows = len(copy.reward)
-    last = np.arange(rows)
+    rows = np.arange(len(copy.reward))
     reward = copy.reward.astype(np.float64)
-    steps = np.ones(rows, np.float32)
-    going = np.ones(rows, bool)
-    raw = reward if boost is None else reward + np.where(copy.action >= 0, boost[np.maximum(copy.action, 0)], 0)
+    later = reward if boost is None else reward + np.where(copy.action >= 0, boost[np.maximum(copy.action, 0)], 0)
     stops = (copy.truncated > 0) & (copy.next_action < 0) & (not maxq)
-    for k in range(1, count):
-        going &= copy.follows[last].astype(bool) & (copy.bootstrap[last] > 0) & ~np.append(stops, True)[last + 1]
-        last = np.where(going, last + 1, last)
-        reward = reward + np.where(going, gamma**k * raw[last], 0)
-        steps += going
-    return Spans(reward=reward.astype(np.float32), steps=steps, last=last)
+    goes_on = copy.follows.astype(bool) & (copy.bootstrap > 0) & ~np.append(stops, True)[1:]
+    steps = span_steps(rows, count, goes_on)
+    summed = sum_spans(reward, later, rows, steps, gamma)
+    return Spans(reward=summed.astype(np.float32), steps=steps.astype(np.float32), last=rows + steps - 1)
 
 
 def learnable_rows(

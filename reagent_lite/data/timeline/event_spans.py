@@ -203,14 +203,8 @@ class Episodes:
         limit = self.section.timeWindowLimit
         if limit is not None:
             at = at[self.since_first[at] <= limit]
-        steps = np.ones(len(at), np.int64)
-        going = np.ones(len(at), bool)
-        over = self.over
-        for k in range(1, self.section.steps):
-            now = np.minimum(at + k, len(self) - 1)
-            going &= ~over[now - 1] & (at + k < self.stop[at]) & complete[now]
-            steps += going
-        return SpannedRows(episodes=self, at=at, steps=steps)
+        goes_on = ~self.over & self.followed & np.append(complete, False)[1:]
+        return SpannedRows(episodes=self, at=at, steps=span_steps(at, self.section.steps, goes_on))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,10 +251,43 @@ class SpannedRows:
         return np.where(self.terminal, 0, after - sequence[self.at])
 
     def summed(self, values: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
-        """Returns [m, ...] Σ_k γ^k · values[k] over the rows of the span, NaN as 0; Sutton & Barto (2018), eq. 7.1."""
-        total = np.nan_to_num(values[self.at])
-        for k in range(1, int(self.steps.max(initial=1))):
-            spanned = (self.steps > k).reshape(-1, *[1] * (values.ndim - 1))
-            later = np.nan_to_num(values[np.minimum(self.at + k, len(values) - 1)])
-            total = total + np.where(spanned, gamma**k * later, 0)
-        return total
+        """Returns [m, ...] Σ_k γ^k · values[k] over the rows of the span, NaN as 0."""
+        values = np.nan_to_num(values)
+        return sum_spans(values[self.at], values, self.at, self.steps, gamma)
+
+
+def span_steps(at: Indices, count: int, goes_on: Mask) -> Indices:
+    """Returns [m] the number of rows, at most `count`, that each span has.
+
+    Args:
+        at: [m] the first row of each span among n rows.
+        count: largest number of rows of a span.
+        goes_on: [n] whether a span that has the row may have the following one, too.
+    """
+    steps = np.ones(len(at), np.int64)
+    going = np.ones(len(at), bool)
+    for k in range(count - 1):
+        going &= goes_on[np.minimum(at + k, len(goes_on) - 1)]
+        steps += going
+    return steps
+
+
+def sum_spans(
+    first: NDArray[np.float64], values: NDArray[np.float64], at: Indices, steps: Indices, gamma: float
+) -> NDArray[np.float64]:
+    """Returns [m, ...] first + Σ_{k > 0} γ^k · values[at + k] over the rows of each span.
+
+    Args:
+        first: [m, ...] the values of the first rows.
+        values: [n, ...] the values of all rows.
+        at: [m] the first row of each span.
+        steps: [m] number of rows that it has.
+        gamma: discount per row.
+
+    Source: Sutton & Barto (2018), eq. 7.1.
+    """
+    total = first
+    for k in range(1, int(steps.max(initial=1))):
+        spanned = (steps > k).reshape(-1, *[1] * (values.ndim - 1))
+        total = total + np.where(spanned, gamma**k * values[np.minimum(at + k, len(values) - 1)], 0)
+    return total

@@ -24,9 +24,8 @@ from reagent_lite.config.column_names import EPISODE_COLUMNS, SERVED_COLUMNS
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.faults_by_kind import FaultsByKind
-from reagent_lite.data.formats.blocks import Block, Show
+from reagent_lite.data.formats.blocks import Block, InputFile, Show
 from reagent_lite.data.formats.format_table import ALL_COLUMNS, read_blocks
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.formats.schema import fill_nulls, in_one_piece, valid_rows
 from reagent_lite.data.rows.block_columns import column_of, texts
 from reagent_lite.data.rows.contract import Contract

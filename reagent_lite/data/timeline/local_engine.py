@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.buckets import BucketGroup, Buckets, reordered_rows
-from reagent_lite.data.formats.blocks import Show
-from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.formats.blocks import InputFile, Show
 from reagent_lite.data.formats.schema import in_one_piece, to_numpy
 from reagent_lite.data.timeline.event_spans import Counts
 from reagent_lite.data.timeline.events import ORDER, EventFacts, check_events

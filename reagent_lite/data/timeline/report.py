@@ -10,8 +10,8 @@ import numpy as np
 from reagent_lite.config.paths import show_paths
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.console import machine_logger
+from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.frames import locations
-from reagent_lite.data.formats.input_files import InputFile
 from reagent_lite.data.log_shares import shares_in_words, shares_of
 from reagent_lite.data.rows.contract import ALONE
 from reagent_lite.data.timeline.event_spans import MAX_DUPLICATES, Counts

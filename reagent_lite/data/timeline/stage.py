@@ -22,8 +22,7 @@ import pyarrow.parquet
 from reagent_lite.config.paths import logs_of
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.console import machine_logger, progress
-from reagent_lite.data.formats.blocks import Show
-from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.formats.blocks import InputFile, Show
 from reagent_lite.data.logs import separate_logs
 from reagent_lite.data.rows.block_columns import require_one_order
 from reagent_lite.data.rows.item_files import given_items

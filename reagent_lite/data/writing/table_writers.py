@@ -39,10 +39,14 @@ class Format:
     Attributes:
         encode: encodes a table; called in threads.
         opened: given the stream and the first encoded table, returns an object whose `write` takes all encoded tables.
+        cells: whether values become cells of text, as in CSV.
+        own_columns: whether each row may have columns of its own, as in JSON lines.
     """
 
     encode: Callable[[pa.Table], Any]
     opened: Callable[[IO[bytes], Any], AbstractContextManager[Any]]
+    cells: bool = False
+    own_columns: bool = False
 
 
 class TableWriter:
@@ -88,9 +92,7 @@ def table_writer(target: Path, *, within: FolderIdentity | None = None) -> Itera
         DataError: a name that ends in none of FORMATS, values that the format cannot hold, or a file that cannot be
             written.
     """
-    form = next((form for suffix, form in FORMATS.items() if target.name.endswith(suffix)), None)
-    if form is None:
-        raise DataError(Problem(str(target), f"a name that ends in {', '.join(FORMATS)}", repr(target.name)))
+    form = format_of(target)
     with (
         disk_errors(str(target), "a file that can be written"),
         appearing_file(target, within=within) as stream,
@@ -203,9 +205,21 @@ def _join_texts(opening: str, array: pa.Array, elements: pa.Array, closing: str)
     return pc.binary_join_element_wise(opening, pc.if_else(array.is_valid(), texts, None), closing, "")
 
 
+def format_of(target: Path) -> Format:
+    """Returns the format that a file's name asks for.
+
+    Raises:
+        DataError: a name that ends in none of FORMATS.
+    """
+    form = next((form for suffix, form in FORMATS.items() if target.name.endswith(suffix)), None)
+    if form is None:
+        raise DataError(Problem(str(target), f"a name that ends in {', '.join(FORMATS)}", repr(target.name)))
+    return form
+
+
 def _json_lines(compress: Callable[[memoryview], Any]) -> Format:
     """Blocks are compressed one by one, which readers of gzip and Zstandard take as one file."""
-    return Format(lambda table: compress(json_lines(table)), lambda stream, _: nullcontext(stream))
+    return Format(lambda table: compress(json_lines(table)), lambda stream, _: nullcontext(stream), own_columns=True)
 
 
 def _arrow(writer: Callable[..., Any], **options: Any) -> Format:
@@ -219,5 +233,5 @@ FORMATS: dict[str, Format] = {
     ".jsonl.zst": _json_lines(lambda text: pa.Codec("zstd").compress(text, asbytes=True)),
     ".parquet": _arrow(pa.parquet.ParquetWriter, compression="zstd"),
     ".arrow": _arrow(pa.ipc.new_file, options=pa.ipc.IpcWriteOptions(compression="zstd")),
-    ".csv": Format(csv_cells, lambda stream, first: pa.csv.CSVWriter(stream, first.schema)),
+    ".csv": Format(csv_cells, lambda stream, first: pa.csv.CSVWriter(stream, first.schema), cells=True),
 }

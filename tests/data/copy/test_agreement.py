@@ -18,7 +18,7 @@ from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 ACTIONS = ("a", "b")
 FIRST = CopySummary(
     node=0, rows=3, action_names=ACTIONS, state_ids=(1, 4), action_ids=(), metric_names=("views",), content="c0",
-    counts={"rows": 3, "episodes": 1}, notes=("something",), normalization={"state": "n"},
+    listing="l", inputs="i", counts={"rows": 3, "episodes": 1}, notes=("something",), normalization={"state": "n"},
     texts={"state": (), "action": ()}, without_value={"state": (), "action": ()},
 )  # fmt: skip
 SECOND = replace(FIRST, node=1, rows=2, state_ids=(2, 4), metric_names=("clicks",), content="c1",
@@ -29,11 +29,11 @@ ALONE = Agreement(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("summaries", "replicas", "agreed"), [
+@pytest.mark.parametrize(("summaries", "layout", "agreed"), [
     # one machine is what it holds, replicas are one shard, shards are added
-    ([FIRST], False, ALONE),
-    ([FIRST, replace(FIRST, node=1)], True, replace(ALONE, notes=("node 0: something",))),
-    ([FIRST, SECOND], False, Agreement(
+    ([FIRST], "shards", ALONE),
+    ([FIRST, replace(FIRST, node=1)], "replicas", replace(ALONE, notes=("node 0: something",))),
+    ([FIRST, SECOND], "shards", Agreement(
         rows=(3, 2), state_ids=(1, 2, 4), action_ids=(), metric_names=("clicks", "views"),
         content=hashlib.sha256(b"c0\nc1").hexdigest(),
         counts={"rows": 5, "episodes": 1, "terminal_rows": 1},
@@ -44,8 +44,8 @@ ALONE = Agreement(
                "node 1: none of its 2 rows has metric views, which other nodes have; it counts as 0 there"),
     )),
 ])  # fmt: skip
-def test_what_machines_hold_is_merged(summaries: list[CopySummary], replicas: bool, agreed: Agreement) -> None:
-    assert agree(summaries, path="p", replicas=replicas) == agreed
+def test_what_machines_hold_is_merged(summaries: list[CopySummary], layout: str, agreed: Agreement) -> None:
+    assert agree(summaries, path="p", layout=layout) == agreed
 
 
 CANDIDATES = replace(SECOND, action_names=())
@@ -54,35 +54,47 @@ TEXTS = replace(FIRST, texts={"state": (4,), "action": ()})
 NORM = "state_norm_data_path on node 1"
 
 
-@pytest.mark.parametrize(("summaries", "replicas", "places", "words"), [
-    ([FIRST, CANDIDATES], False, ["p on node 1"], "the actions a, b, as on node 0, got candidates with feat"),
-    ([FIRST, replace(SECOND, action_names=("b", "a"))], False, ["p on node 1"],
+@pytest.mark.parametrize(("summaries", "layout", "places", "words"), [
+    ([FIRST, CANDIDATES], "shards", ["p on node 1"], "the actions a, b, as on node 0, got candidates with feat"),
+    ([FIRST, replace(SECOND, action_names=("b", "a"))], "shards", ["p on node 1"],
      "expected the actions a, b, as on node 0, got the actions b, a"),
-    ([FIRST, replace(SECOND, normalization={"state": "other"})], False, [NORM],
+    ([FIRST, replace(SECOND, normalization={"state": "other"})], "shards", [NORM],
      "expected the parameters of node 0 (sha256 n), got others (other)"),
-    ([FIRST, replace(SECOND, normalization={})], False, [NORM], "expected the parameters of node 0"),
-    ([FIRST, SECOND], True, ["p on node 1"],
+    ([FIRST, replace(SECOND, normalization={})], "shards", [NORM], "expected the parameters of node 0"),
+    ([FIRST, SECOND], "replicas", ["p on node 1"],
      "expected the 3 rows of node 0, as data.layout is replicas, got 2 rows. Copy the same"),
-    ([FIRST, replace(FIRST, node=1, content="c1")], True, ["p on node 1"], "got 3 rows, others. Copy the same"),
+    ([FIRST, replace(FIRST, node=1, content="c1")], "replicas", ["p on node 1"], "got 3 rows, others. Copy the same"),
     # every difference is named
-    ([FIRST, CANDIDATES, replace(SECOND, node=2, normalization={})], True,
+    ([FIRST, CANDIDATES, replace(SECOND, node=2, normalization={})], "replicas",
      ["p on node 1", "p on node 1", "state_norm_data_path on node 2", "p on node 2"], "candidates with feat"),
-    ([NONE, replace(NONE, node=1)], False, ["p"], "got none on any of 2"),
-    ([SECOND, replace(TEXTS, node=2)], False, ["p on node 1: feature 4"], "expected texts, as on node 2, got numbers"),
+    ([NONE, replace(NONE, node=1)], "shards", ["p"], "got none on any of 2"),
+    ([FIRST, SECOND, replace(FIRST, node=2)], "shards", ["p on node 2"],
+     "rows of its own, as data.layout is shards, got the 3 rows of node 0. Set data.layout to split"),
+    ([FIRST, replace(SECOND, listing="m")], "split", ["p on node 1"], "the files of node 0, as data.layout is split"),
+    ([replace(NONE, listing="m", inputs=""), replace(FIRST, node=1)], "split", ["p on node 0"], "files of node 1"),
+    ([FIRST, replace(SECOND, inputs="j")], "split", ["p on node 1"], "none, or files with other names or content"),
+    ([SECOND, replace(TEXTS, node=2)], "shards", ["p on node 1: feature 4"],
+     "expected texts, as on node 2, got numbers"),
 ])  # fmt: skip
 def test_what_cannot_be_merged_is_refused_with_its_machine(
-    summaries: list[CopySummary], replicas: bool, places: list[str], words: str
+    summaries: list[CopySummary], layout: str, places: list[str], words: str
 ) -> None:
     with pytest.raises(DataError, match=re.escape(words)) as caught:
-        agree(summaries, path="p", replicas=replicas)
+        agree(summaries, path="p", layout=layout)
     assert [problem.where for problem in caught.value.problems] == places
 
 
 def test_a_machine_may_have_no_rows_or_no_value_of_a_text() -> None:
-    assert agree([NONE, SECOND], path="p", replicas=False).rows == (0, 2)
+    assert agree([NONE, SECOND], path="p", layout="shards").rows == (0, 2)
     assert agree(
-        [replace(SECOND, without_value={"state": (4,), "action": ()}), TEXTS], path="p", replicas=False
+        [replace(SECOND, without_value={"state": (4,), "action": ()}), TEXTS], path="p", layout="shards"
     ).state_ids == (1, 2, 4)
+
+
+def test_equal_rows_of_two_machines_as_eval_data_and_by_chance_none() -> None:
+    assert agree([FIRST, replace(FIRST, node=1)], path="p", layout="shards", repeats=True).rows == (3, 3)
+    assert agree([NONE, replace(NONE, node=1), SECOND], path="p", layout="shards").rows == (0, 0, 2)
+    assert agree([replace(NONE, inputs=""), replace(SECOND, node=1)], path="p", layout="split").rows == (0, 2)
 
 
 def test_facts_of_a_copy_come_back_from_their_text(tmp_path: Path) -> None:

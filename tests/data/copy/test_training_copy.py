@@ -18,7 +18,6 @@ from oracles.transitions import check_arrays
 
 from reagent_lite.data.copy.order import find_order
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
-from reagent_lite.data.rows.hashes import list_hashes
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 
 LOG_2019 = Path(__file__).resolve().parents[3].parent / "shared/data/reagent2019/cartpole_training.json.bz2"
@@ -194,7 +193,7 @@ def test_rows_of_candidates_by_hand(
 def test_list_hashes_see_every_difference() -> None:
     def hashed(lengths: list[int], ids: tuple[int, ...], values: Any) -> list[tuple[int, int]]:
         features = FeatureMatrix(ids, np.array(values, np.float32))
-        return [*zip(*(hashes.tolist() for hashes in list_hashes(Lists(np.array(lengths), features))), strict=True)]
+        return [*zip(*(hashes.tolist() for hashes in Lists(np.array(lengths), features).hashes()), strict=True)]
 
     seen = [
         *hashed([1, 1, 1, 0], (1, 2), [[1, nan], [nan, 1], [nan, nan]]),

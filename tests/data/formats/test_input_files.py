@@ -36,7 +36,7 @@ def test_packed_members_are_read_on_and_what_ends_early_is_refused(tmp_path: Pat
 
 
 def test_a_folder_is_its_shards_in_order(tmp_path: Path) -> None:
-    for name in ("b.json", "a.jsonl", "_success.json", ".hidden.json", "shards.json", "notes.txt"):
+    for name in ("b.json", "a.jsonl", "_success.json", ".hidden.json", "notes.txt"):
         (tmp_path / name).write_text(json.dumps({"name": name}) + "\n")
     (tmp_path / "c.json").touch()
     (tmp_path / "deeper.json").mkdir()

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.input_files import InputFile
+from reagent_lite.data.formats.blocks import Block, InputFile
 from reagent_lite.data.formats.schema import TEXT_METADATA
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.typed_columns import event_table

@@ -1,12 +1,10 @@
-"""Shards: every row in exactly one, whole episodes, the same whatever the order of files and threads."""
+"""Parts of machines: every row in exactly one, whole episodes, the same whatever the order of files and threads."""
 
-import errno
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -17,12 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.event_files import small_blocks
+from oracles.events import event
 from oracles.logs import episode_code, random_rows, split_mix, write_lines
 from oracles.shards import multiset, names, rows_of, stage, table, write
 
 from reagent_lite.config.shard_config import ShardConfig
-from reagent_lite.data.shards import partition
-from reagent_lite.data.shards.partition import make_shards
+from reagent_lite.data import shard_files
+from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.partition import Partition
+from reagent_lite.data.shard_files import write_shard
 from reagent_lite.data.stage_folder import StageManifest, data_files
 from reagent_lite.errors import DataError, NoRowsError
 
@@ -32,10 +33,14 @@ LENGTHS = [3, 1, 9, 4, 4, 17, 2, 6, 1, 1, 8, 5]
 def made(
     path: Path, folder: Path, num_nodes: int, **keys: Any
 ) -> tuple[list[list[dict[str, Any]]], tuple[StageManifest, ...]]:
-    """Returns the rows of each shard, and the manifests."""
-    folder.mkdir(parents=True)
-    manifests = make_shards(ShardConfig(training_data_path=str(path), num_nodes=num_nodes, **keys), folder)
-    return [rows_of(folder / f"shard-{number:05d}") for number in range(num_nodes)], manifests
+    """Returns the rows of each machine, and the manifests."""
+    folders = [folder / str(node) for node in range(num_nodes)]
+    manifests = []
+    for node, part in enumerate(folders):
+        part.mkdir(parents=True)
+        tree = {"training_data_path": str(path), "num_nodes": num_nodes, "node_index": node, **keys}
+        manifests.append(write_shard(ShardConfig(**tree), part))
+    return [rows_of(part) for part in folders], tuple(manifests)
 
 
 @pytest.fixture
@@ -57,13 +62,20 @@ def test_whole_files_by_hand(tmp_path: Path) -> None:
     """100 rows in files of 40, 30, 20 and 10, the largest first to the machine with the fewest rows."""
     for rows in (40, 30, 20, 10):
         write(tmp_path / f"{rows}.parquet", table([5] * (rows // 5), first=rows))
-    files, parent = data_files(str(tmp_path)), stage(tmp_path)
-    divided = [partition.whole_files(files, parent, ShardConfig(num_nodes=nodes)) for nodes in (1, 2, 3, 5)]
-    assert [whole and [sorted(file.name[:2] for file in files) for files in whole] for whole in divided] == [
+    stage(tmp_path)
+    files = data_files(str(tmp_path))
+
+    def divided(nodes: int) -> list[list[str]] | None:
+        parts = [Partition(num_nodes=nodes, node=node, seed=0).files_of(files, str(tmp_path)) for node in range(nodes)]
+        if any(file.selection for part in parts for file in part):
+            assert all([file.name for file in part] == [file.name for file in files] for part in parts)
+            return None
+        return [sorted(file.name[:2] for file in part) for part in parts]
+
+    assert [divided(nodes) for nodes in (1, 2, 3, 5)] == [
         [["10", "20", "30", "40"]], [["10", "40"], ["20", "30"]],
         None, None,  # 40 rows are more than a tenth above 33.3
     ]  # fmt: skip
-    assert made(tmp_path, tmp_path / "out", 3)[1][0].report["whole_files"] == 0
 
 
 def test_rows_go_to_the_machine_that_the_hash_of_their_episode_names(tmp_path: Path, scattered: Path) -> None:
@@ -121,7 +133,7 @@ def test_any_episodes_in_any_files(
         stage(folder / "in")
     whole = pa.concat_tables(tables)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partition, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(shard_files, "CHUNK_BYTES", chunk_bytes)
         shards, manifests = made(folder / "in", folder / "out", num_nodes, seed=seed)
     assert multiset([row for shard in shards for row in shard]) == multiset(whole.to_pylist())
     kept = pd.DataFrame([row | {"shard": number} for number, shard in enumerate(shards) for row in shard])
@@ -129,8 +141,7 @@ def test_any_episodes_in_any_files(
     assert (episodes["shard"].nunique() == 1).all()
     assert episodes["sequence_number"].is_monotonic_increasing.all()  # rows keep the order of the input
     assert [manifest.rows for manifest in manifests] == [len(shard) for shard in shards]
-    assert timeline or manifests[0].columns["of_our_own"] == "int64"
-    assert not manifests[0].report["whole_files"] or max(map(len, shards)) <= 1.1 * whole.num_rows / num_nodes
+    assert {manifest.columns["of_our_own"] for manifest in manifests if manifest.rows} == {"int64"}
 
 
 @pytest.mark.parametrize("block_bytes", [3000, 1 << 20])
@@ -152,9 +163,9 @@ def test_json_lines_with_columns_of_mixed_types(
     assert len(by_key) == 400
     for row in rows:
         kept = by_key[row["mdp_id"], row["sequence_number"]]
-        assert (json.loads(kept["action"]), kept["reward"], kept["metrics"] or None, kept["next"], kept["empty"]) == (
-            row["action"], row["reward"], row.get("metrics"), [], "[{}]",
-        )  # fmt: skip
+        assert json.loads(kept["action"]) == row["action"]
+        assert (kept.get("metrics") or None) == row.get("metrics")
+        assert (kept["reward"], kept["next"], kept["empty"]) == (row["reward"], [], "[{}]")
 
 
 def test_replicas_are_whole_and_in_orders_of_their_own(tmp_path: Path, scattered: Path) -> None:
@@ -169,7 +180,7 @@ def test_replicas_are_whole_and_in_orders_of_their_own(tmp_path: Path, scattered
 def test_more_machines_than_episodes(tmp_path: Path) -> None:
     write(tmp_path / "in" / "log.parquet", table([4, 4]))
     shards, manifests = made(tmp_path / "in", tmp_path / "out", 5)
-    folders = sorted((tmp_path / "out").iterdir())
+    folders = [tmp_path / "out" / str(node) for node in range(5)]
     assert [StageManifest.read(str(folder)) for folder in folders] == list(manifests)
     assert sum(map(len, shards)) == 8
     empty = folders[shards.index([])]
@@ -178,22 +189,83 @@ def test_more_machines_than_episodes(tmp_path: Path) -> None:
         data_files(str(empty))
 
 
-def test_shards_of_a_stage_know_their_parent_and_hold_its_files(
-    tmp_path: Path, staged: StageManifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_part_of_a_stage_knows_its_parent(tmp_path: Path, staged: StageManifest) -> None:
     _, manifests = made(tmp_path / "in", tmp_path / "out", 2)
     sums = {name: entry["sha256"] for name, entry in staged.files.items()}
     for manifest in manifests:
-        assert (manifest.parent, manifest.state_ids, manifest.metric_names, manifest.report["whole_files"]) == (
-            staged.digest, (0, 1), ("m",), 6,  # 21 + 8 + 2 and 13 + 13 + 4 rows
-        )  # fmt: skip
-        assert {file.name: file.sha256 for file in manifest.inputs} == sums
-    # files that stay whole are links: no byte of them is written
-    inodes = {file.stat().st_ino for file in (tmp_path / "in").iterdir()}
-    assert sum(file.stat().st_ino in inodes for file in (tmp_path / "out").rglob("*.parquet")) == 6
-    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
-    _, (manifest,) = made(tmp_path / "in", tmp_path / "copied", 1)
-    assert sorted(entry["sha256"] for entry in manifest.files.values()) == sorted(sums.values())
+        assert (manifest.parent, manifest.state_ids, manifest.metric_names, manifest.rows) in [
+            (staged.digest, (0, 1), ("m",), rows)
+            for rows in (31, 30)  # 21 + 8 + 2 and 13 + 13 + 4
+        ]
+        assert {file.name: file.sha256 for file in manifest.inputs} == sums  # of files that it did not read, too
+
+
+def copies(path: Path, folder: Path, nodes: int, **keys: Any) -> list[TrainingCopy]:
+    parts = [Partition(num_nodes=nodes, node=node, seed=0) for node in range(nodes)] if nodes > 1 else [None]
+    return [
+        prepare_training_copy(str(path), actions=("a", "b"), directory=str(folder), partition=part, **keys)
+        for part in parts
+    ]
+
+
+@pytest.mark.parametrize("kind", ["transitions", "events", "timeline"])
+def test_copies_of_machines_are_the_rows_of_one(tmp_path: Path, kind: str) -> None:
+    """Each array of the whole copy, row by row, is in the copy of the machine that has the row's episode."""
+    path = tmp_path / "in"
+    if kind == "events":
+        lengths = [n % 4 + 1 for n in range(30)]
+        write_lines(path / "log.jsonl", [
+            event(f"e{n}", k, float(k), float(n), action="ab"[k % 2], possible_actions=["a", "b"],
+                  terminal=k == last - 1)
+            for n, last in enumerate(lengths) for k in range(last)
+        ])  # fmt: skip
+    else:
+        for number in range(6):
+            write(path / f"{number}.parquet", table(LENGTHS[2 * number : 2 * number + 2], first=2 * number))
+    if kind == "timeline":
+        stage(path)
+    (whole,) = copies(path, tmp_path / "copies", 1)
+    parts = copies(path, tmp_path / "copies", 2)
+    assert min(map(len, parts)) > 0
+    columns = ("action", "next_action", "reward", "bootstrap", "time_diff", "sequence", "origin_line")
+
+    def rows(copy: TrainingCopy) -> list[Any]:
+        hashes = copy.episode_hash[copy.episode]
+        following = copy.state[copy.next_index]
+        files = [Path(copy.files[number]).name for number in copy.origin_file]
+        values = zip(*(getattr(copy, name).tolist() for name in columns), strict=True)
+        return sorted(
+            zip(hashes.tolist(), files, values, copy.state[: len(copy)].tolist(), following.tolist(), strict=True)
+        )
+
+    assert sorted(row for part in parts for row in rows(part)) == rows(whole)
+    assert not {*parts[0].episode_hash.tolist()} & {*parts[1].episode_hash.tolist()}
+    if kind == "timeline":
+        assert sorted(file for part in parts for file in part.files) == sorted(whole.files)
+    folders = [part.folder for part in parts]
+    assert [part.folder for part in copies(path, tmp_path / "copies", 2)] == folders  # up to date
+    assert copies(path, tmp_path / "copies", 1)[0].folder == whole.folder
+
+
+def test_single_decisions_and_illegal_ids_go_to_one_machine_each(tmp_path: Path) -> None:
+    """Rows without an mdp_id are episodes of their own; the machine that gets a row with an illegal one reports it."""
+    rows = [{"state_features": {"0": float(n)}, "action": "a", "reward": float(n)} for n in range(40)]
+    parts = copies(write_lines(tmp_path / "in/log.jsonl", rows), tmp_path / "copies", 3)
+    assert sorted(np.concatenate([part.reward for part in parts]).tolist()) == [float(n) for n in range(40)]
+    assert all(len(part) for part in parts)
+    broken = write_lines(
+        tmp_path / "broken.jsonl",
+        [event("e", 0, 0.0, mdp_id={"no": "id"}, terminal=True, action="a", possible_actions=["a"])],
+    )
+    found = []
+    for node in range(3):
+        with pytest.raises(DataError) as error:
+            prepare_training_copy(
+                str(broken), actions=("a", "b"), directory=str(tmp_path / "copies"),
+                partition=Partition(num_nodes=3, node=node, seed=0),
+            )  # fmt: skip
+        found.append("mdp_id" in str(error.value))
+    assert sorted(found) == [False, False, True]
 
 
 OWN = {
@@ -209,7 +281,7 @@ def test_columns_of_any_type_stay(tmp_path: Path) -> None:
     rows = table([2, 3])
     rows = pa.table({name: rows[name] for name in rows.column_names} | OWN)
     made(write(tmp_path / "in" / "log.parquet", rows), tmp_path / "out", 1)
-    (file,) = data_files(str(tmp_path / "out" / "shard-00000"))
+    (file,) = data_files(str(tmp_path / "out" / "0"))
     assert pq.ParquetFile(file.path).read().sort_by([("mdp_id", "ascending"), ("sequence_number", "ascending")]).select(
         [*OWN]
     ) == rows.select([*OWN])

@@ -1,1 +1,0 @@
-"""Whole episodes for each machine."""
