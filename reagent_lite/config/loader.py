@@ -48,7 +48,7 @@ def load_config(model: type[Config], path: str | None, overrides: tuple[str, ...
     """
     tree, problems = ({}, []) if path is None else read_tree(path)
     for override in overrides:
-        problems += _override(tree, override)
+        problems += apply_override(tree, override)
     return check(model, tree, problems)
 
 
@@ -192,7 +192,8 @@ def _beyond_limits(tree: Any) -> Iterator[Problem]:
         yield Problem(level[0][0][:_SHOWN], _DEPTH, "more")
 
 
-def _override(tree: dict[str, Any], override: str) -> list[Problem]:
+def apply_override(tree: dict[str, Any], override: str) -> list[Problem]:
+    """Sets the key of `section.key=value` in a tree, as `load_config` does; returns the problems."""
     path, equals, text = override.partition("=")
     if not equals or not path:
         return [Problem(f"--set {override}", "key=value, such as training.learning_rate=0.01", repr(override))]

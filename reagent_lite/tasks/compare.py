@@ -1,0 +1,477 @@
+"""Trains configs with several seeds each, and chooses one of them by episodes that do not decide.
+
+config ─► runs: {config}-{seed} ─► queue in the folder ─► processes of all machines ─┬─► curves, table, choice ─► page
+                                                                                     └─► decision: the chosen run's own
+
+folder    comparison/  configs, queue      runs/  a folder for each run      logs/  their messages
+          compare.json, compare.html, once every run has ended
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, has_named_actions, leaves
+from reagent_lite.config.compare_config import CompareConfig
+from reagent_lite.config.loader import Source, apply_override, read_tree
+from reagent_lite.config.section import within
+from reagent_lite.console import logger
+from reagent_lite.disk_room import require_writable
+from reagent_lite.distributed.work_queue import WorkQueue, fill_queue
+from reagent_lite.distributed.worker import ending_with_me
+from reagent_lite.errors import ConfigError, PeerError, Preempted, Problem, needing, raise_any
+from reagent_lite.manifest import canonical
+from reagent_lite.report.compared import (
+    CURVE_LEVEL,
+    TABLE_LEVEL,
+    ComparedConfig,
+    ComparedRuns,
+    report_of_comparison,
+)
+from reagent_lite.report.html_page import render
+from reagent_lite.report.result import Brief, Result
+from reagent_lite.run.evaluators import CHOOSING
+from reagent_lite.training.stop import StopSignal
+from reagent_lite.whole_files import work_folder, write_synced, write_whole
+
+_CLASSES: dict[str, type[WorkflowConfig]] = {"dqn": DqnConfig, "parametric_dqn": ParametricDqnConfig}
+_FOLDER = "comparison"
+_ROUND_SECONDS = 0.25
+_ENDING_SECONDS = 120.0  # for a run to save a checkpoint
+_MESSAGE_LINES = 12
+_TITLE = r"Traceback .*:|[a-z][a-z ]+( \(\d+\))?:"  # of cli.message_of
+_SAVED_EVERY_MINUTES = 5.0
+_CHOOSING_SHARE = 0.5
+_ONCE_MORE = (Preempted.exit_code, 5)  # a signal to the run itself; a run of a lost worker that has not ended yet
+
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared(Result):
+    """The comparison; printed as the last line of standard output.
+
+    Attributes:
+        chosen: name of the chosen run, of the config with the highest interquartile mean.
+        decision: recommendation for its policy, from episodes that did not choose it: choice, reason, next.
+        model: folder of its exported model; None if publish_if blocked the export.
+        compared: number of runs that it was chosen from.
+        failed: {name: error} of the runs that failed.
+        page, report: paths of the HTML page and of the JSON file with all figures.
+        seconds: total wall-clock time of this command.
+        comparison: all figures; not printed.
+    """
+
+    chosen: str
+    decision: dict[str, str]
+    model: str | dict[str, str] | None
+    compared: int
+    failed: dict[str, str]
+    page: str
+    report: str
+    seconds: float
+    comparison: ComparedRuns = field(repr=False)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command: 4 if a run failed."""
+        return PeerError.exit_code if self.failed else 0
+
+    @property
+    def runs(self) -> Any:
+        """The runs as a frame of pandas: config, seed, score, final, decision, steps, seconds, model, folder, error.
+
+        `score` is of the episodes that choose, `final` of those that decide.
+        """
+        return _frame(self.comparison.run_rows())
+
+    @property
+    def curves(self) -> Any:
+        """The learning curves as a frame of pandas: config, step, value, low, high, over the runs of each config."""
+        return _frame(self.comparison.curve_rows())
+
+    @property
+    def table(self) -> Any:
+        """The configs as a frame of pandas, the best first: config, runs, interquartile_mean, mean, low, high.
+
+        The intervals of the means hold together.
+        """
+        return _frame(self.comparison.config_rows())
+
+
+def _frame(rows: list[Tree]) -> Any:
+    from reagent_lite.data.result_frames import frame_of
+
+    return frame_of(rows)
+
+
+def compare_runs(config: CompareConfig) -> Compared:
+    """Trains the runs that are not finished yet, together with other machines, and compares all of them.
+
+    Raises:
+        ConfigError: a run's config has faults; the folder has other runs.
+        PeerError: all runs failed.
+        Preempted: a signal ended the command; the same one continues.
+    """
+    start = time.monotonic()
+    with needing("data", "workflows.compare"):
+        import reagent_lite.tasks.run_statistics  # noqa: F401
+    trees = run_trees(config)
+    classes = {name: _class_of(config, tree) for name, tree in trees.items()}
+    score = _check_runs(config, trees, classes)
+    folder = Path(config.output_path).expanduser()
+    require_writable(folder, "output_path", keep=True)
+    _begin(folder, trees)
+    queue = WorkQueue(folder / _FOLDER, config.lost_after_seconds, polled_every=_ROUND_SECONDS)
+    queue.retry_failed()
+    with StopSignal() as signal:
+        signal.standing = "runs have saved what they learned; the same command continues"
+        _Workers(config, folder, queue, classes).work()
+    comparison = _compared_runs(config, folder, queue, [*trees], score)
+    return _conclude(folder, comparison, time.monotonic() - start)
+
+
+def run_trees(config: CompareConfig) -> dict[str, Tree]:
+    """Returns the config of each run by its name, CONFIG-SEED.
+
+    Raises:
+        ConfigError: a file cannot be read, or a change is no change of a config.
+    """
+    trees = {}
+    problems: list[Problem] = []
+    for name, changes in config.configs.items():
+        try:
+            tree = choosing_run(*((config.base, changes) if isinstance(changes, dict) else (changes, {})))
+        except ConfigError as error:
+            problems += [within(f"configs.{name}", problem) for problem in error.problems]
+            continue
+        for seed in config.seeds:
+            run = f"{name}-{seed}"
+            folder = _run_folder(Path(config.output_path), run)
+            trees[run] = {**tree, "seed": seed, "model_output_path": str(folder)}
+    raise_any(problems, ConfigError)
+    return trees
+
+
+def choosing_run(base: Source, changes: Mapping[str, Any]) -> Tree:
+    """Returns a config of a run that is one of several to choose from, and that can be continued.
+
+    Args:
+        base: a training config.
+        changes: {key: value} by keys such as "rl.gamma", or sections with keys.
+
+    Raises:
+        ConfigError: the config cannot be read, or a change is no change of a config.
+    """
+    tree, problems = read_tree(base)
+    for key, value in leaves(changes).items():
+        problems += apply_override(tree, f"{key}={json.dumps(value)}")
+    raise_any(problems, ConfigError)
+    tree["evaluation"] = {"choosing_share": _CHOOSING_SHARE, **(tree.get("evaluation") or {})}
+    saved = {**(tree.get("checkpoint") or {})}
+    if saved.keys().isdisjoint(("every_steps", "every_minutes")):
+        tree["checkpoint"] = {**saved, "every_minutes": _SAVED_EVERY_MINUTES}
+    return tree
+
+
+def default_score(config: WorkflowConfig) -> str:
+    """Returns the tag of the score by which runs of a config are compared."""
+    if config.simulation is not None:
+        return "simulation/return/mean"
+    return f"CPE/Reward/{'Weighted_Sequential_Doubly_Robust' if config.rl.gamma else 'Doubly_Robust_Reward'}"
+
+
+def _run_folder(folder: Path, name: str) -> Path:
+    return folder / "runs" / name
+
+
+def _class_of(config: CompareConfig, tree: Tree) -> type[WorkflowConfig]:
+    return _CLASSES[config.workflow or ("dqn" if has_named_actions(tree) else "parametric_dqn")]
+
+
+def _check_runs(config: CompareConfig, trees: dict[str, Tree], classes: dict[str, type[WorkflowConfig]]) -> str:
+    """Returns the tag of the score by which the runs are compared.
+
+    Raises:
+        ConfigError: configs have faults, or their scores cannot be compared; with all faults.
+    """
+    problems: list[Problem] = []
+    checked: dict[str, WorkflowConfig] = {}
+    for name in config.configs:
+        run = f"{name}-{config.seeds[0]}"
+        try:
+            checked[name] = check(classes[run], trees[run])
+        except ConfigError as error:
+            problems += [within(f"configs.{name}", problem) for problem in error.problems]
+    raise_any(problems, ConfigError)
+    first, *_ = checked.values()
+    score = config.score or default_score(first)
+    for name, run_config in checked.items():
+        problems += [within(f"configs.{name}", problem) for problem in _incomparable(run_config, first, score)]
+    raise_any(problems, ConfigError)
+    return score
+
+
+def _incomparable(config: WorkflowConfig, first: WorkflowConfig, score: str) -> Iterator[Problem]:
+    """Yields the keys with which a config's score is not comparable with that of the first config."""
+    if config.num_nodes > 1 or config.collects:
+        yield Problem(
+            "num_nodes, simulation.mode", "one machine for each run", "several", "Several machines share runs"
+        )
+    if config.evaluation.choosing_share is None:
+        yield Problem("evaluation.choosing_share", "a share, or absent", "null", "Other episodes choose than decide")
+    if score.startswith("CPE/") and config.rl.gamma != first.rl.gamma:
+        todo = "Values with different discounts are not comparable; compare returns in simulation by `score`"
+        yield Problem("rl.gamma", f"{first.rl.gamma:g}, as in the first config", f"{config.rl.gamma:g}", todo)
+    envs = [None if each.simulation is None else each.simulation.env for each in (first, config)]
+    if score.startswith("simulation/") and envs[0] != envs[1]:
+        yield Problem("simulation.env", f"{envs[0]}, as in the first config", str(envs[1]), "Compare each by itself")
+
+
+def _begin(folder: Path, trees: dict[str, Tree]) -> None:
+    """Writes configs and queue of a new comparison; an earlier one is continued.
+
+    Raises:
+        ConfigError: the earlier one has other runs.
+    """
+    target = folder / _FOLDER
+    if not target.exists():
+        with work_folder(folder, _FOLDER) as temporary:
+            fill_queue(temporary, trees)
+            (temporary / "configs").mkdir()
+            for name, tree in trees.items():
+                write_synced(temporary / "configs" / f"{name}.json", canonical(tree))
+            with suppress(OSError):  # another machine was faster
+                temporary.rename(target)
+    earlier = {path.stem: read_tree(path)[0] for path in (target / "configs").iterdir()}
+    todo = "All runs of a comparison count. Name another output_path for other runs"
+    problems = [
+        Problem(f"run {name}", "a run of this comparison, as when it began", "none" if name in earlier else "a new one",
+                todo)
+        for name in sorted(earlier.keys() ^ trees.keys())
+    ]  # fmt: skip
+    for name in sorted(earlier.keys() & trees.keys()):
+        before, now = (leaves(each[name]) for each in (earlier, trees))
+        changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        problems += [
+            Problem(f"run {name}: {key}", f"{json.dumps(before.get(key))}, as when the comparison began",
+                    json.dumps(now.get(key)), todo)
+            for key in changed if key != "model_output_path"  # machines may see the folder by different paths
+        ]  # fmt: skip
+    raise_any(problems, ConfigError)
+
+
+def _command_of(workflow: str, folder: Path, name: str) -> list[str]:
+    """Returns the command of a run, as a user would type it."""
+    config = folder / _FOLDER / "configs" / f"{name}.json"
+    output = f"model_output_path={json.dumps(str(_run_folder(folder, name)))}"
+    return [sys.executable, "-m", f"workflows.{workflow}", "--config", str(config), "--set", output]
+
+
+@dataclass(slots=True)
+class _Process:
+    """A started run: its process, and the file of its standard output."""
+
+    process: "subprocess.Popen[bytes]"
+    output: Path
+
+    def outcome(self) -> Tree:
+        """Returns the last line of its standard output."""
+        outcome: Tree = json.loads(self.output.read_text().splitlines()[-1])
+        return outcome
+
+
+class _Workers:
+    """Runs of a queue as processes of this machine, until every run of the queue has ended.
+
+    Args:
+        config: the comparison.
+        folder: its folder.
+        queue: the queue.
+        classes: class of the config of each run.
+    """
+
+    def __init__(
+        self, config: CompareConfig, folder: Path, queue: WorkQueue, classes: dict[str, type[WorkflowConfig]]
+    ) -> None:
+        self._folder = folder
+        self._queue = queue
+        self._workflows = {
+            name: next(workflow for workflow, each in _CLASSES.items() if each is kind)
+            for name, kind in classes.items()
+        }
+        self._slots = config.processes or len(os.sched_getaffinity(0))
+        self._running: dict[str, _Process] = {}
+        (folder / "logs").mkdir(exist_ok=True)
+
+    def work(self) -> None:
+        """Starts, watches and ends processes; on an error or a signal it ends them, and their runs wait again."""
+        total = len(self._workflows)
+        try:
+            while self._running or len(self._queue.names("done")) + len(self._queue.names("failed")) < total:
+                for name in self._queue.take_over():
+                    logger.warning(f"{name}: its machine is silent; the run continues here or elsewhere")
+                while len(self._running) < self._slots and (claimed := self._queue.claim()) is not None:
+                    self._start(claimed)
+                time.sleep(_ROUND_SECONDS)
+                for name in [*self._running]:
+                    self._watch(name)
+        finally:
+            self._end_all()
+
+    def _start(self, name: str) -> None:
+        logger.info(f"{name}: started")
+        output = self._folder / "logs" / f"{name}.out"
+        with output.open("wb") as out, output.with_suffix(".log").open("ab") as log:
+            process = subprocess.Popen(
+                _command_of(self._workflows[name], self._folder, name),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=log,
+                process_group=0,  # Ctrl-C is passed on as SIGTERM, once
+                env={"OMP_NUM_THREADS": "1", **os.environ, **ending_with_me()},
+            )
+        self._running[name] = _Process(process, output)
+
+    def _watch(self, name: str) -> None:
+        """Gives a sign of life for a run, or records its end."""
+        running = self._running[name]
+        code = running.process.poll()
+        if code is None:
+            if not self._queue.beat(name):
+                logger.warning(f"{name}: taken over by another machine, as this one was silent")
+                self._stop(running.process)
+                del self._running[name]
+            return
+        del self._running[name]
+        if code in _ONCE_MORE:
+            self._queue.release(name)
+            return
+        if code == 0:
+            if self._queue.finish(name, running.outcome()):
+                logger.info(f"{name}: done")
+            return
+        error = _error_in(running.output.with_suffix(".log")) or f"ended by signal {-code}"
+        if self._queue.finish(name, {"exit_code": code, "error": error}, failed=True):
+            logger.error(f"{name}: failed with exit code {code}: {error}")
+
+    def _end_all(self) -> None:
+        for running in self._running.values():
+            if running.process.poll() is None:
+                running.process.terminate()
+        for name, running in self._running.items():
+            deadline = time.monotonic() + _ENDING_SECONDS
+            while running.process.poll() is None and time.monotonic() < deadline:
+                time.sleep(_ROUND_SECONDS / 5)
+                for other in self._running:  # until all have saved
+                    self._queue.beat(other)
+            self._stop(running.process)
+            if running.process.returncode == 0:  # it ended before the signal came
+                self._queue.finish(name, running.outcome())
+            else:
+                self._queue.release(name)
+
+    @staticmethod
+    def _stop(process: "subprocess.Popen[bytes]") -> None:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def _error_in(log: Path) -> str:
+    """Returns the last error in the messages of a run, from its title on; or the last lines."""
+    lines = log.read_text(errors="replace").splitlines()
+    titles = [number for number, line in enumerate(lines) if re.fullmatch(_TITLE, line)]
+    return "\n".join(lines[titles[-1] if titles else -_MESSAGE_LINES :])
+
+
+def _compared_runs(config: CompareConfig, folder: Path, queue: WorkQueue, names: list[str], score: str) -> ComparedRuns:
+    """Returns the figures of all runs.
+
+    Raises:
+        PeerError: all runs failed, or none has the score.
+        ConfigError: a run lacks the score.
+    """
+    from reagent_lite.tasks.run_statistics import bootstrap_interval, interquartile_mean, mean_interval
+
+    done = set(queue.names("done"))
+    outcomes = {name: queue.record(name) for name in names if name in done}
+    failed = {name: str(queue.record(name)["error"]) for name in names if name not in done}
+    if not outcomes:
+        raise PeerError([Problem(f"run {name}", "a result", error) for name, error in failed.items()])
+    tag = f"{CHOOSING}{score}"
+    lacking = [name for name, outcome in outcomes.items() if outcome["scores"].get(tag) is None]
+    if lacking:
+        tags = (each for each, value in outcomes[lacking[0]]["scores"].items() if value is not None)
+        available = [each.removeprefix(CHOOSING) for each in tags if each.startswith(CHOOSING)]
+        raise ConfigError(
+            Problem(
+                "score", f"a score of every run: {', '.join(available) or 'none'}", f"{score}, which {lacking[0]} lacks"
+            )
+        )
+    curves = {
+        name: {outcome["steps"]: outcome["scores"][tag]} | _curve(_run_folder(folder, name) / "metrics.jsonl", score)
+        for name, outcome in outcomes.items()
+    }
+    runs: dict[str, dict[str, float]] = {config_name: {} for config_name in config.configs}
+    for name, outcome in outcomes.items():
+        runs[name.rpartition("-")[0]][name] = outcome["scores"][tag]
+    finished = {config_name: scores for config_name, scores in runs.items() if scores}
+    level = 1 - (1 - TABLE_LEVEL) / len(finished)
+    configs = [
+        ComparedConfig(
+            name=config_name,
+            runs=scores,
+            middle=interquartile_mean([*scores.values()]),
+            mean=mean_interval([*scores.values()], level),
+            curve={
+                step: bootstrap_interval([[curves[name][step]] for name in scores], CURVE_LEVEL)
+                for step in sorted(set.intersection(*({*curves[name]} for name in scores)))
+            },
+        )
+        for config_name, scores in finished.items()
+    ]
+    return ComparedRuns(
+        score=score,
+        configs=tuple(sorted(configs, key=lambda each: each.middle, reverse=True)),
+        seeds={f"{config_name}-{seed}": seed for config_name in config.configs for seed in config.seeds},
+        outcomes=outcomes,
+        failed=failed,
+        folders={name: str(_run_folder(folder, name)) for name in names},
+    )
+
+
+def _curve(file: Path, tag: str) -> dict[int, float]:
+    """Returns the values of a tag by step, from the evaluations during a run, without the final one."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return {int(line["step"]): line[tag] for line in lines if "epoch" in line and line.get(tag) is not None}
+
+
+def _conclude(folder: Path, comparison: ComparedRuns, seconds: float) -> Compared:
+    report = report_of_comparison(comparison, seconds)
+    page = folder / "compare.html"
+    target = folder / "compare.json"
+    write_whole(page, render(report).encode())
+    write_whole(target, canonical(comparison.document()))
+    logger.info(f"{report.decision}; see {page}")
+    outcome = comparison.outcomes[comparison.chosen]
+    return Compared(
+        chosen=comparison.chosen,
+        decision=report.decision.json(),
+        model=outcome["model"],
+        compared=len(comparison.outcomes),
+        failed=comparison.failed,
+        page=str(page),
+        report=str(target),
+        seconds=round(seconds, 3),
+        brief=Brief.of(report),
+        comparison=comparison,
+    )
