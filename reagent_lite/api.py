@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, has_named_actions
-from reagent_lite.config.compare_config import CompareConfig
+from reagent_lite.config.compare_config import CompareConfig, choosing_run, default_score
 from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.config.inspect_config import InspectConfig
 from reagent_lite.config.items import ITEM_ID
@@ -247,9 +247,9 @@ def optuna_objective(
     import optuna
 
     def objective(trial: "Trial") -> float:
-        tree = comparing.choosing_run(config, suggest(trial))
+        tree = choosing_run(config, suggest(trial))
         tree["model_output_path"] = os.path.join(tree.get("model_output_path", ""), str(trial.number))
-        tag = score or comparing.default_score(check(_workflow_of(tree), tree))
+        tag = score or default_score(check(_workflow_of(tree), tree))
 
         class Report(training.Callback):
             def on_epoch(self, figures: Mapping[str, float]) -> None:

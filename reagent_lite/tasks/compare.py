@@ -13,16 +13,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, has_named_actions, leaves
+from reagent_lite.config import leaves
 from reagent_lite.config.compare_config import CompareConfig
-from reagent_lite.config.loader import Source, apply_override, read_tree
-from reagent_lite.config.section import within
+from reagent_lite.config.loader import read_tree
 from reagent_lite.console import logger
 from reagent_lite.disk_room import require_writable
 from reagent_lite.distributed.work_queue import WorkQueue, fill_queue
@@ -42,14 +40,11 @@ from reagent_lite.run.evaluators import CHOOSING
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.whole_files import work_folder, write_synced, write_whole
 
-_CLASSES: dict[str, type[WorkflowConfig]] = {"dqn": DqnConfig, "parametric_dqn": ParametricDqnConfig}
 _FOLDER = "comparison"
 _ROUND_SECONDS = 0.25
 _ENDING_SECONDS = 120.0  # for a run to save a checkpoint
 _MESSAGE_LINES = 12
 _TITLE = r"Traceback .*:|[a-z][a-z ]+( \(\d+\))?:"  # of cli.message_of
-_SAVED_EVERY_MINUTES = 5.0
-_CHOOSING_SHARE = 0.5
 _ONCE_MORE = (Preempted.exit_code, 5)  # a signal to the run itself; a run of a lost worker that has not ended yet
 
 Tree = dict[str, Any]
@@ -117,123 +112,32 @@ def compare_runs(config: CompareConfig) -> Compared:
     """Trains the runs that are not finished yet, together with other machines, and compares all of them.
 
     Raises:
-        ConfigError: a run's config has faults; the folder has other runs.
+        ConfigError: the folder has other runs, or a run lacks the score.
         PeerError: all runs failed.
         Preempted: a signal ended the command; the same one continues.
     """
     start = time.monotonic()
     with needing("data", "workflows.compare"):
         import reagent_lite.tasks.run_statistics  # noqa: F401
-    trees = run_trees(config)
-    classes = {name: _class_of(config, tree) for name, tree in trees.items()}
-    score = _check_runs(config, trees, classes)
     folder = Path(config.output_path).expanduser()
+    trees = {
+        f"{name}-{seed}": {**tree, "seed": seed, "model_output_path": str(_run_folder(folder, f"{name}-{seed}"))}
+        for name, tree in config.trees.items()
+        for seed in config.seeds
+    }
     require_writable(folder, "output_path", keep=True)
     _begin(folder, trees)
     queue = WorkQueue(folder / _FOLDER, config.lost_after_seconds, polled_every=_ROUND_SECONDS)
     queue.retry_failed()
     with StopSignal() as signal:
         signal.standing = "runs have saved what they learned; the same command continues"
-        _Workers(config, folder, queue, classes).work()
-    comparison = _compared_runs(config, folder, queue, [*trees], score)
+        _Workers(config, folder, queue, [*trees]).work()
+    comparison = _compared_runs(config, folder, queue, [*trees])
     return _conclude(folder, comparison, time.monotonic() - start)
-
-
-def run_trees(config: CompareConfig) -> dict[str, Tree]:
-    """Returns the config of each run by its name, CONFIG-SEED.
-
-    Raises:
-        ConfigError: a file cannot be read, or a change is no change of a config.
-    """
-    trees = {}
-    problems: list[Problem] = []
-    for name, changes in config.configs.items():
-        try:
-            tree = choosing_run(*((config.base, changes) if isinstance(changes, dict) else (changes, {})))
-        except ConfigError as error:
-            problems += [within(f"configs.{name}", problem) for problem in error.problems]
-            continue
-        for seed in config.seeds:
-            run = f"{name}-{seed}"
-            folder = _run_folder(Path(config.output_path), run)
-            trees[run] = {**tree, "seed": seed, "model_output_path": str(folder)}
-    raise_any(problems, ConfigError)
-    return trees
-
-
-def choosing_run(base: Source, changes: Mapping[str, Any]) -> Tree:
-    """Returns a config of a run that is one of several to choose from, and that can be continued.
-
-    Args:
-        base: a training config.
-        changes: {key: value} by keys such as "rl.gamma", or sections with keys.
-
-    Raises:
-        ConfigError: the config cannot be read, or a change is no change of a config.
-    """
-    tree, problems = read_tree(base)
-    for key, value in leaves(changes).items():
-        problems += apply_override(tree, f"{key}={json.dumps(value)}")
-    raise_any(problems, ConfigError)
-    tree["evaluation"] = {"choosing_share": _CHOOSING_SHARE, **(tree.get("evaluation") or {})}
-    saved = {**(tree.get("checkpoint") or {})}
-    if saved.keys().isdisjoint(("every_steps", "every_minutes")):
-        tree["checkpoint"] = {**saved, "every_minutes": _SAVED_EVERY_MINUTES}
-    return tree
-
-
-def default_score(config: WorkflowConfig) -> str:
-    """Returns the tag of the score by which runs of a config are compared."""
-    if config.simulation is not None:
-        return "simulation/return/mean"
-    return f"CPE/Reward/{'Weighted_Sequential_Doubly_Robust' if config.rl.gamma else 'Doubly_Robust_Reward'}"
 
 
 def _run_folder(folder: Path, name: str) -> Path:
     return folder / "runs" / name
-
-
-def _class_of(config: CompareConfig, tree: Tree) -> type[WorkflowConfig]:
-    return _CLASSES[config.workflow or ("dqn" if has_named_actions(tree) else "parametric_dqn")]
-
-
-def _check_runs(config: CompareConfig, trees: dict[str, Tree], classes: dict[str, type[WorkflowConfig]]) -> str:
-    """Returns the tag of the score by which the runs are compared.
-
-    Raises:
-        ConfigError: configs have faults, or their scores cannot be compared; with all faults.
-    """
-    problems: list[Problem] = []
-    checked: dict[str, WorkflowConfig] = {}
-    for name in config.configs:
-        run = f"{name}-{config.seeds[0]}"
-        try:
-            checked[name] = check(classes[run], trees[run])
-        except ConfigError as error:
-            problems += [within(f"configs.{name}", problem) for problem in error.problems]
-    raise_any(problems, ConfigError)
-    first, *_ = checked.values()
-    score = config.score or default_score(first)
-    for name, run_config in checked.items():
-        problems += [within(f"configs.{name}", problem) for problem in _incomparable(run_config, first, score)]
-    raise_any(problems, ConfigError)
-    return score
-
-
-def _incomparable(config: WorkflowConfig, first: WorkflowConfig, score: str) -> Iterator[Problem]:
-    """Yields the keys with which a config's score is not comparable with that of the first config."""
-    if config.num_nodes > 1 or config.collects:
-        yield Problem(
-            "num_nodes, simulation.mode", "one machine for each run", "several", "Several machines share runs"
-        )
-    if config.evaluation.choosing_share is None:
-        yield Problem("evaluation.choosing_share", "a share, or absent", "null", "Other episodes choose than decide")
-    if score.startswith("CPE/") and config.rl.gamma != first.rl.gamma:
-        todo = "Values with different discounts are not comparable; compare returns in simulation by `score`"
-        yield Problem("rl.gamma", f"{first.rl.gamma:g}, as in the first config", f"{config.rl.gamma:g}", todo)
-    envs = [None if each.simulation is None else each.simulation.env for each in (first, config)]
-    if score.startswith("simulation/") and envs[0] != envs[1]:
-        yield Problem("simulation.env", f"{envs[0]}, as in the first config", str(envs[1]), "Compare each by itself")
 
 
 def _begin(folder: Path, trees: dict[str, Tree]) -> None:
@@ -296,18 +200,13 @@ class _Workers:
         config: the comparison.
         folder: its folder.
         queue: the queue.
-        classes: class of the config of each run.
+        names: names of all runs.
     """
 
-    def __init__(
-        self, config: CompareConfig, folder: Path, queue: WorkQueue, classes: dict[str, type[WorkflowConfig]]
-    ) -> None:
+    def __init__(self, config: CompareConfig, folder: Path, queue: WorkQueue, names: list[str]) -> None:
         self._folder = folder
         self._queue = queue
-        self._workflows = {
-            name: next(workflow for workflow, each in _CLASSES.items() if each is kind)
-            for name, kind in classes.items()
-        }
+        self._workflows = {name: config.workflow_of(config.trees[name.rpartition("-")[0]]) for name in names}
         self._slots = config.processes or len(os.sched_getaffinity(0))
         self._running: dict[str, _Process] = {}
         (folder / "logs").mkdir(exist_ok=True)
@@ -393,7 +292,7 @@ def _error_in(log: Path) -> str:
     return "\n".join(lines[titles[-1] if titles else -_MESSAGE_LINES :])
 
 
-def _compared_runs(config: CompareConfig, folder: Path, queue: WorkQueue, names: list[str], score: str) -> ComparedRuns:
+def _compared_runs(config: CompareConfig, folder: Path, queue: WorkQueue, names: list[str]) -> ComparedRuns:
     """Returns the figures of all runs.
 
     Raises:
@@ -407,6 +306,7 @@ def _compared_runs(config: CompareConfig, folder: Path, queue: WorkQueue, names:
     failed = {name: str(queue.record(name)["error"]) for name in names if name not in done}
     if not outcomes:
         raise PeerError([Problem(f"run {name}", "a result", error) for name, error in failed.items()])
+    score = config.score_tag
     tag = f"{CHOOSING}{score}"
     lacking = [name for name, outcome in outcomes.items() if outcome["scores"].get(tag) is None]
     if lacking:

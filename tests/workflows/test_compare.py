@@ -8,6 +8,7 @@ import textwrap
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -147,8 +148,13 @@ def test_all_runs_failed(tree: Tree) -> None:
         ),
     ],
 )
-def test_other_runs_in_the_folder_are_refused(tree: Tree, changes: Tree, message: str) -> None:
-    compare._begin(Path(tree["output_path"]), compare.run_trees(check(CompareConfig, tree)))
+def test_other_runs_in_the_folder_are_refused(
+    tree: Tree, changes: Tree, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(compare._Workers, "work", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            compared(tree)
     with pytest.raises(ConfigError) as error:
         compared(tree | changes)
     assert message in str(error.value)
@@ -284,13 +290,27 @@ def test_the_interval_of_a_mean_holds_for_few_runs_too() -> None:
     held = [interval.low < 0 < interval.high for interval in (mean_interval(row, 0.95) for row in scores)]
     assert abs(np.mean(held) - 0.95) < 0.015
     assert np.isnan(mean_interval([1.0], 0.95).low)
+    held = [
+        interval.low < 0 < interval.high
+        for interval in (bootstrap_interval(row[:, None], 0.95) for row in scores[:400])
+    ]
+    assert abs(np.mean(held) - 0.76) < 0.06  # what docs/compare.md says of the bands of curves
+
+
+def test_machines_may_see_the_folder_by_different_paths(tree: Tree, tmp_path: Path) -> None:
+    compared(tree)
+    (tmp_path / "elsewhere").symlink_to(tree["output_path"])
+    assert (
+        compared(tree | {"output_path": str(tmp_path / "elsewhere")}).model == f"{tree['output_path']}/runs/b-2/model"
+    )
+    assert len(starts(tree)) == 6
 
 
 @pytest.mark.slow
 def test_trainings_of_a_killed_worker_continue_from_their_checkpoints(tmp_path: Path) -> None:
     """Real runs: a worker is killed after a checkpoint; its run ends with it, and the next command continues it."""
     base: dict[str, Any] = BASE | {"checkpoint": {"every_steps": 100}}
-    base["simulation"] = BASE["simulation"] | {"total_steps": 40_000}
+    base["simulation"] = BASE["simulation"] | {"total_steps": 20_000}
     tree = {"base": base, "configs": {"a": {}}, "seeds": [0, 1], "output_path": str(tmp_path / "out"), "processes": 1,
             "lost_after_seconds": 3.0}  # fmt: skip
     (tmp_path / "compare.json").write_text(json.dumps(tree))
@@ -305,7 +325,7 @@ def test_trainings_of_a_killed_worker_continue_from_their_checkpoints(tmp_path: 
     assert second.wait() == 0, err
     assert "a-0: its machine is silent" in err
     assert json.loads(out.splitlines()[-1])["compared"] == 2
-    assert "continues" in (tmp_path / "out/logs/a-0.log").read_text()
+    assert "resuming from checkpoints/step_" in (tmp_path / "out/logs/a-0.log").read_text()
 
 
 @pytest.mark.slow
