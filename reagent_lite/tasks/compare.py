@@ -12,11 +12,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from reagent_lite.config import leaves
 from reagent_lite.config.compare_config import CompareConfig
@@ -180,16 +181,18 @@ def _command_of(workflow: str, folder: Path, name: str) -> list[str]:
     return [sys.executable, "-m", f"workflows.{workflow}", "--config", str(config), "--set", output]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Process:
-    """A started run: its process, and the file of its standard output."""
+    """A started run: its process, its standard output, and the file of its messages."""
 
     process: "subprocess.Popen[bytes]"
-    output: Path
+    output: IO[bytes]
+    log: Path
 
     def outcome(self) -> Tree:
         """Returns the last line of its standard output."""
-        outcome: Tree = json.loads(self.output.read_text().splitlines()[-1])
+        self.output.seek(0)
+        outcome: Tree = json.loads(self.output.read().splitlines()[-1])
         return outcome
 
 
@@ -228,61 +231,56 @@ class _Workers:
 
     def _start(self, name: str) -> None:
         logger.info(f"{name}: started")
-        output = self._folder / "logs" / f"{name}.out"
-        with output.open("wb") as out, output.with_suffix(".log").open("ab") as log:
+        path = self._folder / "logs" / f"{name}.log"
+        output = tempfile.TemporaryFile()  # noqa: SIM115  as long as the process
+        with path.open("ab") as log:
             process = subprocess.Popen(
                 _command_of(self._workflows[name], self._folder, name),
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=output,
                 stderr=log,
                 process_group=0,  # Ctrl-C is passed on as SIGTERM, once
                 env={"OMP_NUM_THREADS": "1", **os.environ, **ending_with_me()},
             )
-        self._running[name] = _Process(process, output)
+        self._running[name] = _Process(process, output, path)
 
     def _watch(self, name: str) -> None:
         """Gives a sign of life for a run, or records its end."""
-        running = self._running[name]
-        code = running.process.poll()
-        if code is None:
-            if not self._queue.beat(name):
-                logger.warning(f"{name}: taken over by another machine, as this one was silent")
-                self._stop(running.process)
-                del self._running[name]
-            return
-        del self._running[name]
-        if code in _ONCE_MORE:
-            self._queue.release(name)
-            return
-        if code == 0:
-            if self._queue.finish(name, running.outcome()):
-                logger.info(f"{name}: done")
-            return
-        error = _error_in(running.output.with_suffix(".log")) or f"ended by signal {-code}"
-        if self._queue.finish(name, {"exit_code": code, "error": error}, failed=True):
-            logger.error(f"{name}: failed with exit code {code}: {error}")
+        if self._running[name].process.poll() is not None:
+            self._end(name)
+        elif not self._queue.beat(name):
+            logger.warning(f"{name}: taken over by another machine, as this one was silent")
+            self._end(name, again=True)
+
+    def _end(self, name: str, *, again: bool = False) -> None:
+        """Records the end of a run, which is killed unless it has ended; `again`: it waits unless it has finished."""
+        running = self._running.pop(name)
+        with running.output:
+            if running.process.poll() is None:
+                running.process.kill()
+            code = running.process.wait()
+            if code == 0:
+                if self._queue.finish(name, running.outcome()):
+                    logger.info(f"{name}: done")
+            elif again or code in _ONCE_MORE:
+                self._queue.release(name)
+            else:
+                error = _error_in(running.log) or f"ended by signal {-code}"
+                if self._queue.finish(name, {"exit_code": code, "error": error}, failed=True):
+                    logger.error(f"{name}: failed with exit code {code}: {error}")
 
     def _end_all(self) -> None:
-        for running in self._running.values():
-            if running.process.poll() is None:
-                running.process.terminate()
-        for name, running in self._running.items():
-            deadline = time.monotonic() + _ENDING_SECONDS
-            while running.process.poll() is None and time.monotonic() < deadline:
-                time.sleep(_ROUND_SECONDS / 5)
-                for other in self._running:  # until all have saved
-                    self._queue.beat(other)
-            self._stop(running.process)
-            if running.process.returncode == 0:  # it ended before the signal came
-                self._queue.finish(name, running.outcome())
-            else:
-                self._queue.release(name)
-
-    @staticmethod
-    def _stop(process: "subprocess.Popen[bytes]") -> None:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+        processes = [running.process for running in self._running.values()]
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + _ENDING_SECONDS
+        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+            time.sleep(_ROUND_SECONDS / 5)
+            for name in self._running:
+                self._queue.beat(name)
+        for name in [*self._running]:
+            self._end(name, again=True)
 
 
 def _error_in(log: Path) -> str:

@@ -48,7 +48,9 @@ RUN = textwrap.dedent("""
     while step < int(os.environ.get("STEPS", 2)) and os.getppid() == parent:
         time.sleep(0.05)
         step += 1
-        open(f"{run}/step", "w").write(str(step))
+        with open(f"{run}/step{os.getpid()}", "w") as file:
+            file.write(str(step))
+        os.replace(file.name, f"{run}/step")
     if os.getppid() != parent:
         sys.exit(9)
     score = {"a": [1.0, 2.0, 3.0], "b": [2.0, 4.0, 9.0], "bad": [0.0, 0.0, 0.0]}[config][int(seed)]
@@ -238,6 +240,24 @@ def test_the_run_of_a_killed_worker_is_taken_over_and_continued(tree: Tree, tmp_
     assert json.loads(out.splitlines()[-1])["compared"] == 2
     assert f"{held}: its machine is silent" in err
     assert starts(tree) == sorted(["a-0", "b-0", held])
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_suspended_leaves_its_run_to_the_one_that_took_it_over(tree: Tree, tmp_path: Path) -> None:
+    tree = tree | {"configs": {"a": {}}, "seeds": [0], "processes": 1}
+    workers = [worker(tree, tmp_path, steps=200) for _ in range(2)]
+    wait_until(lambda: steps_of(tree, "a-0") > 60)  # both have started
+    suspended, other = sorted(workers, key=lambda process: not running(tree, process))
+    os.kill(suspended.pid, signal.SIGSTOP)
+    wait_until(lambda: running(tree, other) == {"a-0"})
+    os.kill(suspended.pid, signal.SIGCONT)
+    for process in (suspended, other):
+        out, err = process.communicate(60)
+        assert process.wait() == 0, err
+        assert json.loads(out.splitlines()[-1])["chosen"] == "a-0"
+        assert ("a-0: taken over by another machine" in err, "a-0: done" in err) == (
+            (True, False) if process is suspended else (False, True)
+        )
 
 
 def done(tree: Tree) -> list[str]:
