@@ -12,8 +12,10 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from reagent_lite.api import compare as compare
     from reagent_lite.api import evaluate as evaluate
     from reagent_lite.api import inspect as inspect
+    from reagent_lite.api import optuna_objective as optuna_objective
     from reagent_lite.api import rollout as rollout
     from reagent_lite.api import score as score
     from reagent_lite.api import simulate as simulate
@@ -39,9 +41,11 @@ _MODULES = {
     "ReagentLiteError": "errors",
     "ScoreConfig": "config.score_config",
     "SimulateConfig": "config.simulate_config",
+    "compare": "api",
     "evaluate": "api",
     "inspect": "api",
     "load_bundle": "export",
+    "optuna_objective": "api",
     "read_log": "data.tables",
     "rollout": "api",
     "score": "api",

@@ -8,13 +8,14 @@ A run logs to the logger "reagent_lite"; `logging.basicConfig(level="INFO")` sho
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, has_named_actions
+from reagent_lite.config.compare_config import CompareConfig, choosing_run, default_score
 from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.config.inspect_config import InspectConfig
 from reagent_lite.config.items import ITEM_ID
@@ -29,12 +30,16 @@ from reagent_lite.distributed.group import ProcessRanks, join_group
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.errors import ConfigError, Problem, needing
 from reagent_lite.run import runner as training
+from reagent_lite.run.evaluators import CHOOSING
 from reagent_lite.run.output_folder import Outcome
+from reagent_lite.tasks import compare as comparing
 from reagent_lite.tasks import evaluate as evaluation
 from reagent_lite.tasks import rollout as comparison
 from reagent_lite.tasks import simulate as simulation
 
 if TYPE_CHECKING:
+    from optuna import Trial
+
     from reagent_lite.config.column_names import Columns
     from reagent_lite.data.formats.frames import Table
     from reagent_lite.data.inspection.inspected import Inspected
@@ -78,11 +83,7 @@ def train(
     tree: dict[str, Any] = {key: paths_of(log, name) for key, (log, name) in given.items() if log is not None}
     if items is not None:
         tree["data"] = {**_section(config, "data"), "items": path_of(items, "items")}
-    model: type[WorkflowConfig] = DqnConfig
-    if isinstance(config, WorkflowConfig):
-        model = type(config)
-    elif not has_named_actions({**read_tree(config)[0], **tree}):
-        model = ParametricDqnConfig
+    model = type(config) if isinstance(config, WorkflowConfig) else _workflow_of({**read_tree(config)[0], **tree})
     checked = _check(model, config, tree)
     processes = choose_processes(checked)
     _require_one_process(checked, processes)
@@ -204,10 +205,79 @@ def rollout(log: Logs, *, config: Source | None = None) -> comparison.ComparedPo
     return comparison.compare(_check(RolloutConfig, config or {}, {"log": paths_of(log)}))
 
 
+def compare(config: Source, data: Logs | None = None) -> comparing.Compared:
+    """Trains configs with several seeds each in processes of this machine, and chooses one, like `workflows.compare`.
+
+    The result has frames of pandas: `table` of the configs, `runs`, and `curves`.
+
+    Args:
+        config: a CompareConfig, a dict of the same keys, or the path of a JSON file.
+        data: log to learn from, in place of training_data_path of `base`: a path, a frame of pandas, polars or Arrow,
+            or a list of several logs.
+
+    Raises:
+        ReagentLiteError: the error of the command, with the same message.
+        Preempted: Ctrl-C or another signal ended the runs; the same call continues.
+    """
+    tree, problems = read_tree(config)
+    if data is not None:
+        tree["base"] = {**read_tree(tree.get("base", {}))[0], "training_data_path": paths_of(data)}
+    return comparing.compare_runs(check(CompareConfig, tree, problems))
+
+
+def optuna_objective(
+    config: Source,
+    suggest: Callable[["Trial"], Mapping[str, Any]],
+    data: Logs | None = None,
+    *,
+    score: str | None = None,
+) -> Callable[["Trial"], float]:
+    """Returns an objective for an Optuna study that maximizes the score of a run.
+
+    Trials are compared by episodes that do not decide. The decision of a trial's own report rests on others, of which
+    no trial's score has any; it is in the user attributes of the trial: `decision`, `model`, and `folder`. Report the
+    decision of `study.best_trial` only. Trials report each evaluation, so that a pruner can end them.
+
+    Args:
+        config: a training config; a trial's folder is that of its number in model_output_path.
+        suggest: returns changes of the config for a trial, such as {"training.learning_rate": 0.01}.
+        data: log to learn from, in place of training_data_path.
+        score: tag of the score; absent: as in `workflows.compare`.
+    """
+    import optuna
+
+    def objective(trial: "Trial") -> float:
+        tree = choosing_run(config, suggest(trial))
+        tree["model_output_path"] = os.path.join(tree.get("model_output_path", ""), str(trial.number))
+        tag = score or default_score(check(_workflow_of(tree), tree))
+
+        class Report(training.Callback):
+            def on_epoch(self, figures: Mapping[str, float]) -> None:
+                if tag in figures:
+                    trial.report(figures[tag], int(figures["step"]))
+                    if trial.should_prune():
+                        raise optuna.TrialPruned
+
+        outcome = train(tree, data, callback=Report())
+        for name in ("decision", "model", "folder"):
+            trial.set_user_attr(name, getattr(outcome, name))
+        value = outcome.scores.get(f"{CHOOSING}{tag}")
+        if value is None:
+            available = [each.removeprefix(CHOOSING) for each in outcome.scores if each.startswith(CHOOSING)]
+            raise ConfigError(Problem("score", f"a score of the run: {', '.join(available) or 'none'}", tag))
+        return value
+
+    return objective
+
+
 def _section(config: Source, key: str) -> dict[str, Any]:
     """Returns a section of a config; {} if there is none."""
     section = read_tree(config)[0].get(key)
     return section if isinstance(section, dict) else {}
+
+
+def _workflow_of(tree: Mapping[str, Any]) -> type[WorkflowConfig]:
+    return DqnConfig if has_named_actions(tree) else ParametricDqnConfig
 
 
 def _folder(key: str, model: object) -> str:

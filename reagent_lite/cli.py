@@ -93,6 +93,7 @@ def main_alone(
     command: Command[AnyConfig],
     work: Callable[[AnyConfig], "DataclassInstance"],
     arguments: list[str] | None = None,
+    code_of: Callable[[Any], int] = lambda outcome: 0,
 ) -> int:
     """Runs a workflow that is a single process, and returns its exit code.
 
@@ -100,6 +101,7 @@ def main_alone(
         command: the workflow.
         work: runs the workflow; its result is printed as one JSON line.
         arguments: arguments of the command line; None: those of this process.
+        code_of: returns the exit code of a result.
     """
     options = options_of(parser_of(command), arguments)
 
@@ -114,7 +116,7 @@ def main_alone(
             stop.standing = "no incomplete output is left; run the same command again"
             outcome = work(config)
         print(json.dumps(fields_of_outcome(outcome)), flush=True)
-        return 0
+        return code_of(outcome)
 
     return run_guarded(command, options, body)
 

@@ -215,7 +215,7 @@ def test_a_notebook_shows_the_decision_and_then_figures_with_their_intervals() -
     ("arguments", "code", "shown"),
     [
         ([], 0, "  score           Score rows with an exported model\n"),
-        (["fit"], 2, "expected one of configs, convert"),
+        (["fit"], 2, "expected one of compare, configs"),
         (["dqn", "--config", "nowhere.json"], 2, "nowhere.json: expected a readable JSON file"),
         (["dqn", "x.json"], 2, "unrecognized arguments: x.json. Did you mean --config x.json?"),
         (["timeline", "x.json", "y"], 2, "unrecognized arguments: x.json y. Did you mean --config x.json?"),

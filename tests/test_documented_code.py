@@ -89,11 +89,12 @@ def test_the_search_leaves_hopeless_trials(tmp_path: Path, monkeypatch: pytest.M
     second_is_hopeless = Mock(spec=optuna.pruners.BasePruner, prune=lambda study, trial: trial.number == 1)
     search = partial(optuna.create_study, sampler=optuna.samplers.RandomSampler(seed=0), pruner=second_is_hopeless)
     monkeypatch.setattr(optuna, "create_study", search)
-    (code,) = re.findall(r"```python\n(import json.+?)```", (ROOT / "configs/README.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(import optuna.+?)```", (ROOT / "configs/README.md").read_text(), re.DOTALL)
     config = tmp_path / "configs" / "cartpole" / "online.json"
     config.parent.mkdir(parents=True)
     config.write_text(
-        '{"use_gpu": false, "simulation": {"env": "cartpole_v1", "num_envs": 8, "total_steps": 800, "warmup_steps": 80,'
+        '{"use_gpu": false, "model_output_path": "outputs/search",'
+        ' "simulation": {"env": "cartpole_v1", "num_envs": 8, "total_steps": 800, "warmup_steps": 80,'
         ' "epsilon_end": 0.1, "num_evaluations": 2, "evaluation_episodes": 4}, "training": {"minibatch_size": 32}}'
     )
     monkeypatch.chdir(tmp_path)
@@ -104,11 +105,12 @@ def test_the_search_leaves_hopeless_trials(tmp_path: Path, monkeypatch: pytest.M
     ]  # fmt: skip
     best = max(trials[0], trials[2], key=lambda trial: trial.value)
     assert names["study"].best_params == best.params
-    folder = tmp_path / "outputs" / "search" / str(best.number)
+    folder = Path("outputs") / "search" / str(best.number)
     trained = json.loads((folder / "config.json").read_text())["training"]
-    scores = json.loads((folder / "model" / "evaluation.json").read_text())["scores"]
-    assert (best.params["learning_rate"], best.value) == (trained["learning_rate"], scores["simulation/return/mean"])
-    assert not (tmp_path / "outputs/search/1/model").exists()
+    document = json.loads((folder / "model" / "evaluation.json").read_text())
+    score = document["scores"]["choosing/simulation/return/mean"]
+    assert (best.params["learning_rate"], best.value) == (trained["learning_rate"], score)
+    assert best.user_attrs == {"decision": document["decision"], "model": str(folder / "model"), "folder": str(folder)}
 
 
 def test_pages_name_what_there_is() -> None:

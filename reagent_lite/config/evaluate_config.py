@@ -25,7 +25,7 @@ from reagent_lite.config.simulate_config import output_problems
 from reagent_lite.config.timeline_config import QuerySection, TimelineSection
 from reagent_lite.errors import Problem, join_names
 
-_TRAINING_KEYS = ("calc_cpe_in_training", "figures_share", "fit_passes", "learn_from_scored")
+_TRAINING_KEYS = ("calc_cpe_in_training", "choosing_share", "figures_share", "fit_passes", "learn_from_scored")
 UNIFORM = "uniform"
 LOGGED = "logged"
 COLUMN = "column:"

@@ -38,6 +38,11 @@ class EvaluationConfig(Section):
     its favor and cannot justify a decision to ship it; false: scored episodes are left out of learning. Absent: false,
     but true with eval_data_path. It must also have been false in the run of training.warm_start_model_path, if that run
     learned from the same log."""
+    choosing_share: Fraction | None = None
+    """Share of the scored episodes (of their units, if the log names units) that choose among runs, seeds and epochs
+    instead of deciding. Estimates after an epoch and the scores `choosing/...` are of these episodes, and the final
+    evaluation, which decides, is of the others; in simulation of the episodes after an epoch and of the final ones.
+    `workflows.compare` sets it. Absent: all scored episodes are in both, and there are no such scores."""
     confidence_level: Fraction = 0.95
     """Confidence level of every interval."""
     reward_range: tuple[float, float] | None = None

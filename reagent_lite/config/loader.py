@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from reagent_lite.config.not_included import advise
 from reagent_lite.config.section import RULES, Section, type_in_words, within
 from reagent_lite.errors import ConfigError, Problem, suggest_nearest
 from reagent_lite.strict_json import MAX_DEPTH
@@ -48,7 +49,7 @@ def load_config(model: type[Config], path: str | None, overrides: tuple[str, ...
     """
     tree, problems = ({}, []) if path is None else read_tree(path)
     for override in overrides:
-        problems += _override(tree, override)
+        problems += apply_override(tree, override)
     return check(model, tree, problems)
 
 
@@ -192,7 +193,8 @@ def _beyond_limits(tree: Any) -> Iterator[Problem]:
         yield Problem(level[0][0][:_SHOWN], _DEPTH, "more")
 
 
-def _override(tree: dict[str, Any], override: str) -> list[Problem]:
+def apply_override(tree: dict[str, Any], override: str) -> list[Problem]:
+    """Sets the key of `section.key=value` in a tree, as `load_config` does; returns the problems."""
     path, equals, text = override.partition("=")
     if not equals or not path:
         return [Problem(f"--set {override}", "key=value, such as training.learning_rate=0.01", repr(override))]
@@ -252,8 +254,9 @@ def _problems(
         value = value[part]
     if fault["type"] == "extra_forbidden":
         return [Problem(where, "a known key", f"unknown key {str(location[-1])!r}", _advice(model, location))]
+    todo = advise(value) if fault["type"] == "literal_error" and isinstance(value, str) else ""
     expected = fault["msg"].removeprefix("Input should be ") if len(faults) == 1 else _type_of(model, location)
-    return [Problem(where, expected, _show_value(value) + _TYPES.get(type(value), ""))]
+    return [Problem(where, expected, _show_value(value) + _TYPES.get(type(value), ""), todo)]
 
 
 def _type_of(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
@@ -275,7 +278,12 @@ def _show_value(value: Any) -> str:
 
 
 def _advice(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    """Returns the known key nearest to an unknown one: its name in the same section, its full path in another."""
+    """Returns the known key nearest to an unknown one: its name in the same section, its full path in another.
+
+    For a key that asks for something that is not included, returns the page that says what to use instead.
+    """
+    if advice := advise(str(location[-1])):
+        return advice
     sections = dict(_walk(model))
     siblings = sections.get("".join(f"{part}." for part in location[:-1]), model)
     key = str(location[-1])

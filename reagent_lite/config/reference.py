@@ -3,6 +3,7 @@
 import json
 from typing import Any, Final
 
+from reagent_lite.config.compare_config import CompareConfig
 from reagent_lite.config.convert_config import ConvertConfig
 from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.config.inspect_config import InspectConfig
@@ -20,6 +21,7 @@ _WORKFLOWS: Final[dict[str, type[Section]]] = {
     "workflows.dqn, workflows.parametric_dqn": DqnConfig,
     "workflows.simulate": SimulateConfig,
     "workflows.evaluate": EvaluateConfig,
+    "workflows.compare": CompareConfig,
     "workflows.score": ScoreConfig,
     "workflows.inspect": InspectConfig,
     "workflows.timeline": TimelineConfig,

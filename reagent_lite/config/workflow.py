@@ -249,7 +249,7 @@ class WorkflowConfig(AlgorithmConfig):
                 "eval_data_path",
                 *keys_of("norm_params", NormParams),
                 *keys_of("data", DataConfig, but=("global_minibatch_size",)),
-                *keys_of("evaluation", EvaluationConfig, but=("confidence_level",)),
+                *keys_of("evaluation", EvaluationConfig, but=("choosing_share", "confidence_level")),
             ),
             "absent without training_data_path",
             "Only used with logged rows",

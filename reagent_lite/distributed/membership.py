@@ -12,10 +12,10 @@ exchange/key/i     value of machine i for the others exchange/key     values of 
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
@@ -28,6 +28,7 @@ from reagent_lite.distributed.worker import WorkerProgress, awaited_ranks
 from reagent_lite.errors import PeerError, Problem
 
 T = TypeVar("T")
+Watched = TypeVar("Watched", bound=Hashable)
 _PROGRESS = TypeAdapter(list[WorkerProgress | None])
 
 GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
@@ -86,36 +87,36 @@ def poll(check: Callable[[], T], seconds: float, pause: float = ROUND_SECONDS / 
     return result
 
 
-class Heartbeats:
-    """Time at which each machine's beat last changed, by this machine's clock.
+class Heartbeats(Generic[Watched]):
+    """Time at which each beat last changed, by this machine's clock.
 
     Args:
-        nodes: machines to watch.
-        lost_after: seconds of silence after which a machine is lost.
+        watched: machines, or others with a beat, to watch from the start; `note` may add some.
+        lost_after: seconds of silence after which one of them is lost.
         polled_every: usual seconds between two calls of `note`.
     """
 
-    def __init__(self, nodes: list[int], lost_after: float, *, polled_every: float) -> None:
+    def __init__(self, watched: Iterable[Watched], lost_after: float, *, polled_every: float) -> None:
         now = time.monotonic()
-        self._seen: dict[int, tuple[str | None, float]] = {node: (None, now) for node in nodes}
+        self._seen: dict[Watched, tuple[str | None, float]] = {each: (None, now) for each in watched}
         self._lost_after = lost_after
         self._pause = polled_every + _PAUSE_SECONDS
         self._last = now
 
-    def note(self, beats: dict[int, str | None]) -> None:
-        """Records the current beats; machines without an entry are no longer watched."""
+    def note(self, beats: Mapping[Watched, str | None]) -> None:
+        """Records the current beats; those without an entry are no longer watched."""
         now = time.monotonic()
         paused = now - self._last > self._pause  # this launcher was suspended: the others may not have been silent
         self._last = now
+        seen = {each: self._seen.get(each, (None, now)) for each in beats}
         self._seen = {
-            node: (beat, now) if paused or beat != self._seen[node][0] else self._seen[node]
-            for node, beat in beats.items()
+            each: (beat, now) if paused or beat != seen[each][0] else seen[each] for each, beat in beats.items()
         }
 
-    def find_lost(self) -> list[int]:
-        """Returns the machines that have been silent for more than lost_after."""
+    def find_lost(self) -> list[Watched]:
+        """Returns those that have been silent for more than lost_after."""
         now = time.monotonic()
-        return [node for node, (_, since) in self._seen.items() if now - since > self._lost_after]
+        return [each for each, (_, since) in self._seen.items() if now - since > self._lost_after]
 
 
 class Membership:

@@ -107,9 +107,14 @@ def is_worker() -> bool:
     return _FOLDER_VARIABLE in os.environ
 
 
+def ending_with_me() -> dict[str, str]:
+    """Returns the variables of a process that ends with this one if it calls `end_with_parent`."""
+    return {_LAUNCHER_VARIABLE: str(os.getpid())}
+
+
 def end_with_parent() -> None:
-    """Makes the kernel end this process when its launcher dies (Linux)."""
-    if is_worker() and sys.platform == "linux":
+    """Makes the kernel end this process when the process that started it with `ending_with_me` dies (Linux)."""
+    if _LAUNCHER_VARIABLE in os.environ and sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
         if os.getppid() != int(os.environ[_LAUNCHER_VARIABLE]):  # it died while this process was still importing
             os.kill(os.getpid(), signal.SIGKILL)
@@ -151,7 +156,7 @@ class Reports:
     def __init__(self, folder: Path, count: int) -> None:
         self._folder = folder
         self._count = count
-        self.variables = {_FOLDER_VARIABLE: str(folder), _LAUNCHER_VARIABLE: str(os.getpid())}
+        self.variables = {_FOLDER_VARIABLE: str(folder), **ending_with_me()}
 
     @property
     def model_saved(self) -> bool:

@@ -223,7 +223,7 @@ class PolicyEvaluator:
             final: whether to describe the candidates; otherwise the JSON is empty.
         """
         log = self.log
-        scored = log.split.scored if final else log.split.scored.sample(_EPOCH_EPISODES, log.seed)
+        scored = log.split.scored if final else log.split.choosing.sample(_EPOCH_EPISODES, log.seed)
         part = self._part_of_page("scoring rows by", scored, self.models.heads if self.models.passes else None)
         choices = {}
         if final and self._candidate_features:

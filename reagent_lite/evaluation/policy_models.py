@@ -44,15 +44,17 @@ RowsOfPolicy = tuple[TransitionBatch, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Partition of a log's rows by use; no episode is in two parts.
+    """Partition of a log's rows by use; no scored episode is fitted or checked.
 
     Attributes:
-        scored: the scored episodes.
+        scored: the scored episodes of the final evaluation, which decides.
+        choosing: the scored episodes of all others; the same as `scored` without evaluation.choosing_share.
         fitted: [n] row numbers in this shard's training data.
         checked: [m] row numbers of this process.
     """
 
     scored: ScoredEpisodes
+    choosing: ScoredEpisodes
     fitted: NDArray[np.int64]
     checked: NDArray[np.int64]
 
@@ -71,7 +73,11 @@ class Learning:
 
 
 def split_log(
-    sides: TrainEvalLogs, scored: ScoredEpisodes, settings: EvaluationConfig, learning: Learning | None = None
+    sides: TrainEvalLogs,
+    scored: ScoredEpisodes,
+    settings: EvaluationConfig,
+    learning: Learning | None = None,
+    units: NDArray[np.int64] | None = None,
 ) -> Split:
     """Divides the episodes of a log; every rank calls it.
 
@@ -80,8 +86,10 @@ def split_log(
         scored: the scored episodes.
         settings: settings of the evaluation.
         learning: how much the policy learns in this run; None for a policy that was learned before.
+        units: [episodes of the scored data] code of each one's unit; None if each is a unit.
     """
     copy = sides.train
+    choosing, deciding = scored.divide(sides, settings.choosing_share, units)
     hashes = sides.hashes(sides.train)
     unscored = find_hashes(scored.hashes, hashes) < 0
     checked = np.zeros(len(hashes), bool)
@@ -90,7 +98,8 @@ def split_log(
         checked = unscored & held_out(mix(hashes), CHECKED_SHARE)
     has_action = np.asarray(copy.action) >= 0
     return Split(
-        scored=scored,
+        scored=deciding,
+        choosing=choosing,
         fitted=np.flatnonzero((unscored & ~checked)[copy.episode] & has_action),
         checked=sides.shards.part(spread(np.flatnonzero(checked[copy.episode] & has_action), CHECKED_ROWS)),
     )

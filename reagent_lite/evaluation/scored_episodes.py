@@ -20,6 +20,7 @@ from reagent_lite.data.copy.choice_hashes import choices_hashes, hashes_of
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.hashes import Hashes, mix
 from reagent_lite.data.sampling.shards import Shards
+from reagent_lite.distributed.group import Group
 from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.page import held_out
 
@@ -35,6 +36,7 @@ _MOST_CHOICES = 20_000_000
 """Choices (rows times actions or candidates, times outcomes) up to which all episodes are scored by default."""
 _ALWAYS_SCORED = 10_000
 _EVAL_DATA = 1 << 32  # larger than every shard number
+_CHOOSING = np.uint64(0x63686F6F73696E67)  # another split than those of scored episodes and of segments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,41 @@ class ScoredEpisodes:
     def page_order(self) -> NDArray[np.int64]:
         """[R] numbers of the rows above in the order of a page, episode by episode."""
         return np.argsort(self.episode, kind="stable")
+
+    def divide(
+        self, sides: TrainEvalLogs, share: float | None, units: NDArray[np.int64] | None
+    ) -> tuple["ScoredEpisodes", "ScoredEpisodes"]:
+        """Returns the episodes that choose among runs, about `share` of them, and those that decide.
+
+        Without a share both are all episodes. Every rank calls it.
+
+        Args:
+            sides: training and eval data.
+            share: share of the episodes, or of the units.
+            units: [episodes of the scored data] code of the unit of each, whose episodes stay together; None if each
+                episode is a unit.
+        """
+        if share is None:
+            return self, self
+        drawn = self.episode if units is None else units[sides.scored.episode[self.numbers]]
+        chooses = held_out(drawn.view(np.uint64) ^ _CHOOSING, share)
+        return self._part(chooses, sides.shards.group), self._part(~chooses, sides.shards.group)
+
+    def _part(self, kept: NDArray[np.bool_], group: Group) -> "ScoredEpisodes":
+        episodes = np.unique(self.episode[kept].view(np.uint64))
+        of_ranks = [
+            group.broadcast_bytes(episodes.tobytes() if group.rank == rank else None, rank)
+            for rank in range(group.world_size)
+        ]
+        hashes = np.unique(np.frombuffer(b"".join(of_ranks), np.uint64))
+        return replace(
+            self,
+            hashes=hashes,
+            left_out=self.left_out and self.left_out + len(self.hashes) - len(hashes),  # max_episodes counts all
+            numbers=self.numbers[kept],
+            episode=self.episode[kept],
+            sequence=self.sequence[kept],
+        )
 
     def sample(self, most: int, seed: int) -> "ScoredEpisodes":
         """Returns at most `most` of the episodes, drawn by seed and mdp_id, and this process's rows of them."""

@@ -8,7 +8,7 @@ The rows of all machines are used. Each process builds its part of the page; ran
 estimates. It holds the rows of all scored episodes; see evaluation.max_episodes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
@@ -29,7 +29,7 @@ from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.data.sampling.plan import apportion
 from reagent_lite.data.sampling.source import LoggedRows, rows_in_order
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import DataError, Problem
+from reagent_lite.errors import DataError, Problem, pluralize
 from reagent_lite.evaluation.behavior import estimated_behavior, replaced_propensities, without_propensity
 from reagent_lite.evaluation.document import LEARNED_FROM, WARM_START, Evaluation, as_json, reward_model_scalars
 from reagent_lite.evaluation.document import scalars as cpe_scalars
@@ -58,11 +58,18 @@ LOGS = "logs"
 PLAY = "play"
 """Names of evaluators in checkpoints."""
 VALIDATION_LOSS = "validation/td_loss/mean"
+CHOOSING = "choosing/"
+"""Prefix of the tags of scores that choose among runs; they are not those of the final evaluation, which decides."""
 _STOPPED = "stopped"
 _FEWEST_FIGURE_ROWS = 256
 _ENTROPY_ROWS = 8192
 _STEPS_BETWEEN_ESTIMATES = 20
 _FEWEST_ESTIMATES = 30
+
+
+def choosing_scores(figures: Mapping[str, float]) -> dict[str, float]:
+    """Returns figures of episodes that do not decide, by the tags of scores that choose among runs."""
+    return {f"{CHOOSING}{tag}": value for tag, value in figures.items()}
 
 
 def estimates_due(epoch: int, epochs: int, steps_per_epoch: int) -> bool:
@@ -298,6 +305,10 @@ class LogEvaluator(Evaluator):
             rewards = reward_errors(self._learner, self._config, self._data, numbers, self._group)
         losses = self.policy.fit(final=final)
         page, choices = self.policy.page(final=final)
+        choosing = {}
+        if final and self._config.evaluation.choosing_share is not None:
+            part, _ = self.policy.page(final=False)
+            choosing = {} if part is None or not len(part) else choosing_scores(self.policy.values(part))
         self._learner.train()
         if page is None:
             return Evaluation()
@@ -307,7 +318,7 @@ class LogEvaluator(Evaluator):
         if not final:
             return Evaluation(scalars=scalars | self.policy.values(page))
         result = self.policy.result(page)
-        scalars |= cpe_scalars(result)
+        scalars |= cpe_scalars(result) | choosing
         policy = {} if entropy is None else {"policy": entropy.json()}
         notes = () if entropy is None else entropy.notes
         seen = self._data.seen and result.overlap is not None
@@ -386,6 +397,8 @@ class LogEvaluator(Evaluator):
         scored = data.evaluated
         rows = single_step_rows(config, scored, data, group)
         learning = Learning(rows=sum(data.counts), epochs=config.num_epochs)
+        units = _units(config, data)
+        split = split_log(data.sides, data.scored, config.evaluation, learning, units)
         behavior = None
         if config.evaluation.propensities == "estimate":
             normalization = data.normalization.action or data.normalization.state
@@ -399,7 +412,7 @@ class LogEvaluator(Evaluator):
             logger.warning(note)
         log = EvaluationRows(
             sides=data.sides,
-            split=split_log(data.sides, data.scored, config.evaluation, learning),
+            split=split,
             rows=rows,
             train_rows=rows if scored is train else single_step_rows(config, train, data, group),
             metric_names=data.spec.metric_names,
@@ -411,10 +424,13 @@ class LogEvaluator(Evaluator):
             learning=learning,
             behavior=behavior,
             items=data.items,
-            by_episode=EpisodeColumns(units=_units(config, data)),
+            by_episode=EpisodeColumns(units=units),
         )
         for note in data.scored.notes:
             logger.info(f"evaluation: {note}")
+        if config.evaluation.choosing_share is not None:
+            deciding = pluralize(len(split.scored.hashes), "scored episode decides", "scored episodes decide")
+            logger.info(f"evaluation: {deciding}, and {len(split.choosing.hashes):,} others choose among runs")
         with own_seed(config.seed + 1, group.device):
             heads = build_cpe_heads(
                 data.spec,
@@ -488,10 +504,14 @@ class SimulationEvaluator(Evaluator):
         stream = FINAL if final else EPOCH
         tables = self._play(stream)
         evaluations = {}
+        choosing = {}
+        if final and self._config.evaluation.choosing_share is not None:
+            choosing = choosing_scores(self.evaluate(final=False).scalars)
         for kind in self._simulation.learning:
             compared = {MODEL: tables[kind]} | ({RANDOM: self._play(stream, random=kind)[kind]} if final else {})
             evaluations[kind] = self._evaluation_of(kind, compared, settings.time_limit or spec.time_limit)
-        return evaluations[ONLY] if ONLY in evaluations else self._combined(evaluations, tables)
+        whole = evaluations[ONLY] if ONLY in evaluations else self._combined(evaluations, tables)
+        return replace(whole, scalars=whole.scalars | choosing)
 
     def _evaluation_of(self, kind: str, tables: dict[str, Tensor], limit: int) -> Evaluation:
         """Returns the evaluation of one type of agents.

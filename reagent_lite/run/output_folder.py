@@ -45,6 +45,7 @@ from reagent_lite.report.markdown import decision_of, findings, lines_of_report
 from reagent_lite.report.result import Brief, Result
 from reagent_lite.report.run import PAGE, DataFacts, RunFigures, evaluation_of_run, write_page
 from reagent_lite.run.episode_picture import PICTURE_FILE
+from reagent_lite.run.evaluators import CHOOSING
 from reagent_lite.run.learner import target_policy
 from reagent_lite.run.normalization import Normalization
 from reagent_lite.run.sources import Source
@@ -220,7 +221,11 @@ class Learned:
         scores |= {
             name: value
             for name, value in self.evaluation.scalars.items()
-            if name.startswith("simulation/") or (name.startswith("CPE/Reward/") and name.count("/") == 2)
+            if name.startswith(("simulation/", f"{CHOOSING}simulation/"))
+            or (
+                name.startswith(("CPE/Reward/", f"{CHOOSING}CPE/Reward/"))
+                and name.removeprefix(CHOOSING).count("/") == 2
+            )
         }
         return {name: value if np.isfinite(value) else None for name, value in scores.items()}
 

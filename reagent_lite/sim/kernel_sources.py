@@ -17,6 +17,7 @@ import numpy
 
 from reagent_lite import __version__
 from reagent_lite.config.environment import EnvironmentConfig
+from reagent_lite.config.not_included import advise
 from reagent_lite.errors import Problem, SimulationError, raise_any, suggest_nearest
 from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.spec import EnvSpec
@@ -50,7 +51,8 @@ def find_environment(name_or_path: str) -> Path:
     names = known_environments()
     if name_or_path in names:
         return KERNELS / f"{name_or_path}.cuh"
-    hint = suggest_nearest(_plain(name_or_path), names, "Did you mean {!r}? ")
+    advice = advise(name_or_path)
+    hint = f"{advice}. " if advice else suggest_nearest(_plain(name_or_path), names, "Did you mean {!r}? ")
     raise SimulationError(
         Problem(
             "simulation.env",

@@ -126,6 +126,14 @@ PLAY = {"env": "cartpole_v0", "output_path": "out/log.jsonl"}
         (DqnConfig, GOOD | {"env": "x"}, "env", "Did you mean 'simulation.env'?"),
         (DqnConfig, GOOD | {"prioritized": True}, "prioritized", "simulation.replay.prioritized"),
         (DqnConfig, GOOD | {"simulation": 3}, "simulation", "an object"),
+        # wishes
+        (DqnConfig, GOOD | {"continuous_actions": True}, "continuous_actions", "docs/not_included.md"),
+        (DqnConfig, GOOD | {"slate": {"size": 3}}, "slate", "Slates and rankings are not included"),
+        (DqnConfig, GOOD | {"rl": {"gaeLambda": 0.9}}, "rl.gaeLambda", "Policy gradients are not included"),
+        (DqnConfig, GOOD | {"training": {"use_lstm": True}}, "training.use_lstm", "Recurrent policies are"),
+        (DqnConfig, GOOD | {"algorithm": "TD3-BC"}, "algorithm", "Continuous actions are not included"),
+        (DqnConfig, GOOD | {"algorithm": "cqr"}, "algorithm", "got \"cqr\" (string)"),
+        (SimulateConfig, PLAY | {"policy": {"kind": "ppo"}}, "policy.kind", "Policy gradients are not included"),
     ],
 )  # fmt: skip
 def test_the_nearest_key_is_named_by_its_full_path(model: type, tree: dict[str, Any], where: str, words: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 from oracles.runs import ROOT, merged, trained
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, expand_config, leaves, load_config
+from reagent_lite.config.compare_config import CompareConfig
 from reagent_lite.config.convert_config import ConvertConfig
 from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.config.inspect_config import InspectConfig
@@ -36,9 +37,10 @@ def test_every_config_is_accepted_by_one_workflow(file: Path) -> None:
     kind = {"simulate": SimulateConfig, "simulate_candidates": SimulateConfig, "dqn": DqnConfig,
             "normalize": NormalizeConfig, "inspect": InspectConfig, "convert": ConvertConfig, "shard": ShardConfig,
             "timeline": TimelineConfig, "evaluate": EvaluateConfig, "score": ScoreConfig, "serve": ServeConfig,
-            "rollout": RolloutConfig, "two_models": ServeConfig,
+            "rollout": RolloutConfig, "compare": CompareConfig, "two_models": ServeConfig,
             "collect": DqnConfig, "learn": DqnConfig, "gridworld": DqnConfig,
             "online": ParametricDqnConfig if file.parent.name == "recommend" else DqnConfig}  # fmt: skip
+    Path("configs").symlink_to(ROOT / "configs")  # which a comparison reads
     config = load_config(kind.get(file.stem, ParametricDqnConfig), str(file))
     if isinstance(config, ShardConfig):
         return  # its places are a share and a disk of the machine's own, to be fitted
