@@ -67,12 +67,25 @@ def _parts(block: Block) -> Iterator[Block]:
 def _mapped_values(column: pa.ChunkedArray) -> int:
     """Returns the number of values of a column of maps, or of lists of maps, as a matrix of all keys; 0 for others."""
     maps = in_one_piece(column)
-    if pa.types.is_list(maps.type) or pa.types.is_large_list(maps.type):
+    if _is_list(maps.type) and not _holds_pairs(maps.type):
         maps = maps.flatten()
-    if not pa.types.is_map(maps.type) or not len(maps):
+    if pa.types.is_map(maps.type) and len(maps):
+        keys = maps.keys[maps.offsets[0].as_py() : maps.offsets[-1].as_py()]
+    elif _holds_pairs(maps.type):
+        keys = maps.flatten().field("key")
+    else:
         return 0
-    keys = maps.keys[maps.offsets[0].as_py() : maps.offsets[-1].as_py()]
     return len(maps) * int(pc.count_distinct(keys).as_py())
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _holds_pairs(kind: pa.DataType) -> bool:
+    """Whether values of the type are maps as lists of pairs."""
+    pairs = _is_list(kind) and pa.types.is_struct(kind.value_type)
+    return pairs and {field.name for field in kind.value_type} == {"key", "value"}
 
 
 def read_blocks(

@@ -107,18 +107,32 @@ def test_texts_are_those_that_were_added(tmp_path: Path) -> None:
     assert (texts.to_pylist(), len(texts_of_log), list(tmp_path.iterdir())) == (["a", "bc", "", "yé"], 4, [])
 
 
-@pytest.mark.parametrize("column", ["state_features", "possible_actions"])
+MAP = pa.map_(pa.string(), pa.float64())
+PAIRS = pa.list_(pa.struct({"key": pa.string(), "value": pa.float64()}))
+
+
+@pytest.mark.parametrize("kind", [MAP, PAIRS, pa.list_(MAP), pa.large_list(PAIRS)], ids=str)
 def test_rows_with_few_of_many_features_are_read_in_small_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
 ) -> None:
     """100 rows of 100 features in all are a matrix of 10 000 values; 1 000 of them are 10 rows."""
     monkeypatch.setattr(format_table, "_MOST_MAPPED", 1000)
-    maps = [[(f"feature {number}", 1.0)] for number in range(100)]
-    of_map = pa.map_(pa.string(), pa.float64())
-    lists = column == "possible_actions"
-    array = pa.array([[entries] for entries in maps] if lists else maps, pa.list_(of_map) if lists else of_map)
-    pq.write_table(pa.table({column: array, "reward": pa.array(range(100))}), tmp_path / "log.parquet")
+    is_map = kind in (MAP, PAIRS)
+    maps = [[{"key": f"feature {number}", "value": 1.0}] for number in range(100)]
+    array = pa.array([entries if is_map else [entries] for entries in maps], PAIRS if is_map else pa.list_(PAIRS))
+    array = array if array.type == kind else converted(array, kind)
+    name = "state_features" if is_map else "possible_actions"
+    pq.write_table(pa.table({name: array, "reward": pa.array(range(100))}), tmp_path / "log.parquet")
     blocks = blocks_of(tmp_path / "log.parquet")
     assert [block.table.num_rows for block in blocks] == [10] * 10
     assert [line for block in blocks for line in block.lines.tolist()] == list(range(1, 101))
     assert [reward for block in blocks for reward in block.table["reward"].to_pylist()] == list(range(100))
+
+
+def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The same maps as another type."""
+    return pa.array(
+        [[[(pair["key"], pair["value"]) for pair in entries] for entries in row] if kind != MAP
+         else [(pair["key"], pair["value"]) for pair in row] for row in array.to_pylist()]
+        if pa.types.is_map(kind) or pa.types.is_map(kind.value_type) else array.to_pylist(), kind
+    )  # fmt: skip
