@@ -94,6 +94,7 @@ class BoostingConfig(AlgorithmSection):
         *("training.network", "training.minibatches_per_step", "training.learning_rate", "training.optimizer"),
         *("training.lr_policy", "training.lr_decay", "training.dropout_ratio", "training.use_batch_norm"),
         *("training.l2_decay", "training.clip_grad_norm", "training.warm_start_model_path"),
+        *("training.weight_init_min_std", "training.cuda_graph", "training.do_not_warm_start_optimizer"),
     )
 
 

@@ -22,8 +22,8 @@ class TrainingConfig(Section):
 
     minibatch_size: Count | None = None
     """Rows per process and minibatch. Absent: with logged rows the power of two that gives about 64 optimizer steps per
-    epoch, at least 64 and at most 4096; without logged rows 4096. Algorithm boosting does not
-    use it, as it takes no steps."""
+    epoch, at least 64 and at most 4096; without logged rows 4096. Algorithm boosting takes no
+    steps: it warns if a number is given."""
     minibatches_per_step: Count = 1
     """Gradient accumulation: minibatches per optimizer step."""
     learning_rate: Positive = 0.001

@@ -97,6 +97,7 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
             config = auto_scaled(config, group, folder / "checkpoints")
         simulation = None if config.simulation is None else open_simulation(config, group)
         config = config if simulation is None else with_actions(config, simulation)
+        _warn_of_unused_minibatch(config, group)
         history = History.find(config, group, folder / "checkpoints")
         source = open_source(history.config, group, simulation, signal)
         config = source.config
@@ -162,6 +163,12 @@ class Setup:
         if self.stream.rollouts is not None:
             for ring in self.stream.rollouts.rollout.rings.values():
                 ring.compile()
+
+
+def _warn_of_unused_minibatch(config: WorkflowConfig, group: Group) -> None:
+    """Warns of a key that is not refused, as resolved configs of earlier runs have it."""
+    if not config.takes_steps and config.has_minibatch and group.is_first:
+        logger.warning(f"training.minibatch_size has no effect: algorithm {config.algorithm} takes no steps")
 
 
 def set_up(source: Source, history: History) -> Setup:

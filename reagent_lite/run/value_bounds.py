@@ -16,7 +16,7 @@ from reagent_lite.errors import ConfigError, Problem
 from reagent_lite.rl.td import discount, value_bounds
 
 _SLACK = 0.01  # of the larger bound: the mean of estimates may lie a little beyond a bound that is reached
-_ROWS_AT_ONCE = 1 << 20
+_ROWS_AT_ONCE = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +98,9 @@ def return_bounds(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Ret
     boost = reward_boost(config)
     ranges = [(0.0, 0.0)]
     extremes = torch.full((4,), -torch.inf, dtype=torch.float64)
-    for indices in torch.split(torch.arange(rows.count, device=rows.scalars.device), _ROWS_AT_ONCE):
-        numbers = rows.numbers(indices)
+    for start in range(0, max(rows.count, 1), _ROWS_AT_ONCE):
+        stop = min(start + _ROWS_AT_ONCE, rows.count)
+        numbers = rows.numbers(torch.arange(start, stop, device=rows.scalars.device))
         reward, steps, bootstrap, _ = rows.scalars[numbers].double().unbind(1)
         if boost is not None:
             reward = reward + boost.to(reward)[rows.choices[numbers, 0].long()]

@@ -144,6 +144,8 @@ def test_a_dry_run_plans_no_steps(tmp_path: Path, run: Runner) -> None:
         ({"training": {"learning_rate": 0.1}}, "training.learning_rate"),
         ({"training": {"layers": [-1, 64, 1], "activations": ["relu", "linear"]}}, "training.layers"),
         ({"data": {"global_minibatch_size": 64}}, "data.global_minibatch_size"),
+        ({"training": {"weight_init_min_std": 0.1}}, "training.weight_init_min_std"),
+        ({"training": {"cuda_graph": False}}, "training.cuda_graph"),
         ({"rainbow": {"bcq": True}}, "rainbow.bcq"),
         ({"simulation": {"env": "cartpole_v0", "share": 0.5}}, "algorithm: expected dqn, crr or iql"),
         ({"crr": {}}, "crr: expected absent with algorithm boosting"),
@@ -153,6 +155,16 @@ def test_what_has_no_effect_is_refused(tmp_path: Path, sections: Tree, where: st
     with pytest.raises(ConfigError) as refused:
         checked(config(tmp_path, **sections))
     assert where in str(refused.value)
+
+
+def test_a_minibatch_size_is_said_to_have_no_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is not refused, as resolved configs have one."""
+    offers(300).to_csv(tmp_path / "offers.csv", index=False)
+    trained(config(tmp_path))
+    assert "training.minibatch_size" not in caplog.text
+    resolved = json.loads((tmp_path / "out/config.json").read_text())
+    trained(merged(resolved, {"model_output_path": str(tmp_path / "again")}))
+    assert "training.minibatch_size has no effect: algorithm boosting takes no steps" in caplog.text
 
 
 def test_values_that_predict_worse_than_a_line_are_named(tmp_path: Path) -> None:

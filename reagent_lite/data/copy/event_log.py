@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -21,15 +22,16 @@ from numpy.typing import DTypeLike, NDArray
 from reagent_lite.config.column_names import SERVED_COLUMNS, TRAINING_COLUMNS
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.lists import SharedLists
-from reagent_lite.data.copy.order import Order
+from reagent_lite.data.copy.order import Order, index_type, parts_of
+from reagent_lite.data.copy.spool import Indices, Spool
 from reagent_lite.data.copy.spooled_log import VECTORS, SpooledLog, Transitions
 from reagent_lite.data.formats.blocks import Block, InputFile, Reader
 from reagent_lite.data.formats.format_table import readers_of
-from reagent_lite.data.formats.schema import fill_nulls
+from reagent_lite.data.formats.schema import to_numpy
 from reagent_lite.data.rows.block_columns import NONE
 from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.data.rows.reading import NEXT_ACTION, Rows, read_rows
-from reagent_lite.data.timeline.event_spans import MAX_DUPLICATES, Counts, Ends, Episodes, SpannedRows
+from reagent_lite.data.timeline.event_spans import MAX_DUPLICATES, Counts, Ends, Episodes
 from reagent_lite.data.timeline.events import EventFacts, contract_of, select_rows
 from reagent_lite.data.timeline.report import (
     log_figures,
@@ -41,54 +43,45 @@ from reagent_lite.data.timeline.report import (
 )
 from reagent_lite.errors import DataError, Problem, pluralize
 
-_ROWS_AT_ONCE = 1 << 16
+_EVENTS_AT_ONCE = 1 << 16
+PAIRED: dict[str, DTypeLike] = {
+    "row": np.int64,
+    "episode": np.int32,
+    "sequence": np.int64,
+    "reward": np.float64,
+    "time_diff": np.float64,
+    "step": np.uint8,
+    "terminal": np.bool_,
+    "truncated": np.bool_,
+    "following": np.int64,
+    "cut": np.int64,
+}
+"""Types of the vectors of paired events, which are in files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedEvents(Transitions):
-    """R transitions made from events. Rows are numbered in the order of the files.
+    """R transitions made from events. Rows are numbered in the order of the files. Vectors are memory-mapped.
 
     Attributes:
         order: the copy's order, of the transitions' first rows.
-        events: [n] rows of the events that are kept, in order.
-        spans: the span of each transition among these events.
-        goes_on: [R] whether a row follows the transition.
         terminal, truncated: [R] as in SpannedRows.
+        reward: [R] float64, summed over the span if the config has a discount.
+        time_diff: [R] float64.
+        step: [R] uint8, number of rows that the transition spans.
         following: [R] the row that follows; arbitrary if none does.
         cut: [R] index of the transition's last row among all rows that a limit cut; arbitrary for other rows.
     """
 
-    events: NDArray[np.int64]
-    spans: SpannedRows
-    goes_on: Mask
+    reward: NDArray[np.float64]
+    time_diff: NDArray[np.float64]
+    step: NDArray[np.uint8]
     following: NDArray[np.int64]
     cut: NDArray[np.int64]
 
-    @classmethod
-    def of(cls, order: Order, kept: NDArray[np.int64], spans: SpannedRows, cut: NDArray[np.int64]) -> PairedEvents:
-        """Returns the transitions of the events with the indices `kept`; `cut` are the rows that a limit cut."""
-        events = order.rows[kept]
-        last = len(kept) - 1
-        codes, episode = np.unique(order.episode[kept][spans.at], return_inverse=True)
-        terminal = spans.terminal
-        truncated = spans.truncated
-        return cls(
-            order=Order(
-                rows=events[spans.at],
-                episode=episode.astype(np.int32),
-                sequence=spans.episodes.sequence[spans.at],
-                mdp_ids=order.mdp_ids.take(pa.array(codes)),
-                alone=np.empty(0, np.int64),
-                duplicates=0,
-            ),
-            events=events,
-            spans=spans,
-            goes_on=~terminal & ~truncated,
-            terminal=terminal,
-            truncated=truncated,
-            following=events[np.minimum(spans.end + 1, last)],
-            cut=np.searchsorted(cut, events[spans.end]),
-        )
+    def goes_on(self, part: slice) -> Mask:
+        """Returns whether a row follows the transitions of a part."""
+        return ~self.terminal[part] & ~self.truncated[part]
 
 
 class EventLog(SpooledLog[PairedEvents]):
@@ -111,7 +104,8 @@ class EventLog(SpooledLog[PairedEvents]):
         self.report: dict[str, Any] = {}
         self._facts_of_blocks: list[EventFacts] = []
         self._refused: dict[str, set[str]] = {}
-        self._cut: list[NDArray[np.int64]] = []
+        self.spools["cut"] = Spool(folder / "cut.spool", np.int64)
+        self.spools["summed"] = Spool(folder / "summed.spool", np.float32, self.keys["metric"])
         self._other_items = 0
         self._facts = EventFacts()
         self._files: Sequence[InputFile] = ()
@@ -159,7 +153,7 @@ class EventLog(SpooledLog[PairedEvents]):
             metrics=rows.metrics.nonempty(),
         )
         cut = np.flatnonzero((rows.truncated > 0) & rows.has_next_state)
-        self._cut.append(cut + self.num_rows)
+        self.spools["cut"].append(cut + self.num_rows)
         self.spool_next(rows, cut)
         possible = np.any(rows.mask, axis=1) if rows.lists is None else rows.lists.lengths > 0
         self.spool(rows, possible=possible, propensity=np.where(rows.has_propensity, rows.propensity, np.nan))
@@ -183,121 +177,221 @@ class EventLog(SpooledLog[PairedEvents]):
         if not self.num_rows:
             require_rows(self.config, self._facts, counts)
         order = self.order(by_sequence=True)
-        names = ("bootstrap", "truncated", "has_next_state", "without_choice")
-        bootstrap, *further = (self.read_vector(name, order.rows) for name in names)
-        section = self.config.timeline
-        ends = Ends(bootstrap == 0, *(vector > 0 for vector in further))
-        episodes = Episodes.of(section, order.episode, order.sequence, ends)
-        at, duplicates = episodes.without_duplicates(self._of_whole_episodes(order, counts), counts)
+        flags = [self.map_vector(name) for name in ("bootstrap", "truncated", "has_next_state", "without_choice")]
+        whole = self._whole_episodes(order, counts)
+        lengths: Counter[int] = Counter()
+        for _, _, episodes in self._episodes(order, flags, whole, counts):
+            lengths.update(episodes.lengths)
         require_rows(self.config, self._facts, counts)
-        counts.duplicates = self._first_lines(order.rows[duplicates])
-        distinct = episodes.only(at)
-        longest = longest_rows(self.config, lambda: distinct.lengths)
-        at, kept = distinct.without_outliers(longest, at, counts)
-        counts.figures.update(kept.figures(self.spools["reward"].whole(order.rows[at])))
+        longest = longest_rows(self.config, lambda: lengths)
+        pairs = self._pairs(order, self._episodes(order, flags, whole, Counts()), longest, counts)
         log_figures(self.config, self._facts, counts, self._files)
-        pairs = PairedEvents.of(order, at, kept.spans(), np.concatenate(self._cut))
         self.report = report_of(self.config, self._facts, longest, counts, [len(pairs.order.rows)])
         if not len(pairs.order.rows):
             raise none_complete(self.config, self._facts, counts)
         self._require_choices(pairs)
         return pairs
 
-    def _of_whole_episodes(self, order: Order, counts: Counts) -> Mask:
-        """Returns [R] whether the row's episode has no refused row; counts the others."""
+    def _whole_episodes(self, order: Order, counts: Counts) -> Mask:
+        """Returns [episodes] whether an episode has no refused row; counts the others."""
         counts.refused.update({rule: len(names) for rule, names in self._refused.items()})
-        refused = pa.array(sorted(set().union(*self._refused.values())), pa.string())
-        number = fill_nulls(pc.index_in(order.mdp_ids, refused), -1)
-        whole: Mask = (number < 0)[order.episode]
-        return whole
+        refused = pa.array(sorted(set().union(*self._refused.values())), pa.large_string())
+        masks = (to_numpy(pc.is_in(names, refused)).astype(bool) for names in order.names())
+        return ~np.concatenate([np.zeros(0, bool), *masks])
 
-    def _first_lines(self, rows: NDArray[np.int64]) -> list[tuple[int, int]]:
-        file, line = (self.spools[name].whole(rows).tolist() for name in ("origin_file", "origin_line"))
+    def _episodes(
+        self, order: Order, flags: Sequence[NDArray[np.uint8]], whole: Mask, counts: Counts
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32], Episodes]]:
+        """Yields (rows, codes of their episodes, events) of some whole episodes at a time.
+
+        Episodes with refused rows and duplicates are left out and counted.
+
+        Args:
+            order: the order of all rows.
+            flags: whether each row bootstraps, is truncated, has a next state, and has no choice, in the files' order.
+            whole: [episodes] whether the episode has no refused row.
+            counts: the counts to which those of all episodes are added.
+        """
+        start = 0
+        while start < len(order.rows):
+            last = order.episode[min(start + _EVENTS_AT_ONCE, len(order.rows)) - 1]
+            part = slice(start, int(np.searchsorted(order.episode, last, "right")))
+            start = part.stop
+            rows = order.rows[part]
+            codes = order.episode[part]
+            bootstrap, *further = (flag[rows] for flag in flags)
+            ends = Ends(bootstrap == 0, *(flag > 0 for flag in further))
+            episodes = Episodes.of(self.config.timeline, codes, order.sequence[part], ends)
+            at, duplicates = episodes.without_duplicates(whole[codes], counts)
+            counts.add(Counts(duplicates=self._first_lines(rows[duplicates])))
+            yield rows[at].astype(np.int64), codes[at], episodes.only(at)
+
+    def _pairs(
+        self,
+        order: Order,
+        episodes: Iterable[tuple[NDArray[np.int64], NDArray[np.int32], Episodes]],
+        longest: float | None,
+        counts: Counts,
+    ) -> PairedEvents:
+        """Returns the transitions of the episodes that have at most `longest` rows; counts both."""
+        spools = {name: Spool[int](self.folder / f"paired_{name}.spool", kind) for name, kind in PAIRED.items()}
+        distinct = [order.distinct[:0]]
+        limits = self.map_vector("cut")
+        rewards = self.spools["reward"].mapped()
+        section = self.config.timeline
+        num_episodes = 0
+        for rows, codes, events in episodes:
+            at, kept = events.without_outliers(longest, np.arange(len(rows)), counts)
+            rows = rows[at]
+            reward = rewards[rows]
+            counts.figures.update(kept.figures(reward))
+            spans = kept.spans()
+            used, episode = np.unique(codes[at][spans.at], return_inverse=True)
+            vectors = {
+                "row": rows[spans.at],
+                "episode": num_episodes + episode,
+                "sequence": kept.sequence[spans.at],
+                "reward": reward[spans.at] if section.gamma is None else spans.summed(reward, section.gamma),
+                "time_diff": spans.time_diff,
+                "step": spans.steps,
+                "terminal": spans.terminal,
+                "truncated": spans.truncated,
+                "following": rows[np.minimum(spans.end + 1, len(rows) - 1)],
+                "cut": np.searchsorted(limits, rows[spans.end]),
+            }
+            for name, values in vectors.items():
+                spools[name].append(values)
+            if self._sums_metrics:
+                metrics = self.spools["metrics"].whole(rows).astype(np.float64)
+                summed = spans.summed(metrics, section.gamma or 0.0)
+                self.spools["summed"].append(summed.astype(np.float32), tuple(sorted(self.keys["metric"])))
+            num_episodes += len(used)
+            distinct.append(order.distinct[used])
+        mapped = {name: spool.mapped() for name, spool in spools.items()}
+        for spool in spools.values():
+            spool.remove()
+        of_pairs = replace(
+            order,
+            rows=mapped.pop("row"),
+            episode=mapped.pop("episode"),
+            sequence=mapped.pop("sequence"),
+            distinct=np.concatenate(distinct),
+            duplicates=0,
+        )
+        return PairedEvents(order=of_pairs, **mapped)
+
+    @property
+    def _sums_metrics(self) -> bool:
+        """Whether metrics are summed over the rows of a transition."""
+        return self.config.timeline.steps > 1 and "metrics" in self.config.timeline.rewardColumns
+
+    def _first_lines(self, rows: Indices) -> list[tuple[int, int]]:
+        file, line = (self.spools[name].mapped()[rows].tolist() for name in ("origin_file", "origin_line"))
         return heapq.nsmallest(MAX_DUPLICATES, zip(file, line, strict=True))
 
     def _require_choices(self, pairs: PairedEvents) -> None:
-        possible = self.read_vector("possible")
-        lacking = pairs.goes_on & (possible[pairs.following] == 0)
-        if lacking.any():
-            file, line = self._first_lines(pairs.order.rows[lacking])[0]
-            got = f"none, nor in {pluralize(int(lacking.sum()) - 1, 'other row')}"
+        possible = self.map_vector("possible")
+        lacking = [
+            pairs.order.rows[part][pairs.goes_on(part) & (possible[pairs.following[part]] == 0)]
+            for part in parts_of(len(pairs.order.rows))
+        ]
+        rows = np.concatenate(lacking)
+        if len(rows):
+            file, line = self._first_lines(rows)[0]
+            got = f"none, nor in {pluralize(len(rows) - 1, 'other row')}"
             raise DataError(Problem(self._files[file].location(line), NEXT_ACTION, got))
 
-    def vectors_of(self, transitions: PairedEvents) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yields (name, vector [R]) for the vectors that the order does not give."""
+    def vectors_of(self, transitions: PairedEvents) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
+        """Yields (name, chunks of the vector [R]) for the vectors that the order does not give."""
         rows = transitions.order.rows
-        spans = transitions.spans
-        action = self.read_vector("action")
-        propensity = self.read_vector("propensity", rows)
-        gamma = self.config.timeline.gamma
-        reward = self.read_vector("reward")
-        absent = np.isnan(propensity)
         self.counts.update(
-            unknown_action_rows=int((action[rows] == NONE).sum()),
-            propensity_absent_rows=int(absent.sum()),
+            unknown_action_rows=0,
+            propensity_absent_rows=0,
             next_action_not_possible_rows=0,
             rows_without_mdp_id=0,
         )
-        yield "action", action[rows]
-        yield "next_action", np.where(transitions.goes_on, action[transitions.following], NONE)
-        yield "reward", reward[rows] if gamma is None else spans.summed(reward[transitions.events], gamma)
-        yield "time_diff", spans.time_diff.astype(np.float64)
-        yield "step", spans.steps
-        yield "propensity", np.where(absent, 1, propensity)
-        yield "bootstrap", ~transitions.terminal
-        yield "truncated", transitions.truncated
+        yield "action", self._actions(rows)
+        yield "next_action", self._next_actions(transitions)
+        yield "reward", [transitions.reward]
+        yield "time_diff", [transitions.time_diff]
+        yield "step", [transitions.step]
+        yield "propensity", self._propensities(rows)
+        yield "bootstrap", (~transitions.terminal[part] for part in parts_of(len(rows)))
+        yield "truncated", [transitions.truncated]
         for name in ("origin_file", "origin_line"):
-            yield name, self.read_vector(name, rows)
+            yield name, self.spools[name].gather_rows(rows)
+
+    def _actions(self, rows: Indices) -> Iterator[NDArray[np.int32]]:
+        for action in self.spools["action"].gather_rows(rows):
+            self.counts["unknown_action_rows"] += int((action == NONE).sum())
+            yield action
+
+    def _next_actions(self, transitions: PairedEvents) -> Iterator[NDArray[np.int32]]:
+        action = self.spools["action"].mapped()
+        for part in parts_of(len(transitions.order.rows)):
+            yield np.where(transitions.goes_on(part), action[transitions.following[part]], NONE)
+
+    def _propensities(self, rows: Indices) -> Iterator[NDArray[np.float32]]:
+        for propensity in self.spools["propensity"].gather_rows(rows):
+            absent = np.isnan(propensity)
+            self.counts["propensity_absent_rows"] += int(absent.sum())
+            yield np.where(absent, 1, propensity)
 
     def write_states(self, transitions: PairedEvents) -> None:
         """Writes the states of the transitions' first rows, then all other next states, each once."""
         rows = transitions.order.rows
         following = transitions.following
-        goes_on = transitions.goes_on
         total = len(rows)
-        position = np.full(self.num_rows, -1)
-        position[rows] = np.arange(total)
-        not_first = np.unique(following[goes_on & (position[following] < 0)])
-        position[not_first] = total + np.arange(len(not_first))
+        kind = index_type(2 * self.num_rows + self.spools["next_state"].num_rows)
+        position = np.full(self.num_rows, -1, kind)
+        for part in parts_of(total):
+            position[rows[part]] = np.arange(part.start, part.stop)
+        others = [np.empty(0, np.int64)]
+        for part in parts_of(total):
+            after = following[part][transitions.goes_on(part)]
+            others.append(after[position[after] < 0])
+        not_first = np.unique(np.concatenate(others))
+        position[not_first] = np.arange(total, total + len(not_first))
+        total += len(not_first)
         limits, limit = np.unique(transitions.cut[transitions.truncated], return_inverse=True)
-        numbers = np.arange(total)
-        next_index = np.where(goes_on, position[following], numbers)
-        next_index[transitions.truncated] = total + len(not_first) + limit
-        total += len(not_first) + len(limits)
-        self.save_next(next_index, goes_on & (next_index == numbers + 1), total)
+        next_index = np.arange(len(rows), dtype=kind)
+        follows = np.zeros(len(rows), bool)
+        for part in parts_of(len(rows)):
+            goes_on = transitions.goes_on(part)
+            next_index[part][goes_on] = position[following[part][goes_on]]
+            follows[part] = goes_on & (next_index[part] == np.arange(part.start + 1, part.stop + 1))
+        next_index[transitions.truncated] = total + limit
+        total += len(limits)
+        self.save_next(next_index.astype(index_type(total), copy=False), follows, total)
         states = self.spools["state"]
         nexts = self.spools["next_state"]
-        used = np.concatenate((rows, not_first))
-        if len(used) < self.num_rows or len(limits) < nexts.num_rows:
-            self._drop_empty_columns("state", (("state", used), ("next_state", limits)))
-        self.write_matrix("state", total, chain(states.gather_rows(used), nexts.gather_rows(limits)))
+        if len(rows) + len(not_first) < self.num_rows or len(limits) < nexts.num_rows:
+            used = (("state", rows), ("state", not_first), ("next_state", limits))
+            self._drop_empty_columns("state", used)
+        chunks = chain(states.gather_rows(rows), states.gather_rows(not_first), nexts.gather_rows(limits))
+        self.write_matrix("state", total, chunks)
 
     def metrics_of(self, transitions: PairedEvents) -> Iterable[NDArray[np.float32]]:
         """Yields chunks of the metrics [R, M]."""
-        spool = self.spools["metrics"]
-        timeline = self.config.timeline
-        if timeline.steps > 1 and "metrics" in timeline.rewardColumns:
-            values = spool.whole(transitions.events).astype(np.float64)
-            return [transitions.spans.summed(values, timeline.gamma or 0.0).astype(np.float32)]
-        self._drop_empty_columns("metric", (("metrics", transitions.order.rows),))
-        return spool.gather_rows(transitions.order.rows)
+        rows = transitions.order.rows
+        if self._sums_metrics:
+            return self.spools["summed"].gather_rows(np.arange(len(rows)))
+        self._drop_empty_columns("metric", (("metrics", rows),))
+        return self.spools["metrics"].gather_rows(rows)
 
-    def next_of(self, name: str, transitions: PairedEvents) -> Iterator[NDArray[Any]]:
-        """Yields values at the next state: of the following row, or the row's own ones at a limit; 0 at a true end."""
-        for start in range(0, len(transitions.cut), _ROWS_AT_ONCE):
-            part = slice(start, start + _ROWS_AT_ONCE)
-            values = self.spools[name].whole(transitions.following[part])
-            values[~transitions.goes_on[part]] = 0
-            cut = transitions.truncated[part]
-            values[cut] = self.spools[f"next_{name}"].whole(transitions.cut[part][cut])
-            yield values
+    def next_of(self, name: str, transitions: PairedEvents, part: slice) -> NDArray[Any]:
+        """Returns values at next states: of the following row, or the row's own ones at a limit; 0 at a true end."""
+        values = self.spools[name].whole(transitions.following[part])
+        values[~transitions.goes_on(part)] = 0
+        cut = transitions.truncated[part]
+        values[cut] = self.spools[f"next_{name}"].whole(transitions.cut[part][cut])
+        return values
 
-    def write_lists(self, shared: SharedLists) -> None:
-        """Writes the lists of rows and of their next states."""
+    def drop_absent_features(self, shared: SharedLists) -> None:
+        """Removes the features of candidates that have no value in the lists, as their events are left out."""
         self._drop_empty_columns("action", (("candidates", rows) for rows in shared.candidates()))
-        super().write_lists(shared)
 
-    def _drop_empty_columns(self, key: str, used: Iterable[tuple[str, NDArray[np.int64]]]) -> None:
+    def _drop_empty_columns(self, key: str, used: Iterable[tuple[str, Indices]]) -> None:
         """Removes the columns of matrices that have no value in the used rows, given as (spool, its rows)."""
         columns = self.keys[key]
         names = sorted(columns)

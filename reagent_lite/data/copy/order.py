@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reagent_lite.data.copy.spool import Indices
 from reagent_lite.data.formats.schema import to_numpy
 from reagent_lite.data.rows.hashes import mix, name_hashes
 
-_NAMES_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 16
+_FEWEST_AT_ONCE = 1 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,56 +24,111 @@ class Order:
     """The copy's order: by (mdp_id, sequence_number) if the log has both, else as in the files.
 
     Attributes:
-        rows: [R] int64, number of each row in the order of the files.
-        episode: [R] int32, index in `mdp_ids`; the numbers after these are for rows without mdp_id.
+        rows: [R] number of each row in the order of the files.
+        episode: [R] int32, index among the distinct mdp_ids; the numbers after these are for rows without mdp_id.
         sequence: [R] int64, sequence_number, or the row's number if the log has none.
-        mdp_ids: the distinct ids, ascending.
+        mdp_ids: the mdp_ids of all blocks, in which an id may come several times.
+        distinct: index in `mdp_ids` of each distinct id, in ascending order of the ids.
         alone: numbers of the rows without mdp_id, each of which is an episode of its own.
         duplicates: number of rows that share (mdp_id, sequence_number) with the row before.
     """
 
-    rows: NDArray[np.int64]
+    rows: Indices
     episode: NDArray[np.int32]
     sequence: NDArray[np.int64]
     mdp_ids: pa.Array
-    alone: NDArray[np.int64]
+    distinct: Indices
+    alone: Indices
     duplicates: int
 
     @property
     def num_episodes(self) -> int:
         """Number of episodes; each row without mdp_id is one."""
-        return len(self.mdp_ids) + len(self.alone)
+        return len(self.distinct) + len(self.alone)
+
+    def names(self) -> Iterator[pa.Array]:
+        """Yields the distinct mdp_ids, ascending, some at a time."""
+        for part in parts_of(len(self.distinct)):
+            yield self.mdp_ids.take(pa.array(self.distinct[part]))
 
     def episode_hashes(self) -> NDArray[np.uint64]:
         """Returns [episodes] hashes of the mdp_ids (BLAKE2b, 8 bytes, little endian), the same on every machine."""
-        starts = range(0, len(self.mdp_ids), _NAMES_AT_ONCE)
-        names = chain.from_iterable(self.mdp_ids.slice(start, _NAMES_AT_ONCE).to_pylist() for start in starts)
-        return np.concatenate((name_hashes(names), mix(self.alone.astype(np.uint64))))
+        named = [name_hashes(names.to_pylist()) for names in self.names()]
+        alone = (mix(self.alone[part].astype(np.uint64)) for part in parts_of(len(self.alone)))
+        return np.concatenate([np.empty(0, np.uint64), *named, *alone])
 
 
-def find_order(slots: NDArray[np.int64], mdp_ids: list[pa.Array], sequence: NDArray[np.int64] | None) -> Order:
+def index_type(count: int) -> type[np.integer[Any]]:
+    """Returns the type for the numbers below `count`."""
+    return np.int32 if count < 2**31 else np.int64
+
+
+def parts_of(count: int, width: int = 1) -> Iterator[slice]:
+    """Yields consecutive slices of `count` rows, such that matrices [rows, width] of one of them are small."""
+    rows = max(_AT_ONCE // max(width, 1), _FEWEST_AT_ONCE)
+    for start in range(0, count, rows):
+        yield slice(start, min(start + rows, count))
+
+
+def take(values: NDArray[Any], rows: Indices) -> NDArray[Any]:
+    """Returns values[rows]; unlike numpy's, it does not need eight more bytes for each row."""
+    taken = np.empty(len(rows), values.dtype)
+    for part in parts_of(len(rows)):
+        taken[part] = values[rows[part]]
+    return taken
+
+
+def find_order(slots: NDArray[np.int64], mdp_ids: pa.Array, sequence: NDArray[np.int64] | None) -> Order:
     """Sorts by (mdp_id, sequence_number) if the log has both; rows that are equal in both keep their order.
 
     Args:
-        slots: [R] index of the row's mdp_id in the concatenated `mdp_ids`, -1 without one.
-        mdp_ids: the mdp_ids of each block.
+        slots: [R] index of the row's mdp_id in `mdp_ids`, -1 without one.
+        mdp_ids: texts; an id may come several times.
         sequence: [R] sequence numbers, or None if the log has none.
     """
-    ids = pa.chunked_array(mdp_ids, pa.string())
-    distinct = ids.unique().sort()
-    rank = to_numpy(pc.rank(ids, "ascending", tiebreaker="dense")).astype(np.int32) - 1
-    alone = slots < 0
-    numbers = np.flatnonzero(alone)
+    rank, distinct = _dense_ranks(mdp_ids)
+    kind = index_type(len(slots))
+    alone = np.flatnonzero(slots < 0).astype(kind)
     episode = np.empty(len(slots), np.int32)
-    episode[~alone] = rank[slots[~alone]]
-    episode[alone] = np.arange(len(distinct), len(distinct) + len(numbers))
-    rows = np.arange(len(slots))
-    duplicates = 0
-    if sequence is None:
-        sequence = rows
-    elif len(numbers) < len(slots):
-        rows = np.lexsort((sequence, episode))
-        episode = episode[rows]
-        sequence = sequence[rows]
-        duplicates = int(((np.diff(episode) == 0) & (np.diff(sequence) == 0)).sum())
-    return Order(rows=rows, episode=episode, sequence=sequence, mdp_ids=distinct, alone=numbers, duplicates=duplicates)
+    for part in parts_of(len(slots)):
+        episode[part] = rank[slots[part]] if len(rank) else 0
+    episode[alone] = np.arange(len(distinct), len(distinct) + len(alone))
+    del rank
+    if sequence is None or len(alone) == len(slots):
+        rows = np.arange(len(slots), dtype=kind)
+        sequence = np.arange(len(slots)) if sequence is None else sequence
+        duplicates = 0
+    else:
+        rows = np.lexsort((sequence, episode)).astype(kind)
+        episode = take(episode, rows)
+        sequence = take(sequence, rows)
+        duplicates = int(((episode[1:] == episode[:-1]) & (sequence[1:] == sequence[:-1])).sum())
+    return Order(
+        rows=rows,
+        episode=episode,
+        sequence=sequence,
+        mdp_ids=mdp_ids,
+        distinct=distinct,
+        alone=alone,
+        duplicates=duplicates,
+    )
+
+
+def _dense_ranks(texts: pa.Array) -> tuple[NDArray[np.int32], Indices]:
+    """Returns [n] the rank of each text among the distinct ones, and the index of each distinct one, ascending."""
+    rank = np.empty(len(texts), np.int32)
+    kind = index_type(len(texts))
+    distinct = [np.empty(0, kind)]
+    order = pc.sort_indices(texts)
+    number = 0
+    before = None
+    for part in parts_of(len(texts)):
+        indices = order[part]
+        names = texts.take(indices)
+        is_new = np.append(names[0].as_py() != before, to_numpy(pc.not_equal(names[1:], names[:-1]))).astype(bool)
+        positions = to_numpy(indices).astype(np.int64)
+        rank[positions] = number + np.cumsum(is_new) - 1
+        distinct.append(positions[is_new].astype(kind))
+        number += int(is_new.sum())
+        before = names[-1].as_py()
+    return rank, np.concatenate(distinct)

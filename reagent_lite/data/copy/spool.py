@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
 CHUNK_BYTES = 4 << 20
+Indices = NDArray[np.integer[Any]]
+"""Numbers of rows; int32 if they fit."""
 
 K = TypeVar("K", int, str)
 
@@ -61,7 +64,7 @@ class Spool(Generic[K]):
     def _absent(self) -> float:
         return np.nan if self.dtype.kind == "f" else 0
 
-    def gather_rows(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+    def gather_rows(self, rows: Indices) -> Iterator[NDArray[Any]]:
         """Yields chunks of the given rows, in their order; columns are in ascending order of their keys."""
         ascending: list[int] | None = None if self._keys is None else [self._keys[key] for key in sorted(self._keys)]
         widths = (0, *(part[1] for part in self._parts if len(part) > 1), *(column + 1 for column in ascending or ()))
@@ -83,10 +86,17 @@ class Spool(Generic[K]):
                     values_of_chunk[inside, : values.shape[1]] = values[chunk[inside] - starts[part]]
             yield values_of_chunk if in_order else values_of_chunk[:, ascending]
 
-    def whole(self, rows: NDArray[np.int64] | None = None) -> NDArray[Any]:
-        """Returns the given rows in memory, or all of them."""
+    def whole(self, rows: Indices) -> NDArray[Any]:
+        """Returns the given rows in memory."""
         none = np.empty((0,) if self._keys is None else (0, self.width), self.dtype)
-        return np.concatenate([none, *self.gather_rows(np.arange(self.num_rows) if rows is None else rows)])
+        return np.concatenate([none, *self.gather_rows(rows)])
+
+    def mapped(self) -> NDArray[Any]:
+        """Returns all rows of a vector, or of a matrix of one width, as a memory map that outlasts `remove`."""
+        if not self._parts:
+            return np.empty((0,) if self._keys is None else (0, self.width), self.dtype)
+        assert len(self._parts) == 1
+        return self._mapped(0, 0)
 
     def _mapped(self, part: int, offset: int) -> NDArray[Any]:
         """Returns a part as a memory map; its pages count as this process's memory while they are mapped."""
@@ -98,6 +108,43 @@ class Spool(Generic[K]):
     def remove(self) -> None:
         """Removes the file, if it exists."""
         self._file.unlink(missing_ok=True)
+
+
+class TextSpool:
+    """Texts that are appended to files.
+
+    Args:
+        file: the file for the texts; the positions of their ends are in a second one beside it.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._text: Spool[int] = Spool(file, np.uint8)
+        self._ends: Spool[int] = Spool(file.with_suffix(".ends"), np.int64)
+        self._ends.append(np.zeros(1, np.int64))
+
+    def __len__(self) -> int:
+        return self._ends.num_rows - 1
+
+    def append(self, texts: pa.Array) -> None:
+        """Adds texts, none of which is null."""
+        large = texts.cast(pa.large_string())
+        _, ends, text = large.buffers()
+        if not len(large):
+            return
+        offsets = np.frombuffer(ends, np.int64)[large.offset : large.offset + len(large) + 1]
+        if text is not None:
+            self._text.append(np.frombuffer(text, np.uint8)[offsets[0] : offsets[-1]])
+        self._ends.append(offsets[1:] - offsets[0] + self._text.num_rows - (offsets[-1] - offsets[0]))
+
+    def mapped(self) -> pa.Array:
+        """Returns all texts as a memory-mapped array, which stays valid after `remove`."""
+        ends, text = (pa.py_buffer(spool.mapped()) for spool in (self._ends, self._text))
+        return pa.LargeStringArray.from_buffers(len(self), ends, text)
+
+    def remove(self) -> None:
+        """Removes the files, if they exist."""
+        self._text.remove()
+        self._ends.remove()
 
 
 def write_npy(stream: IO[bytes], dtype: DTypeLike, shape: tuple[int, ...], chunks: Iterable[NDArray[Any]]) -> None:

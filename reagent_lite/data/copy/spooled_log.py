@@ -8,22 +8,22 @@ event_log.py.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
 from reagent_lite.config.column_names import COLUMNS, EPISODE_COLUMNS
 from reagent_lite.data.copy.lists import SharedLists, list_records, share_lists
-from reagent_lite.data.copy.order import Order, find_order
-from reagent_lite.data.copy.spool import Spool, write_npy
+from reagent_lite.data.copy.order import Order, find_order, parts_of
+from reagent_lite.data.copy.spool import Indices, Spool, TextSpool, write_npy
 from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block, InputFile, Reader
 from reagent_lite.data.rows.block_columns import require_one_order
@@ -110,8 +110,7 @@ class SpooledLog(ABC, Generic[T]):
             **{name: Spool(folder / f"{name}.spool", dtype, self.keys[key]) for name, (dtype, key) in MATRICES.items()},
         }
         self.vocabulary = Vocabulary()
-        self._mdp_ids: list[pa.Array] = []
-        self._num_mdp_ids = 0
+        self._mdp_ids = TextSpool(folder / "mdp_ids.spool")
         self.num_rows = 0
         self.counts: Counter[str] = Counter()
         self.report: dict[str, Any] = {}
@@ -149,8 +148,8 @@ class SpooledLog(ABC, Generic[T]):
         """Returns the transitions of all rows."""
 
     @abstractmethod
-    def vectors_of(self, transitions: T) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yields (name, vector [R]) for the vectors that the order does not give."""
+    def vectors_of(self, transitions: T) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
+        """Yields (name, chunks of the vector [R]) for the vectors that the order does not give."""
 
     @abstractmethod
     def write_states(self, transitions: T) -> None:
@@ -161,8 +160,12 @@ class SpooledLog(ABC, Generic[T]):
         """Yields chunks of the metrics [R, M]."""
 
     @abstractmethod
-    def next_of(self, name: str, transitions: T) -> Iterator[NDArray[Any]]:
-        """Yields chunks [R, columns] of the matrix "mask" or "lists" at the next state."""
+    def next_of(self, name: str, transitions: T, part: slice) -> NDArray[Any]:
+        """Returns the values of the matrix "mask" or "lists" at the next states of some transitions."""
+
+    def drop_absent_features(self, shared: SharedLists) -> None:
+        """Removes the features of candidates that have no value in the lists."""
+        return
 
     def collect_faults(self, rows: Rows) -> None:
         """Adds the faults of a block, its columns, and whether its sequence numbers are integers or times."""
@@ -192,14 +195,13 @@ class SpooledLog(ABC, Generic[T]):
             self.spools[name].append(other[name] if name in other else getattr(rows, name))
         self.spools["origin_file"].append(np.full(len(rows), rows.block.file_number))
         self.spools["origin_line"].append(rows.block.lines)
-        episode = rows.episode.astype(np.int64) + self._num_mdp_ids
+        episode = rows.episode.astype(np.int64) + len(self._mdp_ids)
         self.spools["episode"].append(np.where(rows.episode < 0, -1, episode))
         self.spools["state"].append(_canonical(rows.state.values), rows.state.ids)
         self.spools["metrics"].append(rows.metrics.values, rows.metrics.names)
         self.spools["mask"].append(rows.mask, tuple(range(rows.mask.shape[1])))
         self._spool_lists("lists", rows.lists)
         self._mdp_ids.append(rows.mdp_ids)
-        self._num_mdp_ids += len(rows.mdp_ids)
         self.num_rows += len(rows)
 
     def spool_next(self, rows: Rows, which: slice | NDArray[np.int64]) -> None:
@@ -225,11 +227,13 @@ class SpooledLog(ABC, Generic[T]):
         transitions = self.transitions()
         order = transitions.order
         num = len(order.rows)
-        self.save("episode", order.episode)
-        self.save("sequence", order.sequence)
         self.save("episode_hash", order.episode_hashes())
-        for name, values in self.vectors_of(transitions):
-            self.save(name, values.astype(VECTORS[name], copy=False))
+        order = replace(
+            order, episode=self.save("episode", order.episode), sequence=self.save("sequence", order.sequence)
+        )
+        transitions = replace(transitions, order=order)
+        for name, chunks in self.vectors_of(transitions):
+            self._write(name, VECTORS[name], (num,), chunks)
         self.counts.update(
             rows=num,
             episodes=order.num_episodes,
@@ -241,57 +245,74 @@ class SpooledLog(ABC, Generic[T]):
             self.spools[name].remove()  # early, as they are most of the bytes
         self.write_matrix("metrics", num, self._without_gaps(self.metrics_of(transitions)))
         self.write_matrix("mask", num, self.spools["mask"].gather_rows(order.rows))
-        self.write_matrix("next_mask", num, self.next_of("mask", transitions))
-        lists = after = np.empty((0, len(_RECORD)), np.int64)
-        if self.actions is None:
-            lists = self.spools["lists"].whole(order.rows)
-            after = np.concatenate([lists[:0], *self.next_of("lists", transitions)])
-        self.write_lists(share_lists(lists, after))
+        parts = parts_of(num, len(self.keys["choice"]))
+        self.write_matrix("next_mask", num, (self.next_of("mask", transitions, part) for part in parts))
+        self._write_lists(transitions)
         for spool in self.spools.values():
             spool.remove()
 
     def order(self, *, by_sequence: bool) -> Order:
         """Returns the order of all rows, by sequence number or as in the files."""
-        sequence = self.read_vector("sequence")
-        slots = self.read_vector("episode")
-        order = find_order(slots, self._mdp_ids, sequence if by_sequence else None)
+        sequence = self.map_vector("sequence")
+        slots = self.map_vector("episode")
+        order = find_order(slots, self._mdp_ids.mapped(), sequence if by_sequence else None)
+        self._mdp_ids.remove()
         require_one_order(self._orders, order.duplicates)
         return order
 
-    def read_vector(self, name: str, rows: NDArray[np.int64] | None = None) -> NDArray[Any]:
-        """Returns some rows of a vector, or all, and removes its spool."""
-        values = self.spools[name].whole(rows)
+    def map_vector(self, name: str) -> NDArray[Any]:
+        """Returns a vector of all rows as a memory map, and removes its spool."""
+        values = self.spools[name].mapped()
         self.spools[name].remove()
         return values
 
-    def save(self, name: str, values: NDArray[Any]) -> None:
-        """Writes a vector as the copy has it."""
-        with (self.folder / f"{name}.npy").open("wb") as stream:
-            write_npy(stream, values.dtype, values.shape, [values])
+    def save(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Writes a vector as the copy has it, and returns it as a memory map."""
+        return self._write(name, values.dtype, values.shape, [values])
 
-    def save_next(self, next_index: NDArray[np.int64], follows: Mask, total: int) -> None:
+    def save_next(self, next_index: Indices, follows: Mask, total: int) -> None:
         """Writes the positions of next states among all `total` states."""
-        self.save("next_index", next_index.astype(np.int32 if total < 2**31 else np.int64))
+        self.save("next_index", next_index)
         self.save("follows", follows)
         self.counts["further_next_states"] = total - len(follows)
 
     def write_matrix(self, name: str, rows: int, chunks: Iterable[NDArray[Any]]) -> None:
         """Writes a matrix with the columns of its spool."""
         spool = self.spools[name]
-        with (self.folder / f"{name}.npy").open("wb") as stream:
-            write_npy(stream, spool.dtype, (rows, spool.width), chunks)
+        self._write(name, spool.dtype, (rows, spool.width), chunks)
 
-    def write_lists(self, shared: SharedLists) -> None:
+    def _write(
+        self, name: str, dtype: DTypeLike, shape: tuple[int, ...], chunks: Iterable[NDArray[Any]]
+    ) -> NDArray[Any]:
+        file = self.folder / f"{name}.npy"
+        with file.open("wb") as stream:
+            write_npy(stream, dtype, shape, chunks)
+        return np.asarray(np.load(file, mmap_mode="r" if math.prod(shape) else None))
+
+    def _write_lists(self, transitions: T) -> None:
         """Writes the lists of rows and of their next states."""
+        rows = transitions.order.rows if self.actions is None else transitions.order.rows[:0]
+        records: Spool[int] = Spool(self.folder / "records.spool", np.int64, self.keys["record"])
+        for part in parts_of(len(rows)):
+            now = self.spools["lists"].whole(rows[part])
+            both = np.stack((now, self.next_of("lists", transitions, part)), axis=1)
+            records.append(both.reshape(-1, len(_RECORD)), _RECORD)
+        start, length = (Spool[int](self.folder / f"list_{name}.spool", np.int64) for name in ("start", "length"))
+        shared = share_lists(records.mapped(), start, length)
         total = int(shared.length.sum())
-        self.save("list_offsets", np.concatenate((np.zeros(1, np.int64), np.cumsum(shared.length))))
+        offsets = np.zeros(len(shared.length) + 1, np.int64)
+        np.cumsum(shared.length, out=offsets[1:])
+        self.save("list_offsets", offsets)
         self.save("actions_list", shared.now)
         self.save("next_list", shared.after)
+        self.drop_absent_features(shared)
         chunks = chain.from_iterable(map(self.spools["candidates"].gather_rows, shared.candidates()))
         self.write_matrix("candidates", total, chunks)
         if self.actions is None:
-            single = int((shared.length[shared.now] == 1).sum())
+            single = sum(int((shared.length[shared.now[part]] == 1).sum()) for part in parts_of(len(rows)))
             self.counts.update(lists=len(shared.length), candidates=total, single_candidate_rows=single)
+        for spool in (records, start, length):
+            spool.remove()
 
     def _without_gaps(self, chunks: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
         """Yields metrics with 0 in place of absent values, and counts these."""

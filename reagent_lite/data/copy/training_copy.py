@@ -226,7 +226,7 @@ def prepare_training_copy(
     """Opens the training copy of a log, and builds it first if it does not exist or its inputs have changed.
 
     The copy is in `directory`; else in `.reagent-lite` beside local data, if that can be written; else in the user's
-    cache folder. Memory: at most 1.3 times the copy's bytes and about 100 MB.
+    cache folder. Memory: at most 40 bytes a row and about 200 MB, besides files that are mapped.
 
     Args:
         log: path of a file or a folder in any format, URL, or frame; or several logs, which are read as one.

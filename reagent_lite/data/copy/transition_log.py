@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.config.column_names import COLUMNS, EPISODE_COLUMNS
+from reagent_lite.data.copy.order import index_type, take
 from reagent_lite.data.copy.spooled_log import VECTORS, SpooledLog, Transitions
 from reagent_lite.data.formats.blocks import Block, InputFile
 from reagent_lite.data.rows.contract import Contract
@@ -82,16 +83,17 @@ class TransitionLog(SpooledLog[Transitions]):
         self.counts["duplicate_rows"] = order.duplicates
         return Transitions(
             order=order,
-            terminal=self.read_vector("bootstrap", order.rows) == 0,
-            truncated=self.read_vector("truncated", order.rows) > 0,
+            terminal=take(self.map_vector("bootstrap"), order.rows) == 0,
+            truncated=take(self.map_vector("truncated"), order.rows) > 0,
         )
 
-    def vectors_of(self, transitions: Transitions) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yields (name, vector [R]) for the vectors that the order does not give."""
-        yield "bootstrap", ~transitions.terminal
-        yield "truncated", transitions.truncated
+    def vectors_of(self, transitions: Transitions) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
+        """Yields (name, chunks of the vector [R]) for the vectors that the order does not give."""
+        yield "bootstrap", [~transitions.terminal]
+        yield "truncated", [transitions.truncated]
         for name in VECTORS.keys() - _WRITTEN_SEPARATELY:
-            yield name, self.read_vector(name, transitions.order.rows)
+            yield name, self.spools[name].gather_rows(transitions.order.rows)
+            self.spools[name].remove()
 
     def write_states(self, transitions: Transitions) -> None:
         """Writes the states of all rows, then the next states that are not the state of the following row.
@@ -117,7 +119,8 @@ class TransitionLog(SpooledLog[Transitions]):
         follows[:-1] &= order.sequence[:-1] < order.sequence[1:]
         side = np.flatnonzero(~same & ~transitions.terminal)
         total = self.num_rows + len(side)
-        next_index = np.arange(self.num_rows) + same
+        next_index = np.arange(self.num_rows, dtype=index_type(total))
+        next_index += same
         next_index[side] = np.arange(self.num_rows, total)
         self.save_next(next_index, follows, total)
         self.write_matrix("state", total, chain(states.gather_rows(rows), nexts.gather_rows(rows[side])))
@@ -126,6 +129,6 @@ class TransitionLog(SpooledLog[Transitions]):
         """Yields chunks of the metrics [R, M]."""
         return self.spools["metrics"].gather_rows(transitions.order.rows)
 
-    def next_of(self, name: str, transitions: Transitions) -> Iterator[NDArray[Any]]:
-        """Yields chunks [R, columns] of the matrix "mask" or "lists" at the next state."""
-        return self.spools[f"next_{name}"].gather_rows(transitions.order.rows)
+    def next_of(self, name: str, transitions: Transitions, part: slice) -> NDArray[Any]:
+        """Returns the values of the matrix "mask" or "lists" at the next states of some transitions."""
+        return self.spools[f"next_{name}"].whole(transitions.order.rows[part])

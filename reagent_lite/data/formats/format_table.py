@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from reagent_lite.data.formats.arrow import read_ipc, read_parquet
 from reagent_lite.data.formats.blocks import JSON_LINES, Block, InputFile, Position, Reader, Show, num_threads
@@ -23,9 +25,12 @@ from reagent_lite.data.formats.csv import read_csv
 from reagent_lite.data.formats.input_files import MINARI
 from reagent_lite.data.formats.jsonl import read_json_lines
 from reagent_lite.data.formats.minari import read_minari
+from reagent_lite.data.formats.schema import in_one_piece
 from reagent_lite.errors import DataError, NoRowsError, Problem, pluralize
 
 T = TypeVar("T")
+_MOST_MAPPED = 1 << 22
+"""Values of a matrix of features, 4 bytes each: rows with few of many features are read in small parts."""
 _REWARDS = ("reward", "rewards")
 
 
@@ -48,6 +53,40 @@ def _read(file: InputFile, parse: Callable[[], Block]) -> Block:
     if file.columns is not None:
         block = file.columns.read(block)
     return block if file.selection is None else file.selection.select(block)
+
+
+def _parts(block: Block) -> Iterator[Block]:
+    """Yields a block in parts whose maps have at most _MOST_MAPPED values when each key is a column of a matrix."""
+    rows = block.table.num_rows
+    values = sum(_mapped_values(column) for column in block.table.columns)
+    step = max(rows * _MOST_MAPPED // max(values, 1), 1)
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        yield block if step >= rows else replace(block, table=block.table.slice(start, step), lines=block.lines[part])
+
+
+def _mapped_values(column: pa.ChunkedArray) -> int:
+    """Returns the number of values of a column of maps, or of lists of maps, as a matrix of all keys; 0 for others."""
+    maps = in_one_piece(column)
+    if _is_list(maps.type) and not _holds_pairs(maps.type):
+        maps = maps.flatten()
+    if pa.types.is_map(maps.type) and len(maps):
+        keys = maps.keys[maps.offsets[0].as_py() : maps.offsets[-1].as_py()]
+    elif _holds_pairs(maps.type):
+        keys = maps.flatten().field("key")
+    else:
+        return 0
+    return len(maps) * int(pc.count_distinct(keys).as_py())
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _holds_pairs(kind: pa.DataType) -> bool:
+    """Whether values of the type are maps as lists of pairs."""
+    pairs = _is_list(kind) and pa.types.is_struct(kind.value_type)
+    return pairs and {field.name for field in kind.value_type} == {"key", "value"}
 
 
 def read_blocks(
@@ -75,8 +114,7 @@ def read_blocks(
     has_rows = False
 
     def work(parse: Callable[[], Block]) -> list[T]:
-        block = parse()
-        return [transform(block)] if block.table.num_rows else []
+        return [transform(part) for part in _parts(parse())]
 
     def results(most_pending: int) -> Iterator[T]:
         nonlocal has_rows

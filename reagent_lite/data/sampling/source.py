@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from reagent_lite.data.copy.order import parts_of
 from reagent_lite.data.copy.training_copy import TrainingCopy, release
 from reagent_lite.data.rows.matrices import in_order
 from reagent_lite.data.sampling.plan import ReadPlan
@@ -345,11 +346,21 @@ def rows_in_order(rows: LoggedRows, numbers: np.ndarray[Any, Any], device: torch
 
 
 def _masks(copy: TrainingCopy, spans: Spans, bootstrap: NDArray[np.float32], device: torch.device) -> Tensor | None:
-    now = np.asarray(copy.mask, bool)
-    after = spans.at_end(np.asarray(copy.next_mask, bool))
-    if now.all() and after[bootstrap > 0].all():
+    def of_part(part: slice) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        return copy.mask[part] > 0, copy.next_mask[part if spans.last is None else spans.last[part]] > 0
+
+    def allows_all(part: slice) -> bool:
+        now, after = of_part(part)
+        return bool(now.all() and after[bootstrap[part] > 0].all())
+
+    rows = len(copy)
+    width = copy.mask.shape[1]
+    if all(map(allows_all, parts_of(rows, width))):
         return None  # masks after an end do not matter: nothing is bootstrapped there
-    return torch.from_numpy(np.stack((now, after), axis=1)).to(device)
+    masks = np.empty((rows, 2, width), bool)
+    for part in parts_of(rows, width):
+        masks[part, 0], masks[part, 1] = of_part(part)
+    return torch.from_numpy(masks).to(device)
 
 
 def _lists(copy: TrainingCopy, features: FeatureColumns, spans: Spans, device: torch.device) -> Candidates:

@@ -127,7 +127,7 @@ def test_the_terminal_rule(
 
 def test_rows_of_two_blocks_are_sorted_by_hand() -> None:
     # slots 0 and 1 are of the first block's ids, 2 and 3 of the second's; "a" is in both, one row has none
-    ids = [pa.array(["7", "214"]), pa.array(["214", "c"])]
+    ids = pa.array(["7", "214", "214", "c"])
     order = find_order(np.array([0, 1, -1, 2, 3, 2]), ids, np.array([7, 5, 1, 4, 0, 5]))
     # 214: rows 3 (4), 1 (5), 5 (5, the same again); 7: row 0; c: row 4; then the row without mdp_id
     assert (order.rows.tolist(), order.episode.tolist()) == ([3, 1, 5, 0, 4, 2], [0, 0, 0, 1, 2, 3])
@@ -137,7 +137,7 @@ def test_rows_of_two_blocks_are_sorted_by_hand() -> None:
         int.from_bytes(bytes.fromhex(digest), "little") for digest in ("350f42fc966eb108", "e75017cace788f82")
     ]
     # without sequence numbers the order is the files'
-    assert find_order(np.array([1, 0, 1]), [pa.array(["a", "b"])], None).rows.tolist() == [0, 1, 2]
+    assert find_order(np.array([1, 0, 1]), pa.array(["a", "b"]), None).rows.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("large", [1, 2**61, 2**63 - 1])  # 2^62 values times 4 episodes are beyond 64 bits
@@ -145,7 +145,7 @@ def test_rows_of_two_blocks_are_sorted_by_hand() -> None:
 def test_the_order_is_that_of_sorting_by_both(large: int, rows: list[tuple[int, int]]) -> None:
     slots = np.array([slot for slot, _ in rows])
     sequence = np.array([max(-(2**63), min(2**63 - 1, place * large)) for _, place in rows])
-    order = find_order(slots, [pa.array(["a", "b", "c", "d"])], sequence)
+    order = find_order(slots, pa.array(["a", "b", "c", "d"]), sequence)
     episode = np.where(slots >= 0, slots, 3 + np.cumsum(slots < 0))
     in_order = range(len(rows)) if (slots < 0).all() else np.lexsort((sequence, episode))
     assert (order.rows.tolist(), order.episode.tolist()) == (list(in_order), episode[order.rows].tolist())
