@@ -15,7 +15,7 @@ from reagent_lite.algorithms.cpe_heads import PolicyProbabilities
 from reagent_lite.config.evaluate_config import UNIFORM, EvaluateConfig
 from reagent_lite.config.paths import show_paths
 from reagent_lite.data.copy.texts import require_texts
-from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.copy.training_copy import TrainingCopy, give_back_memory
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.data.sampling.normalized import open_raw_columns
 from reagent_lite.data.sampling.shards import Shards
@@ -134,10 +134,14 @@ class EvaluationLog:
         spans = models[0].spans(copy) if models else single_steps(copy)
         features = open_raw_columns(copy.candidates) if copy.parametric else None
         rows = build_rows(copy, spans, np.arange(len(copy)), open_raw_columns(copy.state), features)
-        reading = models[0].reading if models else Reading.fitted(copy, config)
+        estimated = settings.propensities == "estimate"
+        if models:
+            reading = models[0].reading
+        else:
+            reading = Reading.fitted(copy, config) if fitted or estimated else Reading.raw(copy)
         rows = by_episode.weighted(rows, copy.episode)
         behavior = None
-        if settings.propensities == "estimate":
+        if estimated:
             checked = reading.normalization["action" if copy.parametric else "state"].column_names
             behavior = estimated_behavior(sides, rows, reading.spec(copy), reading.reader(copy), checked)
             rows = rows.with_propensity(behavior.propensity)
@@ -206,11 +210,14 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
         evaluator.fit(final=True)
         page, candidates = evaluator.page(final=True)
         assert page is not None, "one process has all rows"
-        results.append(evaluator.result(page))
+        result = evaluator.result(page)
+        results.append(result if config.against is not None else result.without_bases())
+        give_back_memory()  # what estimating took
         complete = _is_modelled(policy, log.columns)
         explanations.append(
             evaluator.explanation(
                 page,
+                results[-1],
                 seen=seen,
                 columns=(columns[0], columns[1]),
                 complete=complete,
@@ -259,7 +266,7 @@ def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: EvaluationL
 
 def _shares(page: EvaluationPage, log: EvaluationLog) -> dict[str, Any]:
     """Returns how often log and policy take each named action."""
-    counts = page.relative_sample_weight(torch.arange(len(page)))
+    counts = page.relative_sample_weight
     return {
         name: {
             "logged": float((counts * (page.action == number)).mean()),
