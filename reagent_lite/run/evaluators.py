@@ -412,7 +412,7 @@ class LogEvaluator(Evaluator):
             learning=learning,
             behavior=behavior,
             items=data.items,
-            by_episode=EpisodeColumns(units=_units(config, data)),
+            by_episode=EpisodeColumns(units=_units(config, data), weights=scored.weights),
         )
         for note in data.scored.notes:
             logger.info(f"evaluation: {note}")
