@@ -507,8 +507,8 @@ def repeats_of(page: EvaluationPage, index: Tensor) -> Repeats:
 def _file_order(number: Tensor, features: StateFeatures) -> Tensor:
     """Returns the indices of the first process's rows in the order of the files, given all rows' numbers [N]."""
     index_of = torch.full((max(int(number.max()), -1) + 1,), -1)
-    known = (number >= 0).nonzero().squeeze(1)
-    index_of[number[known]] = known
+    numbered = (number >= 0).nonzero().squeeze(1)
+    index_of[number[numbered]] = numbered
     index = index_of[index_of >= 0]
     position = features.position(number[index].numpy())
     if (position[1:] >= position[:-1]).all():

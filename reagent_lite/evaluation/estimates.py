@@ -135,10 +135,7 @@ class EvaluationLog:
         features = open_raw_columns(copy.candidates) if copy.parametric else None
         rows = build_rows(copy, spans, np.arange(len(copy)), open_raw_columns(copy.state), features)
         estimated = settings.propensities == "estimate"
-        if models:
-            reading = models[0].reading
-        else:
-            reading = Reading.fitted(copy, config) if fitted or estimated else Reading.raw(copy)
+        reading = models[0].reading if models else _reading(copy, config, fitted=fitted or estimated)
         rows = by_episode.weighted(rows, copy.episode)
         behavior = None
         if estimated:
@@ -237,6 +234,10 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
         compared=differences(*results) if config.against is not None else {},
         warnings=tuple(warnings),
     )
+
+
+def _reading(copy: TrainingCopy, config: EvaluateConfig, *, fitted: bool) -> Reading:
+    return Reading.fitted(copy, config) if fitted else Reading.raw(copy)
 
 
 def _is_modelled(policy: EvaluatedPolicy, columns: Mapping[str, PolicyColumn]) -> bool:

@@ -188,8 +188,8 @@ def explain(page: EvaluationPage, copy: TrainingCopy, reader: Reader, settings: 
         return Explanation(absent=dict.fromkeys(("tree", "segments", "importance"), _NO_ROWS))
     page, _ = limit(page, settings.config)
     assert page.number is not None
-    known = page.number >= 0
-    page = page if bool(known.all()) else page.rows(known.nonzero().squeeze(1))
+    numbered = page.number >= 0
+    page = page if bool(numbered.all()) else page.rows(numbered.nonzero().squeeze(1))
     features = StateFeatures.of(copy)
     absent = {}
     segments = None

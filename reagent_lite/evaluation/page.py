@@ -84,12 +84,12 @@ class EvaluationPage:
         adjacent = len(index) > 0 and bool((index[1:] - index[:-1] == 1).all())
         start = int(index[0]) if adjacent else 0
 
-        def taken(values: Tensor) -> Tensor:
+        def at_index(values: Tensor) -> Tensor:
             if adjacent or _are_zeros(values):
                 return values.narrow(0, start, len(index))
             return values.index_select(0, index)  # half the time of values[index]
 
-        return EvaluationPage(names=self.names, **{name: taken(values) for name, values in self.columns.items()})
+        return EvaluationPage(names=self.names, **{name: at_index(values) for name, values in self.columns.items()})
 
     def only(self, first: int, stop: int) -> EvaluationPage:
         """Returns the page of the outcomes first to stop, without copying them."""
@@ -245,7 +245,7 @@ def tables_of(page: EvaluationPage, gamma: float) -> tuple[EpisodeTable, ...]:
         last[page.lengths.cumsum(0) - 1] = 1.0
         tail_discount = torch.pow(gamma, steps.cumsum(1)) * table(last)
 
-    def taken(values: Tensor) -> Tensor:
+    def at_logged(values: Tensor) -> Tensor:
         return nothing if _are_zeros(values) else table(page.at_logged(values))
 
     def expected(values: Tensor) -> Tensor:
@@ -259,9 +259,9 @@ def tables_of(page: EvaluationPage, gamma: float) -> tuple[EpisodeTable, ...]:
             weight=weight,
             discount=discount,
             reward=table(page.outcomes[:, outcome]),
-            reward_taken=taken(reward_model),
+            reward_taken=at_logged(reward_model),
             reward_expected=expected(reward_model),
-            value_taken=taken(q),
+            value_taken=at_logged(q),
             value_expected=expected(q),
             tail=tail_discount * table(page.next_value[:, outcome]),
         )
