@@ -59,12 +59,12 @@ def shared_draws(
         context: [n] code of equal state features; None if they are unknown.
         repeats: returns w - 1 of the policy that repeats an action, given the numbers of the rows with that action
             and those of later rows, [m] each; None if propensities are unknown.
-        is_sorted: whether the file is sorted by a column that depends on the action, so that neighbours are alike.
+        is_sorted: whether the file is sorted by a column that depends on the action; its order then says nothing.
     """
-    pairs = []
-    if not is_sorted:
-        later = torch.arange(1, len(excess))
-        pairs.append((later - 1, later))
+    if is_sorted:
+        return SharedDraws()
+    later = torch.arange(1, len(excess))
+    pairs = [(later - 1, later)]
     if context is not None and _has_equal(context):
         order = torch.argsort(context, stable=True)
         equal = context[order[1:]] == context[order[:-1]]

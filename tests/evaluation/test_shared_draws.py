@@ -61,6 +61,7 @@ def test_a_file_that_is_sorted_by_an_action_has_no_shared_draws() -> None:
     rows = np.arange(3000)
     assert found(weight, rows).between
     assert not found(weight, rows, action).between
+    assert not found(weight, rows, action, context=rows % 5).between
     assert found(weight, rows, np.roll(action, 1)).between
 
 
