@@ -121,10 +121,8 @@ class EvaluationLog:
             warnings += _feature_warnings(model, copy)
             warnings += model.discount_warnings(copy, config.data_path, gamma)
         sides = TrainEvalLogs(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
-        settings = config.evaluation
         fitted = any(_is_modelled(policy, columns) for policy in policies)
-        if not fitted:
-            settings = settings.model_copy(update={"held_out_share": 1.0})
+        settings = config.evaluation if fitted else config.evaluation.model_copy(update={"held_out_share": 1.0})
         scored = scored_episodes(sides, settings, config.seed, few=fitted)
         if not len(scored.numbers):
             raise DataError(

@@ -420,22 +420,32 @@ def _ends(problems: Sequence[_IntervalProblem]) -> list[tuple[float, float]]:
     values = values / spread.clamp(min=torch.finfo(values.dtype).tiny).unsqueeze(1)
     critical = values.new_tensor([problem.critical for problem in problems])
     guess = torch.where(spread > 0, critical / total, 0.0)
-    down, up = (_distance(side, values, sizes, controls, counts, start, least, critical, guess) for side in (-1, 1))
+    centred = _CentredPoints(values=values, sizes=sizes, controls=controls, counts=counts)
+    down, up = (_distance(side, centred, start, least, critical, guess) for side in (-1, 1))
     low = centre - spread * down
     high = centre + spread * up
     return list(zip(low.tolist(), high.tolist(), strict=True))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CentredPoints:
+    """Points of B problems, with numerators relative to the centre.
+
+    Attributes:
+        values: [B, P] numerators.
+        sizes: [B, P] denominators.
+        controls: [B, k, P].
+        counts: [B, P].
+    """
+
+    values: Tensor
+    sizes: Tensor
+    controls: Tensor
+    counts: Tensor
+
+
 def _distance(
-    side: int,
-    values: Tensor,
-    sizes: Tensor,
-    controls: Tensor,
-    counts: Tensor,
-    start: Tensor,
-    least: Tensor,
-    critical: Tensor,
-    guess: Tensor,
+    side: int, points: _CentredPoints, start: Tensor, least: Tensor, critical: Tensor, guess: Tensor
 ) -> Tensor:
     """Returns the distance from a centre of 0 at which the likelihood ratio reaches its critical value, [B].
 
@@ -444,10 +454,7 @@ def _distance(
 
     Args:
         side: 1 for the distance above the centre, -1 for that below it.
-        values: [B, P] numerators.
-        sizes: [B, P] denominators.
-        controls: [B, k, P].
-        counts: [B, P].
+        points: the points.
         start: [B, k] multipliers of the maximum without a condition on the value.
         least: [B] that maximum.
         critical: [B] root of twice the likelihood ratio.
@@ -464,11 +471,11 @@ def _distance(
         target = critical[remaining]
         current = distance[remaining]
         rows = slice(None) if len(remaining) == len(distance) else remaining  # all without a copy
-        weight = counts[rows]
-        size = sizes[rows]
+        weight = points.counts[rows]
+        size = points.sizes[rows]
         unconditional = least[remaining]
-        shifted = (side * values[rows]).addcmul_(current.unsqueeze(1), size, value=-1)
-        conditions = torch.cat((controls[rows], shifted.unsqueeze(1)), 1)
+        shifted = (side * points.values[rows]).addcmul_(current.unsqueeze(1), size, value=-1)
+        conditions = torch.cat((points.controls[rows], shifted.unsqueeze(1)), 1)
         del shifted
         maximum, likelihood = _maximize(conditions, weight, multipliers[remaining], unconditional + 2 * target.square())
         multipliers[remaining] = maximum
