@@ -240,6 +240,28 @@ def test_a_policy_learns_from_a_row_of_weight_2_as_from_two(tmp_path: Path, algo
     assert 0.5 * overlap["num_rows"] < overlap["effective_sample"] < 0.95 * overlap["num_rows"]
 
 
+def test_weights_go_through_a_written_timeline(tmp_path: Path) -> None:
+    """Sessions of two rows; transitions are read again for their weights."""
+    _, part = log_of_clicks(300)
+    row = np.arange(len(part))
+    log = part.assign(session=[f"s{number // 2}" for number in row], number=row % 2, stands_for=1 + row // 2 % 3)
+    config = {
+        "actions": ["a", "b"], "model_output_path": str(tmp_path / "out"), "use_gpu": False,
+        "data": {
+            "columns": {**COLUMNS, "mdp_id": "session", "sequence_number": "number", "weight": "stands_for"},
+            "training_copy_dir": str(tmp_path / "copy"),
+        },
+        "timeline": {"outputTableName": str(tmp_path / "paired"), "addTerminalStateRow": True},
+        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
+        "evaluation": {"bootstrap_resamples": 100, "held_out_share": 0.99, "learn_from_scored": True},
+    }  # fmt: skip
+    model = Path(reagent_lite.train(config, log).model)
+    overlap = json.loads((model / "evaluation.json").read_text())["cpe"]["overlap"]
+    weight = log.stands_for.groupby(log.session).first()
+    exact = 2 * weight.sum() ** 2 / (weight**2).sum()
+    assert overlap["effective_sample"] == pytest.approx(exact, rel=0.05)  # a hundredth of the sessions is not scored
+
+
 def test_inspect_says_what_a_column_of_weights_is_for() -> None:
     _, part = log_of_clicks(400)
     for name in ("weight", "sample_weight", "importance"):
