@@ -64,6 +64,7 @@ class RewardRows:
         action: [n] int64; 0 for candidates.
         reward: [n] float64.
         fold: [n] int64, from 0 to FOLDS - 1.
+        weight: [n] float64, how many rows each row counts as; None: one.
     """
 
     state: Tensor
@@ -71,6 +72,7 @@ class RewardRows:
     action: Tensor
     reward: Tensor
     fold: Tensor
+    weight: Tensor | None = None
 
     @property
     def inputs(self) -> Tensor:
@@ -178,12 +180,14 @@ class Target:
         loss: the loss of a score.
         value: [n] float64: rewards, or 0 and 1 in place of two values.
         fold: [n] int64.
+        weight: [n] float64, as in RewardRows.
         low, span: a value v stands for the reward low + span v.
     """
 
     loss: RewardLoss
     value: Tensor
     fold: Tensor
+    weight: Tensor | None = None
     low: float = 0.0
     span: float = 1.0
 
@@ -193,28 +197,49 @@ class Target:
         reward = rows.reward
         low, high = reward.aminmax()
         if not high > low or not ((reward == low) | (reward == high)).all():
-            return cls(loss=SquaredLoss(), value=reward, fold=rows.fold)
+            return cls(loss=SquaredLoss(), value=reward, fold=rows.fold, weight=rows.weight)
         value = (reward == high).double()
-        share = float(value.mean())
-        span = float(high - low)
-        return cls(loss=LogLoss(share * (1 - share)), value=value, fold=rows.fold, low=float(low), span=span)
+        share = _weighted_mean(value, rows.weight)
+        loss = LogLoss(share * (1 - share))
+        return cls(loss=loss, value=value, fold=rows.fold, weight=rows.weight, low=float(low), span=float(high - low))
 
     def constants(self) -> Tensor:
         """Returns the scores [FOLDS + 1] of constant predictions: without each fold, and of all rows."""
-        fitted = torch.stack([(self.fold != f).double() for f in range(FOLDS + 1)])
+        fitted = torch.stack([self.weighted((self.fold != f).double()) for f in range(FOLDS + 1)])
         return self.loss.constant(fitted @ self.value, fitted.sum(1))
 
     def predict_unseen(self, scores: Tensor) -> Tensor:
         """Returns the scores [n] of each row by the fit without its fold, of scores [FOLDS + 1, n]."""
         return scores.gather(0, self.fold.unsqueeze(0)).squeeze(0)
 
+    def weighted(self, values: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """Returns values [..., n] of the rows `numbers`, or of all rows, times their weights."""
+        if self.weight is None:
+            return values
+        return values * (self.weight if numbers is None else self.weight[numbers])
+
     def losses(self, scores: Tensor) -> Tensor:
-        """Returns the loss [n] of scores [n]."""
-        return self.loss.rows(scores, self.value)
+        """Returns the weighted loss [n] of scores [n]."""
+        return self.weighted(self.loss.rows(scores, self.value))
+
+    def losses_of(self, scores: Tensor, numbers: Tensor) -> Tensor:
+        """Returns the weighted losses [..., m] of scores [..., m] of the rows `numbers`, [m]."""
+        return self.weighted(self.loss.rows(scores, self.value[numbers]), numbers)
+
+    def linearized(self, scores: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns the residuals of a Newton step, and weights, of the rows `numbers`, [..., m]; see `RewardLoss`."""
+        residual, curvature = self.loss.linearized(scores, self.value[numbers])
+        if self.weight is None:
+            return residual, curvature
+        return residual, self.weighted(torch.ones_like(residual) if curvature is None else curvature, numbers)
 
     def error(self, scores: Tensor) -> float:
         """Returns the mean squared error of scores [n], in units of rewards."""
-        return self.span**2 * float((self.value - self.loss.expected(scores)).square().mean())
+        return self.span**2 * _weighted_mean((self.value - self.loss.expected(scores)).square(), self.weight)
+
+
+def _weighted_mean(values: Tensor, weight: Tensor | None) -> float:
+    return float(values.mean() if weight is None else weight @ values / weight.sum())
 
 
 def fit_rewards(model: RewardModel, rows: RewardRows, settings: TreeSettings) -> RewardFit:
@@ -337,9 +362,7 @@ def _fit_terms(
         """Returns the weights of the next step, [P, FOLDS + 1, D]."""
         numbers = groups[group]
         columns = of_group[group]
-        residual, row_weights = target.loss.linearized(
-            scores[:, numbers] + weights[group] @ columns.T, target.value[numbers]
-        )
+        residual, row_weights = target.linearized(scores[:, numbers] + weights[group] @ columns.T, numbers)
         regression = Regression(
             x=columns,
             targets=(weights[group] - center) @ columns.T + residual,
@@ -356,7 +379,7 @@ def _fit_terms(
         for f in range(FOLDS):
             numbers = groups[group][fold == f]
             terms = solutions[:, f] @ of_group[group][fold == f].T
-            total += target.loss.rows(scores[f, numbers] + terms, target.value[numbers]).sum(1)
+            total += target.losses_of(scores[f, numbers] + terms, numbers).sum(1)
         return total
 
     leading = order[: max(_FEWEST_LEADING, _MOST_LEADING_COLUMNS // x.shape[1])]
@@ -439,13 +462,14 @@ def _product_columns(x: Tensor, fits: int) -> tuple[Tensor, Tensor]:
 def _mix(target: Target, base: Tensor, parts: Tensor) -> Tensor:
     """Returns the shares of parts [n, M], each from 0 to 1, that added to the base [n] predict unseen rows best."""
     shares = torch.zeros(parts.shape[1], dtype=torch.float64)
+    every = torch.arange(len(base))
     kept = list(range(len(shares)))
     while kept:
         x = parts[:, kept]
         shares.zero_()
         for _ in range(target.loss.steps):
             terms = x @ shares[kept]
-            residual, weight = target.loss.linearized(base + terms, target.value)
+            residual, weight = target.linearized(base + terms, every)
             weighted = x if weight is None else x * weight.unsqueeze(1)
             vector = weighted.T @ (terms + residual)
             shares[kept] = torch.linalg.lstsq(weighted.T @ x, vector.unsqueeze(1)).solution.squeeze(1)
@@ -509,13 +533,13 @@ def _try_trees(
                 trees = _grow(inputs[fitted], target, base, fitted, count, settings)
                 grown.append((unseen, trees))
                 scores = base[unseen] + tree_values(inputs[unseen], *trees).double().cumsum(1).T
-                value = target.value[unseen]
-                total += (target.loss.rows(base[unseen], value) - target.loss.rows(scores, value)).sum(1)
+                total += (target.losses_of(base[unseen], unseen) - target.losses_of(scores, unseen)).sum(1)
         return total
 
     gains = torch.stack([gain(output, most) for output in enough[:_FEWEST_LEADING]]).sum(0)
     best = int(gains.argmax())
-    rounding = max(1e-9 * float(target.losses(base).sum()), 1e-26 * float(target.value.square().sum()))
+    squares = target.weighted(target.value.square())
+    rounding = max(1e-9 * float(target.losses(base).sum()), 1e-26 * float(squares.sum()))
     if not gains[best] > rounding:
         return None
     for output in enough[_FEWEST_LEADING:]:
@@ -536,6 +560,7 @@ def _grow(inputs: Tensor, target: Target, base: Tensor, numbers: Tensor, count: 
         settings,
         loss=target.loss,
         start=None if start is None else start.numpy(),
+        weight=None if target.weight is None else target.weight[numbers].numpy(),
     )
 
 
@@ -551,6 +576,7 @@ def grow_trees(
     *,
     loss: RewardLoss = _SQUARED,
     start: NDArray[np.float64] | None = None,
+    weight: NDArray[np.float64] | None = None,
 ) -> Trees:
     """Returns `count` trees, each fitted to what those before leave.
 
@@ -561,11 +587,12 @@ def grow_trees(
         settings: parameters of the trees.
         loss: the loss that they lower.
         start: [n], scores to which the trees are added; None: 0.
+        weight: [n], how many rows each row counts as; None: one.
     """
     import lightgbm  # an extra: `needing` has found it
 
     parameters = settings.parameters(loss)
-    data = lightgbm.Dataset(inputs, target, init_score=start, params=parameters)
+    data = lightgbm.Dataset(inputs, target, weight=weight, init_score=start, params=parameters)
     booster = lightgbm.train(parameters, data, num_boost_round=count)
     trees = _zero_trees(count, settings.depth)
     for number, tree in enumerate(booster.dump_model()["tree_info"]):

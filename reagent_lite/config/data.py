@@ -1,12 +1,10 @@
 """`data`: columns of the log, location of the training copy, and reading of rows."""
 
-from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from reagent_lite.config.column_names import WEIGHT, Columns
+from reagent_lite.config.column_names import Columns
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.section import Count, LocalPath, NoEffect, Section
-from reagent_lite.errors import Problem
 
 
 class DataConfig(Section):
@@ -33,12 +31,3 @@ class DataConfig(Section):
     rows fit."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (WITHOUT_ITEMS,)
-
-    def rules(self) -> Iterator[Problem]:
-        """Yields a column of weights, by which only evaluation counts rows."""
-        if WEIGHT in self.columns:
-            todo = (
-                "Drop it here and name it in columns.weight of workflows.evaluate, whose estimates count rows by it. "
-                "If the policy must learn from the log as it was before rows were dropped, repeat rows by weight"
-            )
-            yield Problem(f"columns.{WEIGHT}", "absent in training, which counts all rows alike", "given", todo)

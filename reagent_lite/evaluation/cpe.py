@@ -4,8 +4,10 @@ page ─► limit: rows ─► terms of each episode (rl.sums.EpisodeSums) ─�
 """
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -20,7 +22,7 @@ from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Events, Overlap, matched_events, measure_overlap, outlying_outcomes
 from reagent_lite.evaluation.page import EvaluationPage, episode_groups, tables_of
 from reagent_lite.evaluation.segment import StateFeatures
-from reagent_lite.evaluation.shared_draws import SharedDraws, shared_draws
+from reagent_lite.evaluation.shared_draws import Repeats, SharedDraws, is_sorted, shared_draws
 from reagent_lite.evaluation.verdict import (
     Reasoned,
     Verdict,
@@ -43,10 +45,11 @@ from reagent_lite.rl.estimators import (
     logged_rewards,
     mean_return,
     mean_reward,
+    mean_weight,
 )
 from reagent_lite.rl.likelihood import Alternatives, Contributions, Question, intervals
-from reagent_lite.rl.sums import OF_LOG, SUMS, EpisodeSums, Estimator, Evidence
-from reagent_lite.rl.td import expected_value, select_choice
+from reagent_lite.rl.sums import EVERY, OF_LOG, EpisodeSums, Estimator, Evidence
+from reagent_lite.rl.td import expected_value
 
 ESTIMATE: Final = 'evaluation.propensities to "estimate"'
 WEIGHTED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estimator.weighted)
@@ -85,6 +88,11 @@ class Basis:
     samples: Tensor
     question: Question | None
     missing: str = ""
+
+    @property
+    def emptied(self) -> "Basis":
+        """The basis without what intervals come from, which is as large as the log."""
+        return replace(self, samples=self.samples[:0].clone(), question=None)
 
     def minus(self, other: "Basis") -> "Basis":
         """Returns the basis of the difference from another estimate, from the same episodes."""
@@ -181,10 +189,68 @@ class CPEResult:
         """Calibration of the propensities, if they are estimated and rows were scored."""
         return None if self.overlap is None else self.overlap.calibration
 
+    def without_bases(self) -> "CPEResult":
+        """Returns the result with emptied bases: it cannot be compared with another policy's."""
+
+        def bare(family: Family) -> Family:
+            estimates = (replace(row, basis=row.basis.emptied) for row in family.estimates)
+            return replace(family, estimates=tuple(estimates))
+
+        outcomes = (
+            replace(outcome, one_step=bare(outcome.one_step), sequential=bare(outcome.sequential))
+            for outcome in self.outcomes
+        )
+        return replace(self, outcomes=tuple(outcomes))
+
     @property
     def by_row(self) -> bool:
         """Whether rows are compared by their rewards: nothing later counts, or every scored episode is a single row."""
         return self.overlap is not None and (self.gamma == 0 or self.overlap.horizon == 1)
+
+
+def evaluate_reward(
+    page: EvaluationPage,
+    *,
+    gamma: float,
+    config: EvaluationConfig,
+    generator: torch.Generator,
+    estimator: Estimator,
+    missing: Mapping[str, str],
+    calibration: Calibration | None,
+    features: StateFeatures | None,
+    shared: SharedDraws,
+) -> tuple[Family, Overlap]:
+    """Evaluates the page's policy for the reward by one weighted estimator without a model.
+
+    Args:
+        page: a row or more, and none beyond the horizon.
+        gamma: as in `evaluate_page`, like all arguments that are not listed otherwise.
+        config: the same.
+        generator: the same.
+        estimator: the estimator; the others are undefined.
+        missing: the same.
+        calibration: the same.
+        features: the same.
+        shared: result of `find_shared_draws` for the whole log.
+    """
+    others = (name for name in ESTIMATORS if name != estimator.name)
+    missing = {**missing, **dict.fromkeys(others, "not asked for")}
+    page = page.only(0, 1)
+    alternatives = _alternatives(page)
+    sums = sums_of_page(page, gamma, OF_LOG)
+    (samples,) = _Draws.of(page, config, generator).estimates(sums, missing)
+    overlap = replace(
+        measure_overlap(page, sums, samples["mean_weight"], alternatives, config),
+        calibration=calibration,
+        untried_segment=_untried_segment(page, alternatives, features),
+        shared_draws=shared,
+    )
+    observed = _Observed.of_rows(page, 0)
+    if estimator.sequential:
+        observed = _Observed.of_episodes(sums, 0, observed)
+    bases = _bases(sums, 0, samples, missing, config.reward_range, alternatives, page.outcomes[:, 0])
+    family = _family(bases, {}, overlap, observed, sequential=estimator.sequential, is_reward=True, level=config.level)
+    return family, overlap
 
 
 def evaluate_page(
@@ -217,30 +283,29 @@ def evaluate_page(
     """
     missing = missing or {}
     weighted = not set(WEIGHTED) <= set(missing)
-    rows, beyond = limit(page, config)
+    page, beyond = limit(page, config)
     outcomes: list[OutcomeResult] = []
     overlap = None
-    if len(rows):
-        row_weights = page.weight[rows]
-        alternatives = _alternatives(page, rows)
-        draws = _Draws.of(page, rows, config, generator)
-        estimators = [estimator for estimator in (*LOGGED, *ESTIMATORS.values()) if estimator.name not in missing]
+    if len(page):
+        alternatives = _alternatives(page)
+        draws = _Draws.of(page, config, generator)
         for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
             part = page.only(first, first + _OUTCOMES_AT_ONCE)
-            sums = sums_of_rows(part, rows, gamma, OF_LOG if set(MODELLED) <= set(missing) else tuple(SUMS))
-            samples = draws.estimates(sums, estimators)
+            sums = sums_of_page(part, gamma, OF_LOG if set(MODELLED) <= set(missing) else EVERY)
+            samples = draws.estimates(sums, missing)
             overlap = overlap or replace(
-                measure_overlap(page, rows, sums, samples[0]["mean_weight"], alternatives, config),
+                measure_overlap(page, sums, samples[0]["mean_weight"], alternatives, config),
                 calibration=calibration,
-                untried_segment=_untried_segment(page, rows, alternatives, features),
-                shared_draws=_shared_draws(page, rows, row_weights, features),
+                untried_segment=_untried_segment(page, alternatives, features),
+                shared_draws=find_shared_draws(page, features),
             )
             for index, name in enumerate(part.names):
                 bounds = config.reward_range if first + index == 0 else None
-                values = part.outcomes[rows, index]
-                bases = _bases(sums, index, samples[index], missing, bounds, alternatives, values)
-                of_rows = _Observed.of_rows(part, rows, index, row_weights)
+                bases = _bases(sums, index, samples[index], missing, bounds, alternatives, part.outcomes[:, index])
+                of_rows = _Observed.of_rows(part, index)
                 observed = (of_rows, _Observed.of_episodes(sums, index, of_rows))
+                if index == len(part.names) - 1:
+                    del sums  # intervals take as much memory
                 ends: dict[Question, tuple[float, float]] = {}
                 one_step, sequential = (
                     _family(
@@ -264,11 +329,11 @@ def evaluate_page(
         level=config.level,
         num_episodes_left_out=left_out,
         num_rows_beyond_horizon=beyond,
-        hidden_cause=_hidden_cause(page, rows) if overlap is not None and overlap.horizon == 1 and weighted else None,
+        hidden_cause=_hidden_cause(page) if overlap is not None and overlap.horizon == 1 and weighted else None,
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Observed:
     """Rows, or episodes.
 
@@ -285,16 +350,24 @@ class _Observed:
     unexplained: Mapping[bool, float]
 
     @classmethod
-    def of_rows(cls, page: EvaluationPage, rows: Tensor, outcome: int, weights: Tensor) -> "_Observed":
-        counts = page.relative_sample_weight(rows)
-        return cls(weights, page.outcomes[rows, outcome], counts, _unexplained(page, rows, outcome))
+    def of_rows(cls, page: EvaluationPage, outcome: int) -> "_Observed":
+        return cls(page.weight, page.outcomes[:, outcome], page.relative_sample_weight, _unexplained(page, outcome))
 
     @classmethod
     def of_episodes(cls, sums: EpisodeSums, outcome: int, of_rows: "_Observed") -> "_Observed":
+        if sums.num_episodes == len(of_rows.counts):
+            return of_rows
         counts = sums.per_episode("episodes", outcome)
         returns = sums.per_episode("discounted_reward", outcome) / counts
-        are_rows = len(counts) == len(of_rows.counts)
-        return cls(sums.episode_weights, returns, counts, of_rows.unexplained if are_rows else {})
+        return cls(sums.episode_weights, returns, counts, {})
+
+    @cached_property
+    def events(self) -> Events | None:
+        return matched_events(self.weights, self.outcomes, self.counts)
+
+    @cached_property
+    def outlying(self) -> str:
+        return outlying_outcomes(self.outcomes)
 
     def reliance(self, name: str, difference: Interval, overlap: Overlap) -> str:
         """Returns how an estimate's difference rests on estimated propensities; empty if it does not."""
@@ -303,9 +376,9 @@ class _Observed:
         return reliance_on_propensities(difference, self.unexplained.get(ESTIMATORS[name].model, 0.0))
 
 
-def _alternatives(page: EvaluationPage, rows: Tensor) -> Alternatives:
-    alternatives = Alternatives.of(page.at_logged(page.model_propensities)[rows], page.propensity[rows])
-    return replace(alternatives, wanted=alternatives.wanted * page.relative_sample_weight(rows))
+def _alternatives(page: EvaluationPage) -> Alternatives:
+    alternatives = Alternatives.of(page.at_logged(page.model_propensities), page.propensity)
+    return replace(alternatives, wanted=alternatives.wanted * page.relative_sample_weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,29 +394,39 @@ class _Draws:
     bag: Tensor
 
     @classmethod
-    def of(cls, page: EvaluationPage, rows: Tensor, config: EvaluationConfig, generator: torch.Generator) -> "_Draws":
-        unit = page.episode if page.unit is None else page.unit
-        count = len(torch.unique(unit[rows]))
-        bags = _bags(count, len(rows), int(page.position.max()) + 1)
+    def of(cls, page: EvaluationPage, config: EvaluationConfig, generator: torch.Generator) -> "_Draws":
+        count = len(page.lengths) if page.unit is None else len(torch.unique(page.unit))
+        bags = _bags(count, len(page), int(page.lengths.max()))
         # resamples of one unit are all alike: no interval rather than one of width 0
         samples = resamples(bags, config.bootstrap_resamples if count > 1 else 0, generator)
         bag = torch.arange(bags) if bags == count else torch.randperm(count, generator=generator) % bags
         return cls(samples=samples, bag=bag)
 
-    def estimates(self, sums: EpisodeSums, estimators: Sequence[Estimator]) -> tuple[dict[str, Tensor], ...]:
-        """Returns the estimates of EpisodeSums.estimates in every sample."""
+    def estimates(self, sums: EpisodeSums, missing: Mapping[str, str]) -> tuple[dict[str, Tensor], ...]:
+        """Returns the estimates of EpisodeSums.estimates of all estimators but the missing ones.
+
+        If every interval comes from the likelihood, only the mean weight is resampled.
+        """
+        estimators = [estimator for estimator in (*LOGGED, *ESTIMATORS.values()) if estimator.name not in missing]
+        if all(estimator.evidence is not None or estimator is mean_weight for estimator in estimators):
+            whole = sums.estimates([torch.ones(1, sums.num_episodes, dtype=torch.uint8)], estimators)
+            weights = sums.only(mean_weight.takes)
+            return tuple(map(operator.or_, whole, self._resampled(weights, [mean_weight])))
+        return self._resampled(sums, estimators)
+
+    def _resampled(self, sums: EpisodeSums, estimators: Sequence[Estimator]) -> tuple[dict[str, Tensor], ...]:
         bags = self.samples.num_episodes
         of_episode = self.bag if sums.unit is None else self.bag[sums.unit]
         units = None if bags == sums.num_episodes else sums.joined(of_episode, bags)
         return sums.estimates(self.samples.blocks(), estimators, units)
 
 
-def _hidden_cause(page: EvaluationPage, rows: Tensor) -> HiddenCause:
-    evaluated = page.at_logged(page.model_propensities)[rows] * page.relative_sample_weight(rows)
-    return HiddenCause.of(page.outcomes[rows, 0], evaluated, page.propensity[rows])
+def _hidden_cause(page: EvaluationPage) -> HiddenCause:
+    evaluated = page.at_logged(page.model_propensities) * page.relative_sample_weight
+    return HiddenCause.of(page.outcomes[:, 0], evaluated, page.propensity)
 
 
-def _unexplained(page: EvaluationPage, rows: Tensor, outcome: int) -> dict[bool, float]:
+def _unexplained(page: EvaluationPage, outcome: int) -> dict[bool, float]:
     """Returns what estimated propensities add to estimates through rewards that features of the state predict.
 
     With right propensities the mean of (w - 1) h is 0 up to chance for any function h of the state. Here h predicts
@@ -354,57 +437,83 @@ def _unexplained(page: EvaluationPage, rows: Tensor, outcome: int) -> dict[bool,
     """
     if page.predicted_reward is None:
         return {}
-    model = page.reward_model[rows, :, outcome]
-    expected = expected_value(model, page.model_propensities[rows])
-    counts = page.relative_sample_weight(rows)
-    columns = torch.stack((torch.ones_like(expected), page.predicted_reward[rows], expected), 1)
-    reward = page.outcomes[rows, outcome]
-    excess = counts * (page.weight[rows] - 1)
+    model = page.reward_model[:, :, outcome]
+    expected = expected_value(model, page.model_propensities)
+    counts = page.relative_sample_weight
+    columns = torch.stack((torch.ones_like(expected), page.predicted_reward, expected), 1)
+    reward = page.outcomes[:, outcome]
+    excess = counts * (page.weight - 1)
     added = {}
-    for modelled, target in ((False, reward), (True, reward - select_choice(model, page.action[rows]))):
+    for modelled, target in ((False, reward), (True, reward - page.at_logged(model))):
         root = counts.sqrt().unsqueeze(1)
         weights = torch.linalg.lstsq(columns * root, target.unsqueeze(1) * root, driver="gelsd").solution
         added[modelled] = float((excess * (columns @ weights).squeeze(1)).mean())
     return added
 
 
-def _untried_segment(
-    page: EvaluationPage, rows: Tensor, alternatives: Alternatives, features: StateFeatures | None
-) -> str:
+def _untried_segment(page: EvaluationPage, alternatives: Alternatives, features: StateFeatures | None) -> str:
     """Returns in words where the log hardly tries the policy's decisions; empty if it tries them or it is unknown."""
     hardly_tried = alternatives.hardly_tried
     if features is None or page.number is None or not len(hardly_tried):
         return ""
-    inside = torch.zeros(len(rows), dtype=torch.bool)
+    inside = torch.zeros(len(page), dtype=torch.bool)
     inside[hardly_tried] = True
-    number = page.number[rows]
-    own_rows = number >= 0
-    return features.describe(number[own_rows].numpy(), inside[own_rows].numpy())
+    own_rows = page.number >= 0
+    return features.describe(page.number[own_rows].numpy(), inside[own_rows].numpy())
 
 
-def _shared_draws(page: EvaluationPage, rows: Tensor, weight: Tensor, features: StateFeatures | None) -> SharedDraws:
+def find_shared_draws(page: EvaluationPage, features: StateFeatures | None) -> SharedDraws:
     """Returns which rows share draws of the action; in a log of several machines, of the first process's rows.
 
     Args:
         page: the scored rows.
-        rows: numbers of the rows.
-        weight: their importance weights.
         features: state features of the rows; without them the order of the file is unknown, and nothing is found.
     """
     if features is None or page.number is None:
         return SharedDraws()
-    number = page.number[rows]
-    index = (number >= 0).nonzero().squeeze(1)
+    index = _file_order(page.number, features)
     if not len(index):
         return SharedDraws()
-    index = index[torch.from_numpy(np.argsort(features.position(number[index].numpy()), kind="stable"))]
-    context = torch.from_numpy(features.context(number[index].numpy())) if features.ids else None
-    episode = page.episode[rows[index]]
-    unit = episode if page.unit is None else page.unit[rows[index]]
-    sorted_by = (page.action[rows[index]], page.outcomes[rows[index], 0], page.propensity[rows[index]])
-    # products of s (w - 1) have expectation 0, those of w - 1 only in a log of which no row was dropped
-    excess = (page.relative_sample_weight(rows) * (weight - 1))[index]
-    return shared_draws(1 + excess, episode, unit, context, sorted_by)
+    context = torch.from_numpy(features.context(page.number[index].numpy())) if features.ids else None
+    episode = page.episode[index]
+    unit = episode if page.unit is None else page.unit[index]
+    ordered = any(is_sorted(column, index) for column in (page.action, page.outcomes[:, 0], page.propensity))
+    # estimated propensities leave out what a logger learned meanwhile, which repeats actions too
+    are_logged = page.predicted_reward is None and bool((page.action != page.action[0]).any())
+    return shared_draws(
+        # s (w - 1) has expectation 0, w - 1 only in a log of which no row was dropped
+        (page.relative_sample_weight * (page.weight - 1))[index],
+        episode,
+        unit,
+        context,
+        repeats=repeats_of(page, index) if are_logged else None,
+        is_sorted=ordered,
+    )
+
+
+def repeats_of(page: EvaluationPage, index: Tensor) -> Repeats:
+    """Returns the function for `shared_draws`, given the indices of the log's rows, [n]."""
+    counts = page.relative_sample_weight
+
+    def repeats(earlier: Tensor, later: Tensor) -> Tensor:
+        action = page.action[index[earlier]]
+        rows = index[later]
+        difference = (page.action[rows] == action) / page.propensity[rows] - 1
+        return torch.where(page.mask[rows, action], counts[rows] * difference, 0.0)
+
+    return repeats
+
+
+def _file_order(number: Tensor, features: StateFeatures) -> Tensor:
+    """Returns the indices of the first process's rows in the order of the files, given all rows' numbers [N]."""
+    index_of = torch.full((max(int(number.max()), -1) + 1,), -1)
+    numbered = (number >= 0).nonzero().squeeze(1)
+    index_of[number[numbered]] = numbered
+    index = index_of[index_of >= 0]
+    position = features.position(number[index].numpy())
+    if (position[1:] >= position[:-1]).all():
+        return index
+    return index[torch.from_numpy(np.argsort(position, kind="stable"))]
 
 
 def estimates_of_page(
@@ -414,13 +523,13 @@ def estimates_of_page(
 
     Used during training, before anything is decided. The arguments are those of evaluate_page.
     """
-    rows, _ = limit(page, config)
+    page, _ = limit(page, config)
     tags: dict[str, float] = {}
-    if not len(rows):
+    if not len(page):
         return tags
     for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
         part = page.only(first, first + _OUTCOMES_AT_ONCE)
-        sums = sums_of_rows(part, rows, gamma)
+        sums = sums_of_page(part, gamma)
         whole = torch.ones(1, sums.num_episodes, dtype=torch.uint8)
         for name, estimates in zip(part.names, sums.estimates([whole], (*LOGGED, *CHEAP_ESTIMATORS)), strict=True):
             keys = [estimator.name for estimator in CHEAP_ESTIMATORS if estimator.name not in missing]
@@ -432,10 +541,10 @@ def estimates_of_page(
 
 def effective_episodes(page: EvaluationPage, *, gamma: float, config: EvaluationConfig) -> float:
     """Returns only Overlap.effective_episodes; the arguments are those of evaluate_page."""
-    rows, _ = limit(page, config)
-    if not len(rows):
+    page, _ = limit(page, config)
+    if not len(page):
         return 0.0
-    sums = sums_of_rows(page.only(0, 1), rows, gamma)
+    sums = sums_of_page(page.only(0, 1), gamma)
     return float(sums.effective_episodes()[sums.judged_step])
 
 
@@ -464,7 +573,7 @@ def differences(model: CPEResult, against: CPEResult) -> dict[str, tuple[Estimat
     policy is better.
 
     Args:
-        model: result of the first policy.
+        model: result of the first policy, with bases like the other.
         against: result of the second policy, on the same rows and with a generator of the same seed.
     """
     return {
@@ -487,10 +596,12 @@ def _difference(model: Estimate, against: Estimate, figure: Interval) -> Estimat
     return replace(model, figure=figure, normalized=math.nan, difference=figure, verdict=worse.verdict, reason=reason)
 
 
-def limit(page: EvaluationPage, config: EvaluationConfig) -> tuple[Tensor, int]:
-    """Returns the numbers of the first config.max_horizon rows of each episode, ascending, and how many others are."""
-    within = page.position < config.max_horizon
-    return within.nonzero().squeeze(1), int((~within).sum())
+def limit(page: EvaluationPage, config: EvaluationConfig) -> tuple[EvaluationPage, int]:
+    """Returns the page of the first config.max_horizon rows of each episode, and how many others are left out."""
+    beyond = int((page.lengths - config.max_horizon).clamp(min=0).sum())
+    if not beyond:
+        return page, 0
+    return page.rows((page.position < config.max_horizon).nonzero().squeeze(1)), beyond
 
 
 def _bags(episodes: int, rows: int, horizon: int) -> int:
@@ -501,16 +612,17 @@ def _bags(episodes: int, rows: int, horizon: int) -> int:
     return episodes if episodes <= _MOST_BAGS else min(_MOST_BAGS, max(_FEWEST_BAGS, rows // horizon))
 
 
-def sums_of_rows(page: EvaluationPage, rows: Tensor, gamma: float, names: Sequence[str] = tuple(SUMS)) -> EpisodeSums:
-    """Returns the terms of some rows of a page, by row numbers in order of time within each episode."""
+def sums_of_page(page: EvaluationPage, gamma: float, names: Sequence[str] = EVERY) -> EpisodeSums:
+    """Returns the terms of a page's episodes."""
     # the rows of a group are copied: without a limit in bytes, many choices or outcomes would double the page
-    groups = episode_groups(page.episode[rows], max_cells=min(_GROUP_ROWS, max(1, _GROUP_BYTES // page.row_bytes)))
-    sums = EpisodeSums.of((tables_of(page.rows(rows[group]), gamma) for group in groups), names)
+    groups = episode_groups(page.lengths, max_cells=min(_GROUP_ROWS, max(1, _GROUP_BYTES // page.row_bytes)))
+    sums = EpisodeSums.of((tables_of(page.rows(group), gamma) for group in groups), names)
     if page.unit is None and page.sample_weight is None:
         return sums
-    first = rows[torch.cat([group[_starts(page.episode[rows[group]])] for group in groups])]
+    first = torch.cat([group[_starts(page.episode[group])] for group in groups])
     if page.sample_weight is not None:
-        sums = sums.weighted(page.relative_sample_weight(first))
+        weight = page.sample_weight[first]
+        sums = sums.weighted(weight / weight.mean())
     if page.unit is not None:
         sums = replace(sums, unit=torch.unique(page.unit[first], return_inverse=True)[1])
     return sums
@@ -607,8 +719,9 @@ def _family(
     if not sequential:  # a policy may earn returns that no logged episode has
         figure_of |= {name: figure_of[name].within(low, high) for name in names if ESTIMATORS[name].evidence}
     ranged = possible.bounds is not None
-    events = None if bases[_CHECKS[sequential]].missing else matched_events(observed.weights, outcomes, observed.counts)
-    outlying, untried = ("", "") if ranged else (outlying_outcomes(outcomes), untried_decisions(overlap))
+    events = None if bases[_CHECKS[sequential]].missing else observed.events
+    outlying = "" if ranged else observed.outlying
+    untried = "" if ranged else untried_decisions(overlap)
     of_weights = weights_verdict(overlap, sequential=sequential, events=events, modelled=_are_modelled(bases, names))
 
     def reasoned(name: str) -> Reasoned:

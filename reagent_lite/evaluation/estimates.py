@@ -15,7 +15,7 @@ from reagent_lite.algorithms.cpe_heads import PolicyProbabilities
 from reagent_lite.config.evaluate_config import UNIFORM, EvaluateConfig
 from reagent_lite.config.paths import show_paths
 from reagent_lite.data.copy.texts import require_texts
-from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.copy.training_copy import TrainingCopy, give_back_memory
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.data.sampling.normalized import open_raw_columns
 from reagent_lite.data.sampling.shards import Shards
@@ -121,10 +121,8 @@ class EvaluationLog:
             warnings += _feature_warnings(model, copy)
             warnings += model.discount_warnings(copy, config.data_path, gamma)
         sides = TrainEvalLogs(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
-        settings = config.evaluation
         fitted = any(_is_modelled(policy, columns) for policy in policies)
-        if not fitted:
-            settings = settings.model_copy(update={"held_out_share": 1.0})
+        settings = config.evaluation if fitted else config.evaluation.model_copy(update={"held_out_share": 1.0})
         scored = scored_episodes(sides, settings, config.seed, few=fitted)
         if not len(scored.numbers):
             raise DataError(
@@ -134,10 +132,11 @@ class EvaluationLog:
         spans = models[0].spans(copy) if models else single_steps(copy)
         features = open_raw_columns(copy.candidates) if copy.parametric else None
         rows = build_rows(copy, spans, np.arange(len(copy)), open_raw_columns(copy.state), features)
-        reading = models[0].reading if models else Reading.fitted(copy, config)
+        estimated = settings.propensities == "estimate"
+        reading = models[0].reading if models else _reading(copy, config, fitted=fitted or estimated)
         rows = by_episode.weighted(rows, copy.episode)
         behavior = None
-        if settings.propensities == "estimate":
+        if estimated:
             checked = reading.normalization["action" if copy.parametric else "state"].column_names
             behavior = estimated_behavior(sides, rows, reading.spec(copy), reading.reader(copy), checked)
             rows = rows.with_propensity(behavior.propensity)
@@ -206,11 +205,14 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
         evaluator.fit(final=True)
         page, candidates = evaluator.page(final=True)
         assert page is not None, "one process has all rows"
-        results.append(evaluator.result(page))
+        result = evaluator.result(page)
+        results.append(result if config.against is not None else result.without_bases())
+        give_back_memory()  # what estimating took
         complete = _is_modelled(policy, log.columns)
         explanations.append(
             evaluator.explanation(
                 page,
+                results[-1],
                 seen=seen,
                 columns=(columns[0], columns[1]),
                 complete=complete,
@@ -230,6 +232,10 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
         compared=differences(*results) if config.against is not None else {},
         warnings=tuple(warnings),
     )
+
+
+def _reading(copy: TrainingCopy, config: EvaluateConfig, *, fitted: bool) -> Reading:
+    return Reading.fitted(copy, config) if fitted else Reading.raw(copy)
 
 
 def _is_modelled(policy: EvaluatedPolicy, columns: Mapping[str, PolicyColumn]) -> bool:
@@ -259,7 +265,7 @@ def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: EvaluationL
 
 def _shares(page: EvaluationPage, log: EvaluationLog) -> dict[str, Any]:
     """Returns how often log and policy take each named action."""
-    counts = page.relative_sample_weight(torch.arange(len(page)))
+    counts = page.relative_sample_weight
     return {
         name: {
             "logged": float((counts * (page.action == number)).mean()),

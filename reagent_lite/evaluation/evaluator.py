@@ -35,6 +35,7 @@ from reagent_lite.evaluation.cpe import (
     missing_estimates,
 )
 from reagent_lite.evaluation.explanation import Explanation, Reader, explain
+from reagent_lite.evaluation.interval import number
 from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
 from reagent_lite.evaluation.policy_models import (
     Learning,
@@ -48,6 +49,7 @@ from reagent_lite.evaluation.policy_models import (
 from reagent_lite.evaluation.scored_episodes import ScoredEpisodes, TrainEvalLogs
 from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.segment_effects import EffectSettings
+from reagent_lite.evaluation.shared_draws import SharedDraws
 from reagent_lite.item_table import ItemTable
 from reagent_lite.types import Actions, FeatureSpec, TransitionBatch
 
@@ -68,7 +70,15 @@ class EpisodeColumns:
 
     def weighted(self, rows: LoggedRows, episode: NDArray[np.int32]) -> LoggedRows:
         """Returns rows whose share in losses is that of their episodes [R]."""
-        return rows if self.weights is None else rows.with_sample_weight(self.weights[episode])
+        if self.weights is None:
+            return rows
+        weight = self.weights[episode]
+        return rows.with_sample_weight(weight / weight.mean())
+
+
+def describe_weights(rows: int, total: float, squares: float) -> str:
+    """Returns the effective number of rows in words, given the sums of their weights and of these weights' squares."""
+    return f"rows are weighted: {rows:,} rows tell as much as {number(total**2 / squares)} with equal weights"
 
 
 NO_COLUMNS: Final = EpisodeColumns()
@@ -262,6 +272,7 @@ class PolicyEvaluator:
     def explanation(
         self,
         page: EvaluationPage,
+        result: CPEResult,
         *,
         seen: bool,
         columns: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]],
@@ -272,6 +283,7 @@ class PolicyEvaluator:
 
         Args:
             page: the scored rows.
+            result: result of the page.
             seen: whether the policy has learned from scored episodes.
             columns: columns of `rows` that each state feature, and each feature of candidates, of the copy fills.
             complete: whether the policy's probabilities of all choices are known.
@@ -299,7 +311,8 @@ class PolicyEvaluator:
                     gamma=log.gamma,
                     config=log.settings,
                     missing=self.missing,
-                    calibration=None if log.behavior is None else log.behavior.calibration,
+                    calibration=result.calibration,
+                    shared_draws=SharedDraws() if result.overlap is None else result.overlap.shared_draws,
                     seen=seen,
                     seed=log.seed,
                 ),

@@ -184,12 +184,12 @@ def explain(page: EvaluationPage, copy: TrainingCopy, reader: Reader, settings: 
         reader: how the policy reads features.
         settings: settings of the evaluation.
     """
-    number = page.number
-    if number is None or not bool((number >= 0).any()):
+    if page.number is None or not bool((page.number >= 0).any()):
         return Explanation(absent=dict.fromkeys(("tree", "segments", "importance"), _NO_ROWS))
-    rows, _ = limit(page, settings.config)
-    rows = rows[number[rows] >= 0]
-    page = page if len(rows) == len(page) else page.rows(rows)
+    page, _ = limit(page, settings.config)
+    assert page.number is not None
+    numbered = page.number >= 0
+    page = page if bool(numbered.all()) else page.rows(numbered.nonzero().squeeze(1))
     features = StateFeatures.of(copy)
     absent = {}
     segments = None

@@ -35,7 +35,7 @@ from reagent_lite.export.bundle import CONFIG_FILE, EVALUATION_FILE, NORMALIZATI
 from reagent_lite.export.choices import Choices
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy, policy_of
-from reagent_lite.types import Actions, NormalizationSpec, SourceSpec
+from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, SourceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,17 @@ class Reading:
         settings = NormParams(feature_overrides=overrides)
         specs = fit_columns(columns, settings, where=show_paths(config.data_path))
         return cls(normalization={key: specs[name].spec for key, name in names.items()}, training=TrainingConfig())
+
+    @classmethod
+    def raw(cls, copy: TrainingCopy) -> "Reading":
+        """Returns the default network shapes, and no normalization: for policies to which no model is fitted."""
+
+        def raw(ids: tuple[int, ...]) -> NormalizationSpec:
+            kind = FeatureType.DO_NOT_PREPROCESS
+            return NormalizationSpec(tuple(FeatureSpec(feature_id=feature, feature_type=kind) for feature in ids))
+
+        action = {"action": raw(copy.action_ids)} if copy.parametric else {}
+        return cls(normalization={"state": raw(copy.state_ids)} | action, training=TrainingConfig())
 
     def spec(self, copy: TrainingCopy) -> SourceSpec:
         """Returns the feature and action counts of a log after normalization."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from reagent_lite.config.evaluation import EvaluationConfig
@@ -52,8 +53,7 @@ def matched_events(weights: torch.Tensor, outcomes: torch.Tensor, sample_weight:
     Sample weights [n] count for what is usual. A log that holds all events and few other rows has as many events as the
     whole log.
     """
-    values, index = torch.unique(outcomes, return_inverse=True)
-    distance = outcomes - values[torch.zeros_like(values).index_add_(0, index, sample_weight).argmax()]
+    distance = outcomes - _weighted_median(outcomes, sample_weight)  # the usual outcome, if there is one
     event = distance != 0
     if not event.any() or float(sample_weight[event].sum() / sample_weight.sum()) >= _USUAL_SHARE:
         return None
@@ -62,6 +62,15 @@ def matched_events(weights: torch.Tensor, outcomes: torch.Tensor, sample_weight:
         expected=float(effective_sample_size(weights) * event.double().mean()),
         seen=float(effective_sample_size((weights * sample_weight)[event])),
     )
+
+
+def _weighted_median(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Returns the median of values [n]; a value with more than half of the weight is the median."""
+    if bool((weights == weights[0]).all()):
+        return values.median()
+    order = values.argsort()
+    passed = weights[order].cumsum(0)
+    return values[order[int((passed < passed[-1] / 2).sum())]]
 
 
 def _count_unsized(distance: torch.Tensor) -> int:
@@ -87,9 +96,13 @@ def outlying_outcomes(outcomes: torch.Tensor) -> str:
     farthest. In a normal, exponential or lognormal log d_1 / d_sqrt(m) is less than d_sqrt(m) / d_m. If it is more,
     outcomes are of two kinds, and the log has few of the second. If d_1 is about d_5, these are of one size.
     """
-    median = outcomes.median()
-    for side, beyond in (("lowest", "lower"), ("highest", "higher")):
-        farthest = outcomes.sort(descending=side == "highest").values[: len(outcomes) // 4]
+    ascending = torch.from_numpy(np.sort(outcomes.numpy()))  # four times as fast as torch
+    median = ascending[(len(outcomes) - 1) // 2]
+    quarter = len(outcomes) // 4
+    for side, beyond, farthest in (
+        ("lowest", "lower", ascending[:quarter]),
+        ("highest", "higher", ascending[len(outcomes) - quarter :].flip(0)),
+    ):
         distance = (farthest - median).abs()
         last = int((distance > 0).sum())
         if last < _FARTHEST**2:
@@ -179,26 +192,24 @@ class Overlap:
 
 def measure_overlap(
     page: EvaluationPage,
-    rows: torch.Tensor,
     sums: EpisodeSums,
     mean_weight: torch.Tensor,
     alternatives: Alternatives,
     config: EvaluationConfig,
 ) -> Overlap:
-    """Returns the diagnostics of some rows of a page.
+    """Returns the diagnostics of a page.
 
     Args:
         page: the scored rows.
-        rows: numbers of the rows.
         sums: terms of their episodes.
         mean_weight: [1 + R] mean weight in each sample.
         alternatives: actions that could have been logged in the rows.
         config: level, and the required number of effective episodes.
     """
-    probability = page.at_logged(page.model_propensities)[rows]
-    propensity = page.propensity[rows]
-    counts = page.relative_sample_weight(rows)
-    weight = page.weight[rows]
+    probability = page.at_logged(page.model_propensities)
+    propensity = page.propensity
+    counts = page.relative_sample_weight
+    weight = page.weight
     counted = counts * weight
     level = config.level
     by_step = sums.effective_episodes()
@@ -210,13 +221,12 @@ def measure_overlap(
     relative = sums.relative_weights(step)
     low, high = percentile_interval(mean_weight[1:], level)
     unsupported = (propensity >= 1 - _CERTAIN) & (probability < 1 - _CERTAIN)
-    episode = page.episode[rows]
-    last = torch.cat((episode[1:] != episode[:-1], torch.ones(1, dtype=torch.bool)))
-    cut = (page.bootstrap[rows[last]] > 0).double()
+    last = page.lengths.cumsum(0) - 1
+    cut = (page.bootstrap[last] > 0).double()
     untried_share, expected_tries = measure_untried(alternatives)
     enough = by_step >= config.min_effective_episodes
     return Overlap(
-        num_rows=len(rows),
+        num_rows=len(page),
         num_episodes=len(relative),
         effective_rows=float(effective_sample_size(counted)),
         effective_groups=float(effective_sample_size(sums.by_unit(sums.per_episode("weight", 0)))),
@@ -240,7 +250,7 @@ def measure_overlap(
         untried_share=untried_share,
         expected_tries=expected_tries,
         changed_share=float((counts * (weight - 1).abs()).mean()) / 2,
-        certain_share=certain_share(page.model_propensities[rows].numpy(), page.mask[rows].numpy()),
+        certain_share=certain_share(page.model_propensities.numpy(), page.mask.numpy()),
         effective_sample=None if page.sample_weight is None else float(effective_sample_size(counts)),
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ _ROUNDING = 1e-6  # of probabilities, which are float32 in logs and exported mod
 _DTYPES = {"action": torch.int64, "mask": torch.bool}  # the others are float64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationPage:
     """N logged rows, episode by episode and in order of time; K is the largest number of choices of a row.
 
@@ -79,10 +80,16 @@ class EvaluationPage:
         return len(self.action)
 
     def rows(self, index: Tensor) -> EvaluationPage:
-        """Returns the page of some rows by their indices, [n]."""
-        # half the time of values[index]
-        columns = {name: values.index_select(0, index) for name, values in self.columns.items()}
-        return EvaluationPage(names=self.names, **columns)
+        """Returns the page of some rows by their indices, [n]; adjacent rows are not copied."""
+        adjacent = len(index) > 0 and bool((index[1:] - index[:-1] == 1).all())
+        start = int(index[0]) if adjacent else 0
+
+        def at_index(values: Tensor) -> Tensor:
+            if adjacent or _are_zeros(values):
+                return values.narrow(0, start, len(index))
+            return values.index_select(0, index)  # half the time of values[index]
+
+        return EvaluationPage(names=self.names, **{name: at_index(values) for name, values in self.columns.items()})
 
     def only(self, first: int, stop: int) -> EvaluationPage:
         """Returns the page of the outcomes first to stop, without copying them."""
@@ -100,19 +107,25 @@ class EvaluationPage:
         """Bytes of a row over all columns."""
         return sum(column[:1].nbytes for column in self.columns.values())
 
+    @cached_property
+    def lengths(self) -> Tensor:
+        """[n] number of rows of each episode."""
+        starts = (self.episode[1:] != self.episode[:-1]).nonzero().squeeze(1) + 1
+        ends = torch.cat((starts, starts.new_tensor([len(self)] * (len(self) > 0))))
+        return torch.cat((ends[:1], ends[1:] - ends[:-1]))
+
     @property
     def rank(self) -> Tensor:
         """[N] index of the row's episode, 0 ... n - 1."""
-        return _runs(self.episode)[0]
+        return torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
 
     @property
     def position(self) -> Tensor:
         """[N] rows since the episode's start."""
-        lengths = _runs(self.episode)[1]
-        starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+        starts = (self.lengths.cumsum(0) - self.lengths).repeat_interleave(self.lengths)
         return torch.arange(len(self)) - starts
 
-    @property
+    @cached_property
     def weight(self) -> Tensor:
         """[N] probability of the logged choice under the evaluated policy divided by that under the logging policy.
 
@@ -121,12 +134,12 @@ class EvaluationPage:
         ratio = self.at_logged(self.model_propensities) / self.propensity
         return torch.where((ratio - 1).abs() < _ROUNDING, 1.0, ratio)
 
-    def relative_sample_weight(self, rows: Tensor) -> Tensor:
-        """Returns the sample weights of some rows, [n], divided by their mean."""
+    @property
+    def relative_sample_weight(self) -> Tensor:
+        """[N] sample weights divided by their mean."""
         if self.sample_weight is None:
-            return torch.ones(len(rows), dtype=torch.float64)
-        weight = self.sample_weight[rows]
-        return weight / weight.mean()
+            return torch.ones((), dtype=torch.float64).expand(len(self))
+        return self.sample_weight / self.sample_weight.mean()
 
     def at_logged(self, values: Tensor) -> Tensor:
         """Returns values [N, K] at the logged choice, [N]."""
@@ -211,50 +224,61 @@ def tables_of(page: EvaluationPage, gamma: float) -> tuple[EpisodeTable, ...]:
 
     A row is discounted by gamma to the power of the steps that the earlier rows of its episode span.
     """
-    rank = page.rank
-    position = page.position
-    shape = (int(rank[-1]) + 1, int(position.max()) + 1)
+    shape = (len(page.lengths), int(page.lengths.max()))
+    is_full = shape[0] * shape[1] == len(page)
+    index = () if is_full else (page.rank, page.position)
 
     def table(values: Tensor, fill: float = 0.0) -> Tensor:
-        return torch.full(shape, fill, dtype=torch.float64).index_put_((rank, position), values)
+        if is_full:
+            return values.reshape(shape)
+        return torch.full(shape, fill, dtype=torch.float64).index_put_(index, values)
 
     steps = table(page.steps)
     running = table(torch.ones(len(page), dtype=torch.float64))
     weight = table(page.weight, 1.0)
     discount = torch.pow(gamma, steps.cumsum(1) - steps) * running
-    last = torch.cat((rank[1:] != rank[:-1], torch.ones(1, dtype=torch.bool)))
-    tail_discount = torch.pow(gamma, steps.cumsum(1)) * table(last.double())
+    nothing = torch.zeros((), dtype=torch.float64).expand(shape)
+    if _are_zeros(page.q_values):  # no models
+        tail_discount = nothing
+    else:
+        last = torch.zeros(len(page), dtype=torch.float64)
+        last[page.lengths.cumsum(0) - 1] = 1.0
+        tail_discount = torch.pow(gamma, steps.cumsum(1)) * table(last)
+
+    def at_logged(values: Tensor) -> Tensor:
+        return nothing if _are_zeros(values) else table(page.at_logged(values))
+
+    def expected(values: Tensor) -> Tensor:
+        return nothing if _are_zeros(values) else table(expected_value(values, page.model_propensities))
 
     def table_of(outcome: int) -> EpisodeTable:
         reward_model = page.reward_model[:, :, outcome]
         q = page.q_values[:, :, outcome]
-        pi = page.model_propensities
         return EpisodeTable(
             running=running,
             weight=weight,
             discount=discount,
             reward=table(page.outcomes[:, outcome]),
-            reward_taken=table(page.at_logged(reward_model)),
-            reward_expected=table(expected_value(reward_model, pi)),
-            value_taken=table(page.at_logged(q)),
-            value_expected=table(expected_value(q, pi)),
+            reward_taken=at_logged(reward_model),
+            reward_expected=expected(reward_model),
+            value_taken=at_logged(q),
+            value_expected=expected(q),
             tail=tail_discount * table(page.next_value[:, outcome]),
         )
 
     return tuple(map(table_of, range(len(page.names))))
 
 
-def episode_groups(episode: Tensor, max_cells: int = 2**17, max_episodes: int = 4096) -> list[Tensor]:
+def episode_groups(lengths: Tensor, max_cells: int = 2**17, max_episodes: int = 4096) -> list[Tensor]:
     """Returns the row numbers of groups of whole episodes; the episodes of a group have about the same length.
 
     A group is a single episode or has at most `max_cells` cells, padding included.
 
     Args:
-        episode: [N] a code per row; the rows of an episode are adjacent.
+        lengths: [n] number of rows of each episode, one after another.
         max_cells: largest product of a group's episodes and the rows of its longest episode.
         max_episodes: largest number of episodes in a group.
     """
-    lengths = _runs(episode)[1]
     order = lengths.argsort(stable=True)
     starts = (lengths.cumsum(0) - lengths)[order]
     lengths = lengths[order]
@@ -317,10 +341,9 @@ def _empty_columns(names: tuple[str, ...]) -> dict[str, Tensor]:
     return columns
 
 
-def _runs(episode: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the index of each row's run of equal codes, [N], and the lengths of runs, [n]."""
-    _, rank, lengths = torch.unique_consecutive(episode, return_inverse=True, return_counts=True)
-    return rank, lengths
+def _are_zeros(values: Tensor) -> bool:
+    """Returns whether a column is a single 0 repeated for all rows, as predictions are without models."""
+    return len(values) > 0 and not any(values.stride()) and not bool(values.flatten()[0])
 
 
 def _normalize(propensities: Tensor) -> Tensor:

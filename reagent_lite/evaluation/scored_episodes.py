@@ -169,7 +169,7 @@ def scored_episodes(
     copy = sides.scored
     share = settings.held_out_share if sides.held_out is None else 1.0
     candidates = _EpisodeCandidates.of(sides, 1.0 if few else share)
-    flags = _exchange(candidates, np.sort(sides.hashes(sides.train)), shards)
+    flags = _exchange(candidates, sides)
     selected = ~flags.trained_on | held_out(candidates.hashes, settings.held_out_share)
     notes = _left_out(candidates, flags, selected, shards)
     selected &= ~flags.faulty
@@ -323,7 +323,7 @@ class _Flags:
     copied: NDArray[np.bool_]
 
 
-def _exchange(candidates: _EpisodeCandidates, training: Hashes, shards: Shards) -> _Flags:
+def _exchange(candidates: _EpisodeCandidates, sides: TrainEvalLogs) -> _Flags:
     """Compares this shard's candidates with the candidates and training episodes of every shard.
 
     every shard in turn broadcasts          every shard flags those of its candidates that are among them
@@ -332,11 +332,20 @@ def _exchange(candidates: _EpisodeCandidates, training: Hashes, shards: Shards) 
     hash, digest, faulty of each of    ─►   faulty, if faulty there
     its candidates                     ─►   if that shard comes earlier: elsewhere; copied, if the digests are equal
     """
+    shards = sides.shards
     flags = _Flags(*np.zeros((4, len(candidates.hashes)), np.bool_))
+    if sides.held_out is None:
+        flags.trained_on[:] = True
+    else:
+        training = np.sort(sides.hashes(sides.train))
+        for reader in shards.first_readers:
+            flags.trained_on[:] |= find_hashes(_broadcast(training, reader, shards), candidates.hashes) >= 0
+    if not shards.several:
+        flags.faulty[:] = candidates.faulty
+        return flags
     columns = np.stack((candidates.hashes, candidates.digest, candidates.faulty), dtype=np.uint64)
     for shard, reader in enumerate(shards.first_readers):
         hashes, digest, faulty = _broadcast(columns, reader, shards).reshape(3, -1)
-        flags.trained_on[:] |= find_hashes(_broadcast(training, reader, shards), candidates.hashes) >= 0
         index = find_hashes(hashes, candidates.hashes)
         (shared,) = np.nonzero(index >= 0)
         flags.faulty[shared] |= faulty[index[shared]] > 0

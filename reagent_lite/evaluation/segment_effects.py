@@ -21,13 +21,20 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.calibration import Calibration
-from reagent_lite.evaluation.cpe import CPEResult, evaluate_page, limit, sums_of_rows
+from reagent_lite.evaluation.cpe import Family, evaluate_reward, limit, sums_of_page
 from reagent_lite.evaluation.interval import Interval
+from reagent_lite.evaluation.overlap import Overlap
 from reagent_lite.evaluation.page import EvaluationPage, held_out
 from reagent_lite.evaluation.segment import StateFeatures
+from reagent_lite.evaluation.shared_draws import SharedDraws
 from reagent_lite.evaluation.small_tree import grow_tree
 from reagent_lite.evaluation.verdict import Verdict
-from reagent_lite.rl.estimators import ESTIMATORS, logged_returns_of, returns_of_episodes
+from reagent_lite.rl.estimators import (
+    logged_returns_of,
+    returns_of_episodes,
+    self_normalized_inverse_propensity,
+    weighted_per_decision,
+)
 from reagent_lite.rl.sums import OF_LOG
 
 _CHOOSING_SHARE = 1 / 3
@@ -41,9 +48,8 @@ _FEWEST = 50
 _LEAST_EXPLAINED = 6.0
 _MOST_CHOOSING = 20_000  # episodes, or rows, that choose the segments
 _RESAMPLES = 200  # for the interval of the mean weight; the likelihood needs none
-_ESTIMATORS = {True: "Self_Normalized_IPS_Reward", False: "Weighted_Per_Decision_Importance_Sampling"}
+_ESTIMATORS = {True: self_normalized_inverse_propensity, False: weighted_per_decision}
 """The estimator, which needs no fitted model, by whether rewards of rows are compared."""
-_UNUSED = "not estimated by segment"
 _LEARNED = "the policy has learned from these episodes, which flatters it"
 
 
@@ -145,13 +151,14 @@ def choosing_rows(page: EvaluationPage) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectSettings:
-    """What an evaluation knows about a log and a policy.
+    """What the evaluation of the whole log knows about log and policy.
 
     Attributes:
         gamma: discount per step.
         config: horizon, level and range of rewards.
         missing: estimators without an estimate, with the reason.
         calibration: calibration of the propensities, if they are estimated.
+        shared_draws: whether rows share draws of the action.
         seen: whether the policy has learned from the scored rows.
         seed: seed of resamples of weights, and of shuffled values.
     """
@@ -160,6 +167,7 @@ class EffectSettings:
     config: EvaluationConfig
     missing: Mapping[str, str] = field(default_factory=dict)
     calibration: Calibration | None = None
+    shared_draws: SharedDraws = field(default_factory=SharedDraws)
     seen: bool = False
     seed: int = 0
 
@@ -177,11 +185,10 @@ def effects_by_segment(page: EvaluationPage, features: StateFeatures, settings: 
     """
     config = settings.config
     gamma = settings.gamma
-    rows, _ = limit(page, config)
-    page = page if len(rows) == len(page) else page.rows(rows)
-    by_row = gamma == 0 or not bool((page.episode[1:] == page.episode[:-1]).any())
+    page, _ = limit(page, config)
+    by_row = gamma == 0 or len(page.lengths) == len(page)
     first = _first_rows(page, by_row=by_row)
-    of_first = torch.from_numpy(np.repeat(np.arange(len(first)), np.diff([*first, len(page)])))
+    of_first = torch.from_numpy(np.repeat(np.arange(len(first)), np.diff(first, append=len(page))))
     choosing = choosing_rows(page)
     chooser = np.flatnonzero(choosing[first])
     if not len(chooser) or len(chooser) == len(first):
@@ -209,19 +216,21 @@ def effects_by_segment(page: EvaluationPage, features: StateFeatures, settings: 
     level = 1 - (1 - config.confidence_level) / (1 + len(used))
     divided = config.model_copy(update={"confidence_level": level, "bootstrap_resamples": _RESAMPLES})
     effects = []
-    counts = page.relative_sample_weight(torch.from_numpy(first)).numpy()
+    counts = page.relative_sample_weight.numpy()[first]
     for number in used:
-        result = evaluate_page(
-            page.only(0, 1).rows(torch.from_numpy(np.flatnonzero(segment == number))),
+        family, overlap = evaluate_reward(
+            page.rows(torch.from_numpy(np.flatnonzero(segment == number))),
             gamma=gamma,
             config=divided,
             generator=torch.Generator().manual_seed(settings.seed),
-            missing=dict(settings.missing) | {name: _UNUSED for name in ESTIMATORS if name != _ESTIMATORS[by_row]},
+            estimator=_ESTIMATORS[by_row],
+            missing=settings.missing,
             calibration=settings.calibration,
             features=features,
+            shared=settings.shared_draws,
         )
         share = float(counts[leaf == number].sum() / counts[leaf >= 0].sum())
-        effects.append(_effect_of(result, tree.words[number], share, seen=settings.seen, by_row=by_row))
+        effects.append(_effect_of(family, overlap, tree.words[number], share, seen=settings.seen, by_row=by_row))
     whole = np.full(len(segment), -1, np.int64)
     for index, number in enumerate(used):
         whole[segment == number] = index
@@ -251,10 +260,10 @@ def _effects_of(page: EvaluationPage, gamma: float, *, by_row: bool) -> NDArray[
     """
     if by_row:
         reward = page.outcomes[:, 0]
-        counts = page.relative_sample_weight(torch.arange(len(page)))
+        counts = page.relative_sample_weight
         return np.asarray(counts * (page.weight - 1) * (reward - (counts * reward).mean()))
     of_episodes = replace(page, unit=page.episode)
-    sums = sums_of_rows(of_episodes, torch.arange(len(page)), gamma, OF_LOG)
+    sums = sums_of_page(of_episodes, gamma, OF_LOG)
     evaluated = returns_of_episodes(sums, 0)
     logged = logged_returns_of(sums, 0).total
     effect = evaluated.total - logged - evaluated.control * logged.mean()
@@ -264,12 +273,11 @@ def _effects_of(page: EvaluationPage, gamma: float, *, by_row: bool) -> NDArray[
     return in_order.numpy()
 
 
-def _effect_of(result: CPEResult, words: str, share: float, *, seen: bool, by_row: bool) -> SegmentEffect:
+def _effect_of(
+    family: Family, overlap: Overlap, words: str, share: float, *, seen: bool, by_row: bool
+) -> SegmentEffect:
     """Returns the effect that the evaluation of a segment's rows found."""
-    assert result.overlap is not None
-    overlap = result.overlap
-    family = result.outcomes[0].one_step if by_row else result.outcomes[0].sequential
-    (estimate,) = (estimate for estimate in family.estimates if estimate.name == _ESTIMATORS[by_row])
+    (estimate,) = (estimate for estimate in family.estimates if estimate.name == _ESTIMATORS[by_row].name)
     verdict = estimate.verdict
     reason = estimate.reason
     if seen and verdict is Verdict.TRUSTWORTHY:

@@ -37,6 +37,9 @@ _SURELY = 1 + 1e-9
 _TOLERANCE = 1e-4  # of the distance from the centre to an end of an interval
 _ZERO = 1e-12  # of the largest contribution, below which the end of an interval is 0
 _ROUNDING = 1e-18  # mean of squared residuals, relative to the largest before the fit, below which they count as 0
+_FIRST_HIGHEST = 4096  # alternatives that are looked at first
+_MERGED_SAMPLE = 4096  # points that tell whether many are equal
+_MOSTLY_DISTINCT = 0.75
 _LEAST_PROBABILITY = 1e-6  # of an alternative; probabilities are float32
 _SIMILAR = 2.0  # factor between weights up to which rows with one of them show what is earned with the other
 _OUTER_STEPS = 60
@@ -81,10 +84,17 @@ class Alternatives:
         Weights above c are hardly tried if fewer than ENOUGH_TRIES tries are expected in all rows with weights above
         c / _SIMILAR. This does not depend on what happened to be tried.
         """
-        weight, order = self.weight.sort(descending=True, stable=True)
-        last = int((self.probability[order].cumsum(0) < ENOUGH_TRIES).sum())
+        count = min(_FIRST_HIGHEST, len(self.weight))
+        while True:  # nearly always the answer is among few high ones
+            least = self.weight.kthvalue(len(self.weight) - count + 1).values
+            high = (self.weight >= least).nonzero().squeeze(1)
+            weight, order = self.weight[high].sort(descending=True, stable=True)
+            last = int((self.probability[high[order]].cumsum(0) < ENOUGH_TRIES).sum())
+            if last < len(high) or len(high) == len(self.weight):
+                break
+            count = min(16 * count, len(self.weight))
         limit = _SIMILAR * max(float(weight[last]) if last < len(weight) else 0.0, 1.0)
-        return order[: int((weight > limit).sum())]
+        return high[order[: int((weight > limit).sum())]]
 
     def largest(self, share: float) -> int | None:
         """Returns the row with the largest weight that the log hardly tries.
@@ -163,6 +173,11 @@ class Contributions:
     def value(self) -> float:
         """The estimate."""
         return float(self.total.sum() / self.size.sum())
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether all weights are 1."""
+        return bool((self.weight == 1).all())
 
     @property
     def control(self) -> Tensor:
@@ -265,7 +280,7 @@ class _IntervalProblem:
             return None
         estimate = float(total.sum() / first.size.sum())
         informative = [_informative(total - estimate * first.size, controls)]
-        informative += [part.informative for part in parts if minus is None or bool(part.control.any())]
+        informative += [part.informative for part in parts if minus is None or not part.is_logged]
         corners = _corners(parts)
         points = torch.stack([torch.cat(rows) for rows in zip((total, first.size, *controls), corners, strict=True)])
         counts = torch.ones_like(points[0])
@@ -297,12 +312,13 @@ def _extreme_weights(parts: Sequence[Contributions]) -> list[list[float]]:
     an outcome of few episodes, would be a corner far from almost all logs: intervals of sequential estimates were up to
     twice as wide and covered the truth no more often.
     """
-    weights = torch.stack([part.weight for part in parts])
-    chosen = [*weights.argmin(1).tolist(), *(_highest(weight - 1) for weight in weights)]
+    weights = [part.weight for part in parts]
+    highest = [_highest(weight - 1) for weight in weights]
+    chosen = [*(int(weight.argmin()) for weight in weights), *highest]
     if len(parts) > 1:
         more = weights[0] - weights[1]
-        chosen += [_highest(more), _highest(-more)]
-    return [[1.0] * len(parts), *weights[:, chosen].T.tolist()]
+        chosen += [highest[0] if parts[1].is_logged else _highest(more), _highest(-more)]
+    return [[1.0] * len(parts), *([float(weight[index]) for weight in weights] for index in chosen)]
 
 
 def _untried_weights(parts: Sequence[Contributions], observed: list[list[float]]) -> list[list[float]]:
@@ -334,6 +350,8 @@ def _highest(deviation: Tensor) -> int:
     """Returns the index of the episode above whose deviation 5 % of all deviation lies."""
     size = deviation.abs()
     total = size.sum()
+    if not total > 0:
+        return 0
     # nearly always the answer is among few high ones: sorting these takes an eighth of the time
     least = deviation.kthvalue(len(deviation) - len(deviation) // _HIGH).values
     high = (deviation >= least).nonzero().squeeze(1)
@@ -353,6 +371,9 @@ def _merge_points(points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     direction = torch.rand(len(points), generator=generator, dtype=points.dtype)
     direction /= points.abs().amax(1).clamp(min=torch.finfo(points.dtype).tiny)
+    some = direction @ points[:, :: -(-len(counts) // _MERGED_SAMPLE)]
+    if len(counts) > _POINTS_AT_ONCE and len(torch.unique(some)) > _MOSTLY_DISTINCT * len(some):
+        return points, counts  # fewer points would not be worth the search
     _, number = torch.unique(direction @ points, return_inverse=True)
     size = int(number.max()) + 1
     representative = number.new_zeros(size).scatter_(0, number, torch.arange(len(number)))
@@ -399,27 +420,42 @@ def _ends(problems: Sequence[_IntervalProblem]) -> list[tuple[float, float]]:
     values = values / spread.clamp(min=torch.finfo(values.dtype).tiny).unsqueeze(1)
     critical = values.new_tensor([problem.critical for problem in problems])
     guess = torch.where(spread > 0, critical / total, 0.0)
-    down, up = (
-        _distance(
-            torch.cat((torch.stack((side * values, sizes), 1), controls), 1), counts, start, least, critical, guess
-        )
-        for side in (-1, 1)
-    )
+    centred = _CentredPoints(values=values, sizes=sizes, controls=controls, counts=counts)
+    down, up = (_distance(side, centred, start, least, critical, guess) for side in (-1, 1))
     low = centre - spread * down
     high = centre + spread * up
     return list(zip(low.tolist(), high.tolist(), strict=True))
 
 
-def _distance(points: Tensor, counts: Tensor, start: Tensor, least: Tensor, critical: Tensor, guess: Tensor) -> Tensor:
-    """Returns the distance above a centre of 0 at which the likelihood ratio reaches its critical value, [B].
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CentredPoints:
+    """Points of B problems, with numerators relative to the centre.
+
+    Attributes:
+        values: [B, P] numerators.
+        sizes: [B, P] denominators.
+        controls: [B, k, P].
+        counts: [B, P].
+    """
+
+    values: Tensor
+    sizes: Tensor
+    controls: Tensor
+    counts: Tensor
+
+
+def _distance(
+    side: int, points: _CentredPoints, start: Tensor, least: Tensor, critical: Tensor, guess: Tensor
+) -> Tensor:
+    """Returns the distance from a centre of 0 at which the likelihood ratio reaches its critical value, [B].
 
     Newton's method on the ratio's root, which is nearly linear. Each step stays between the nearest distances known to
     be too small and too large.
 
     Args:
-        points: [B, k, P] numerator, denominator and controls.
-        counts: [B, P].
-        start: [B, k - 2] multipliers of the maximum without a condition on the value.
+        side: 1 for the distance above the centre, -1 for that below it.
+        points: the points.
+        start: [B, k] multipliers of the maximum without a condition on the value.
         least: [B] that maximum.
         critical: [B] root of twice the likelihood ratio.
         guess: [B] initial distance; 0 if all points are equal.
@@ -434,16 +470,17 @@ def _distance(points: Tensor, counts: Tensor, start: Tensor, least: Tensor, crit
             break
         target = critical[remaining]
         current = distance[remaining]
-        weight = counts[remaining]
-        sizes = points[remaining, 1]
+        rows = slice(None) if len(remaining) == len(distance) else remaining  # all without a copy
+        weight = points.counts[rows]
+        size = points.sizes[rows]
         unconditional = least[remaining]
-        shifted = (points[remaining, 0] - current.unsqueeze(1) * sizes).unsqueeze(1)
-        conditions = torch.cat((points[remaining, 2:], shifted), 1)
+        shifted = (side * points.values[rows]).addcmul_(current.unsqueeze(1), size, value=-1)
+        conditions = torch.cat((points.controls[rows], shifted.unsqueeze(1)), 1)
         del shifted
         maximum, likelihood = _maximize(conditions, weight, multipliers[remaining], unconditional + 2 * target.square())
         multipliers[remaining] = maximum
         root = (2 * (likelihood - unconditional)).clamp(min=0).sqrt()
-        slope = -maximum[:, -1] * (weight / _inside(conditions, maximum) * sizes).sum(1) / root
+        slope = -maximum[:, -1] * (weight / _inside(conditions, maximum) * size).sum(1) / root
         low = torch.where(root < target, current, below[remaining])
         high = torch.where(root < target, above[remaining], current)
         newton = current + (target - root) / slope

@@ -115,10 +115,15 @@ SUMS: Final[dict[str, Values]] = {
     "unweighted_corrections": corrections,
 }
 """Terms of sums over all rows of a sample."""
-OF_LOG: Final = ("reward", "rows", "discounted_reward", "episodes", "tail", "weight", "weighted_reward", "decisions")
-"""The sums that need no fitted model."""
 MEANS: Final[dict[str, Values]] = {"discounted_rewards": SUMS["discounted_reward"], "corrections": corrections}
 """Terms of means by step, weighted by omega."""
+OF_LOG: Final = (
+    "reward", "rows", "discounted_reward", "episodes", "tail", "weight", "weighted_reward", "decisions",
+    "discounted_rewards",
+)  # fmt: skip
+"""The sums and means that need no fitted model."""
+EVERY: Final = (*SUMS, *MEANS)
+"""All sums and means."""
 Finish = Callable[[Tensor, "EpisodeSums", int], Tensor]
 """Returns estimates [R] from the results of `combine` for all samples [R, m], the sums, and the outcome's index."""
 Evidence = Callable[["EpisodeSums", int], Contributions]
@@ -176,17 +181,19 @@ class EpisodeGroup:
 
     @classmethod
     def of(cls, tables: Sequence[EpisodeTable], names: Sequence[str]) -> "EpisodeGroup":
-        """Returns the terms of episodes for the named sums, given one table of the episodes per outcome."""
+        """Returns the terms of episodes for the named sums and means, given one table of the episodes per outcome."""
         log_rho = tables[0].log_rho
         log_largest = log_rho.amax(0)
         weights = (log_rho - _finite_or_zero(log_largest)).exp()
-        sums = log_rho.new_empty(len(log_rho), len(tables), len(names))
-        steps = log_rho.new_empty(len(log_rho), len(tables), len(MEANS), log_rho.shape[1])
+        of_sums, of_means = _split_names(names)
+        # a term of all episodes is adjacent in memory, as it is read at once
+        sums = log_rho.new_empty(len(tables), len(of_sums), len(log_rho)).permute(2, 0, 1)
+        steps = log_rho.new_empty(len(log_rho), len(tables), len(of_means), log_rho.shape[1])
         for outcome, table in enumerate(tables):
-            for column, name in enumerate(names):
-                sums[:, outcome, column] = SUMS[name](table).sum(1)
-            for column, values in enumerate(MEANS.values()):
-                torch.mul(weights, values(table), out=steps[:, outcome, column])
+            for column, name in enumerate(of_sums):
+                torch.sum(SUMS[name](table), 1, out=sums[:, outcome, column])
+            for column, name in enumerate(of_means):
+                torch.mul(weights, MEANS[name](table), out=steps[:, outcome, column])
         return cls(sums=sums, weights=weights, steps=steps, log_largest=log_largest, discount=tables[0].discount.sum(0))
 
     def scale(self, log_reference: Tensor) -> Tensor:
@@ -203,17 +210,19 @@ class EpisodeSums:
         log_largest: [H] log of the largest rho_t of any episode; H is the number of steps of the longest episode.
         weights: [H] sum of rho_t over all episodes, divided by the largest.
         names: names of the S sums.
+        means: names of the M means.
         unit: [n] number of each episode's unit, in the order of the groups; None if episodes are drawn.
     """
 
     groups: tuple[EpisodeGroup, ...]
     log_largest: Tensor
     weights: Tensor
-    names: tuple[str, ...] = tuple(SUMS)
+    names: tuple[str, ...]
+    means: tuple[str, ...]
     unit: Tensor | None = None
 
     @classmethod
-    def of(cls, groups: Iterable[Sequence[EpisodeTable]], names: Sequence[str] = tuple(SUMS)) -> "EpisodeSums":
+    def of(cls, groups: Iterable[Sequence[EpisodeTable]], names: Sequence[str] = EVERY) -> "EpisodeSums":
         """Computes the terms group by group; a group is given as one table of its episodes per outcome.
 
         A group's tables differ only in rewards and models. Groups of episodes of about the same length cost least.
@@ -222,7 +231,14 @@ class EpisodeSums:
         steps = max(len(part.log_largest) for part in parts)
         log_largest = torch.stack([_held(part.log_largest, steps) for part in parts]).amax(0)
         weights = torch.stack([_held(part.weights.sum(0), steps) * part.scale(log_largest) for part in parts]).sum(0)
-        return cls(groups=parts, log_largest=log_largest, weights=weights, names=tuple(names))
+        of_sums, of_means = _split_names(names)
+        return cls(groups=parts, log_largest=log_largest, weights=weights, names=of_sums, means=of_means)
+
+    def only(self, names: Sequence[str]) -> "EpisodeSums":
+        """Returns some of the sums, by name, and no means."""
+        columns = [self.names.index(name) for name in names]
+        parts = (replace(group, sums=group.sums[..., columns], steps=group.steps[:, :, :0]) for group in self.groups)
+        return replace(self, groups=tuple(parts), names=tuple(names), means=())
 
     def weighted(self, weight: Tensor) -> "EpisodeSums":
         """Returns the terms of episodes of which each stands for a number of episodes.
@@ -271,7 +287,7 @@ class EpisodeSums:
         outcomes = self.num_outcomes
         sums = self.weights.new_zeros(count, outcomes, len(self.names))
         weights = self.weights.new_zeros(count, steps)
-        by_step = self.weights.new_zeros(count, outcomes, len(MEANS), steps)
+        by_step = self.weights.new_zeros(count, outcomes, len(self.means), steps)
         for group, units in zip(
             self.groups, torch.split(unit, [len(group.sums) for group in self.groups]), strict=True
         ):
@@ -299,7 +315,7 @@ class EpisodeSums:
             units: result of `joined` if units of several episodes are drawn; None if episodes are.
         """
         groups = self.groups if units is None else (units,)
-        samples_at_once = max(1, _NUMBERS_AT_ONCE // ((1 + len(MEANS) * self.num_outcomes) * len(self.weights)))
+        samples_at_once = max(1, _NUMBERS_AT_ONCE // ((1 + len(self.means) * self.num_outcomes) * len(self.weights)))
         samples = itertools.chain.from_iterable(torch.split(block, samples_at_once) for block in blocks)
         combined, widths = zip(*(self._combined(counts, estimators, groups) for counts in samples), strict=True)
         by_outcome = []
@@ -325,7 +341,7 @@ class EpisodeSums:
         by_outcome: list[list[Tensor]] = []
         for outcome in range(self.num_outcomes):
             arguments = dict(zip(self.names, sums[:, outcome].unbind(1), strict=True))
-            arguments |= {name: safe_divide(steps[:, outcome, m], weights) for m, name in enumerate(MEANS)}
+            arguments |= {name: safe_divide(steps[:, outcome, m], weights) for m, name in enumerate(self.means)}
             combined = [
                 estimator.combine(**{name: arguments[name] for name in estimator.takes}) for estimator in estimators
             ]
@@ -339,7 +355,7 @@ class EpisodeSums:
         steps = len(self.weights)
         total = self.weights.new_zeros(len(counts), outcomes, len(self.names))
         weights = self.weights.new_zeros(len(counts), steps)
-        by_step = self.weights.new_zeros(len(counts), outcomes, len(MEANS), steps)
+        by_step = self.weights.new_zeros(len(counts), outcomes, len(self.means), steps)
         episodes = torch.split(counts, [len(group.sums) for group in groups], 1)
         for group, group_counts in zip(groups, episodes, strict=True):
             drawn = group_counts.to(total.dtype)
@@ -358,7 +374,7 @@ class EpisodeSums:
 
     def by_step(self, name: str, outcome: int) -> list[Tensor]:
         """Returns the values of a mean for each group, [n, L], times the group's weights."""
-        return [group.steps[:, outcome, [*MEANS].index(name)] for group in self.groups]
+        return [group.steps[:, outcome, self.means.index(name)] for group in self.groups]
 
     @cached_property
     def judged_step(self) -> int:
@@ -392,6 +408,11 @@ class EpisodeSums:
             for group in self.groups
         ]
         return safe_divide(self.weights.square(), torch.stack(squares).sum(0))
+
+
+def _split_names(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the names of sums and those of means."""
+    return tuple(name for name in names if name in SUMS), tuple(name for name in names if name in MEANS)
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from reagent_lite.data.sampling.source import LoggedRows, rows_in_order
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, Problem, pluralize
 from reagent_lite.evaluation.behavior import estimated_behavior, replaced_propensities, without_propensity
+from reagent_lite.evaluation.cpe import CPEResult
 from reagent_lite.evaluation.document import LEARNED_FROM, WARM_START, Evaluation, as_json, reward_model_scalars
 from reagent_lite.evaluation.document import scalars as cpe_scalars
 from reagent_lite.evaluation.entropy import PolicyEntropy, SoftmaxRows
@@ -317,14 +318,14 @@ class LogEvaluator(Evaluator):
             scalars |= reward_model_scalars(page, self._data.spec.action_names)
         if not final:
             return Evaluation(scalars=scalars | self.policy.values(page))
-        result = self.policy.result(page)
+        result = self.policy.result(page).without_bases()
         scalars |= cpe_scalars(result) | choosing
         policy = {} if entropy is None else {"policy": entropy.json()}
         notes = () if entropy is None else entropy.notes
         seen = self._data.seen and result.overlap is not None
         warm_start = [WARM_START] if self._config.training.warm_start_model_path else []
         warnings = [LEARNED_FROM] if seen else warm_start
-        explanation = self._explanation(page)
+        explanation = self._explanation(page, result)
         errors = {} if rewards is None else {"reward_model": rewards.json()}
         if rewards is not None and rewards.warning is not None:
             warnings.append(f"{rewards.warning[0].upper()}{rewards.warning[1:]}.")
@@ -344,14 +345,14 @@ class LogEvaluator(Evaluator):
             seen=seen,
         )
 
-    def _explanation(self, page: EvaluationPage) -> Explanation:
+    def _explanation(self, page: EvaluationPage, result: CPEResult) -> Explanation:
         """Returns who gets what, who gains and who loses; only on rank 0."""
         copy = self._data.sides.scored
         normalization = self._data.normalization
         columns = _columns_of(copy.state_ids, normalization.state)
         of_candidates = [] if normalization.action is None else _columns_of(copy.action_ids, normalization.action)
         with evaluating(self._learner):
-            return self.policy.explanation(page, seen=self._data.seen, columns=(columns, of_candidates))
+            return self.policy.explanation(page, result, seen=self._data.seen, columns=(columns, of_candidates))
 
     def with_chosen_temperature(self, config: WorkflowConfig) -> WorkflowConfig:
         """Returns the config with the temperature of the last evaluation in place of "auto"."""
@@ -424,7 +425,7 @@ class LogEvaluator(Evaluator):
             learning=learning,
             behavior=behavior,
             items=data.items,
-            by_episode=EpisodeColumns(units=units),
+            by_episode=EpisodeColumns(units=units, weights=scored.weights),
         )
         for note in data.scored.notes:
             logger.info(f"evaluation: {note}")

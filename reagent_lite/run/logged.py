@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.algorithms.registry import ALGORITHMS
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.column_names import WEIGHT
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.copy_summaries import Agreement, CopySummary
@@ -44,6 +45,7 @@ from reagent_lite.data.sampling.source import LoggedRows, build_rows, padding_ro
 from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, NoRowsError, Problem, join_names, named_counts, pluralize, raise_any
+from reagent_lite.evaluation.evaluator import describe_weights
 from reagent_lite.evaluation.scored_episodes import (
     FEWEST_TO_VALIDATE,
     ScoredEpisodes,
@@ -82,6 +84,8 @@ class LoggedData:
             machines.
         rows: this machine's rows as sources read them.
         discounts: this machine's discounts by time_diff; None if discounts are by rows.
+        weights: [episodes] how many decisions this machine's rows stand for, divided by the mean of all machines' rows;
+            None: all alike.
     """
 
     copy: TrainingCopy
@@ -89,6 +93,7 @@ class LoggedData:
     others: dict[str, dict[int, int]]
     rows: LoggedRows
     discounts: TimeDiscounts | None
+    weights: NDArray[np.float64] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +162,15 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     spec = normalization.spec(config.actions, train[1].metric_names)
 
     def log(copy: TrainingCopy, agreement: Agreement, title: str) -> LoggedData:
+        others = _others(copy, normalization, shards, title)
+        weights = _weights(config, copy, title, shards)
         return LoggedData(
             copy=copy,
             agreement=agreement,
-            others=_others(copy, normalization, shards, title),
-            rows=_rows(config, copy, normalization, spec, group),
+            others=others,
+            rows=_rows(config, copy, normalization, spec, group, weights),
             discounts=_discounts(config, copy, title, group),
+            weights=weights,
         )
 
     train_log = log(*train, _TRAINING)
@@ -403,7 +411,7 @@ def single_step_rows(config: WorkflowConfig, log: LoggedData, data: Data, group:
     """Returns the rows of a log as single logged steps, which evaluation needs also with rl.multi_steps."""
     if config.rl.multi_steps is None:
         return log.rows
-    return _rows(config, log.copy, data.normalization, data.spec, group, single_step=True)
+    return _rows(config, log.copy, data.normalization, data.spec, group, log.weights, single_step=True)
 
 
 def _rows(
@@ -412,6 +420,7 @@ def _rows(
     normalization: Normalization,
     spec: SourceSpec,
     group: Group,
+    weights: NDArray[np.float64] | None,
     *,
     single_step: bool = False,
 ) -> LoggedRows:
@@ -437,6 +446,8 @@ def _rows(
     group.barrier()
     columns = [open_columns(*matrix, device) for matrix in matrices]
     rows = build_rows(copy, spans, usable, *columns, metric_names=spec.metric_names)
+    if weights is not None:
+        rows = rows.with_sample_weight(weights[copy.episode])
     copy.release()
     give_back_memory()
     return rows
@@ -484,6 +495,27 @@ def _discounts(config: WorkflowConfig, copy: TrainingCopy, title: str, group: Gr
         if warning := discounts.warning():
             logger.warning(f"{title}: {warning}")
     return discounts
+
+
+def _weights(config: WorkflowConfig, copy: TrainingCopy, title: str, shards: Shards) -> NDArray[np.float64] | None:
+    """Returns `LoggedData.weights`, and logs the effective number of rows; every rank calls it.
+
+    Raises:
+        DataError: see `read_weight_column`.
+    """
+    if WEIGHT not in config.data.columns:
+        return None
+    from reagent_lite.data.copy.policy_column import read_weight_column  # needs the extra `data`
+
+    path = config.eval_data_path if title == _EVAL and config.eval_data_path else config.training_data_path
+    weights = read_weight_column(path, copy, config.data.columns) if len(copy) else np.ones(0)
+    of_rows = weights[copy.episode] if len(copy) else weights
+    sums = torch.tensor([len(of_rows), of_rows.sum(), np.square(of_rows).sum()], dtype=torch.float64)
+    count, total, squares = shards.group.all_reduce(sums * shards.is_first).tolist()
+    if shards.group.is_first:
+        logger.info(f"{title}: {describe_weights(int(count), total, squares)}")
+    relative: NDArray[np.float64] = weights * (count / total)
+    return relative
 
 
 def _device_of_rows(config: WorkflowConfig, group: Group, num_bytes: int) -> torch.device:

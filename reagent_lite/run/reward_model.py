@@ -117,12 +117,13 @@ def reward_errors(
     with _one_rank_works(config, group):
         if rows is not None:
             fit_linear(linear, rows)
-            model = _save(linear) | {"mean": rows.reward.mean()}
+            weight = torch.ones_like(rows.reward) if rows.weight is None else rows.weight
+            model = _save(linear) | {"mean": weight @ rows.reward / weight.sum()}
         tensors = load(group.broadcast_bytes(None if model is None else save(model)))
     mean = tensors.pop("mean")
     linear.load_fitted(tensors)
     linear.to(group.device).eval()
-    sums = torch.zeros(6, dtype=torch.float64)
+    sums = torch.zeros(8, dtype=torch.float64)
     for batch in rows_in_order(data.evaluated.rows, scored, group.device):
         target = batch.reward.double().cpu()
         boost = learner.rewards(batch)[0] - batch.reward  # a known constant is no prediction
@@ -132,16 +133,19 @@ def reward_errors(
         of_line = (by_line.squeeze(1).double().cpu() - target).square()
         gain = of_values - of_line
         constant = (target - mean).square()
-        counts = torch.ones_like(gain)
-        sums += torch.stack([column.sum() for column in (counts, constant, of_line, of_values, gain, gain.square())])
-    count, constant_error, linear_error, error, gain_sum, squares = group.all_reduce(sums).tolist()
-    spread = math.sqrt(max(squares / count - (gain_sum / count) ** 2, 0.0) / count)
+        weight = batch.weight.double().cpu()
+        weighted = [weight @ column for column in (torch.ones_like(gain), constant, of_line, of_values, gain)]
+        squares = weight.square()
+        sums += torch.stack([*weighted, squares.sum(), squares @ gain, squares @ gain.square()])
+    total, constant_error, linear_error, error, gain_sum, *moments = group.all_reduce(sums).tolist()
+    gain_mean = gain_sum / total
+    variance = moments[2] - 2 * gain_mean * moments[1] + gain_mean**2 * moments[0]
     return ScoredErrors(
-        rows=int(count),
-        constant=constant_error / count,
-        linear=linear_error / count,
-        model=error / count,
-        certain=gain_sum / count > 2 * spread,
+        rows=sum(group.all_gather(len(scored))),
+        constant=constant_error / total,
+        linear=linear_error / total,
+        model=error / total,
+        certain=gain_mean > 2 * math.sqrt(max(variance, 0.0)) / total,
     )
 
 
@@ -174,7 +178,8 @@ def _part(data: Data, group: Group) -> RewardRows:
             )
         folds = np.arange(len(folds)) % FOLDS
     parts = [_decisions(batch) for batch in rows_in_order(rows, part, torch.device("cpu"))]
-    return replace(_join_rows([_no_decisions(spec), *parts]), fold=torch.from_numpy(folds[part]))
+    joined = replace(_join_rows([_no_decisions(spec), *parts]), fold=torch.from_numpy(folds[part]))
+    return joined if data.train.weights is not None else replace(joined, weight=None)
 
 
 def _decisions(batch: TransitionBatch) -> RewardRows:
@@ -186,6 +191,7 @@ def _decisions(batch: TransitionBatch) -> RewardRows:
         action=batch.action if features is None else torch.zeros_like(batch.action),
         reward=batch.reward.double(),
         fold=torch.zeros_like(batch.action),
+        weight=batch.weight.double(),
     )
 
 
@@ -198,6 +204,7 @@ def _no_decisions(spec: SourceSpec) -> RewardRows:
         action=none,
         reward=none.double(),
         fold=none,
+        weight=none.double(),
     )
 
 

@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 from reagent_lite.config import DqnConfig, WorkflowConfig
+from reagent_lite.config.column_names import ONLY_IF_NAMED
 from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.config.timeline_config import QuerySection, TimelineConfig, TimelineSection
@@ -117,12 +118,15 @@ def _timeline(config: WorkflowConfig, group: Group, path: DataPath, *, first: bo
     """Returns the config of the timeline for the events at a path."""
     section = config.timeline or TimelineSection()
     output = section.outputTableName if first else ""
+    further = (name for name in ONLY_IF_NAMED if name in config.data.columns)
     changes = {
         "inputTableName": path,
         "outputTableName": output
         or str(_stage_folder(config, group, f"timeline of {show_paths(path)}", path) / "transitions"),
         "evalTableName": section.evalTableName if first else None,
         "actionDiscrete": isinstance(config, DqnConfig),
+        # columns of units and weights, which are read again from the transitions
+        "extraFeatureColumns": tuple(dict.fromkeys((*section.extraFeatureColumns, *further))),
         "gamma": config.rl.gamma if section.steps > 1 else None,
     }
     if section.evalTableName is None or not first:

@@ -38,10 +38,9 @@ from reagent_lite.errors import BundleError, ConfigError, Problem, needing
 from reagent_lite.evaluation.arena import Arena
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.estimates import EvaluatedPolicy, EvaluationLog, estimates_of
-from reagent_lite.evaluation.evaluator import EpisodeColumns
+from reagent_lite.evaluation.evaluator import EpisodeColumns, describe_weights
 from reagent_lite.evaluation.exported_model import ExportedModel, Reading
 from reagent_lite.evaluation.given_policy import GivenPolicy
-from reagent_lite.evaluation.interval import number
 from reagent_lite.export.choices import CHOICES
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import canonical
@@ -236,8 +235,7 @@ def _read(
     if WEIGHT in config.columns:
         weights = read_weight_column(path, copy, config.columns)
         of_rows = weights[copy.episode]
-        effective = number(float(of_rows.sum() ** 2 / np.square(of_rows).sum()))
-        logger.info(f"rows are weighted: {len(copy):,} rows tell as much as {effective} with equal weights")
+        logger.info(describe_weights(len(copy), float(of_rows.sum()), float(np.square(of_rows).sum())))
     return copy, policy_columns, EpisodeColumns(units=units, weights=weights)
 
 

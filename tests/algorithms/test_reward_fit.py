@@ -1,5 +1,7 @@
 """Reward models on rewards whose means are known: what they choose, and when they grow trees."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -207,3 +209,26 @@ def test_actions_are_shrunk_towards_their_mean_and_not_that_of_rows() -> None:
     fit_rewards(model, decisions(12_000, mean, state, action, 1.0), TREES)
     error = values(model, state)[:, 1:] - (1 + state[:, 1:])
     assert error.abs().mean() < 0.2
+
+
+@pytest.mark.parametrize("events", [False, True])
+def test_a_row_of_weight_w_is_w_rows(events: bool) -> None:
+    """Of the same fold; LightGBM's least rows of a leaf count rows, so that few rows grow no trees."""
+    random = torch.Generator().manual_seed(3)
+    state = states(120)
+    action = torch.randint(0, 3, (120,), generator=random)
+    reward = state[:, 0].double() + torch.randn(120, generator=random).double()
+    if events:
+        reward = (reward > 0).double()
+    weight = torch.randint(1, 4, (120,), generator=random)
+    fold = torch.randint(0, FOLDS, (120,), generator=random)
+    rows = RewardRows(state=state, chosen=None, action=action, reward=reward, fold=fold, weight=weight.double())
+    times = torch.arange(120).repeat_interleave(weight)
+    repeated = RewardRows(state=state[times], chosen=None, action=action[times], reward=reward[times], fold=fold[times])
+    once, often = build_reward_model(NAMED), build_reward_model(NAMED)
+    fit = fit_rewards(once, rows, TREES)
+    expected = fit_rewards(often, repeated, TREES)
+    assert (fit.constant, fit.linear) == pytest.approx((expected.constant, expected.linear), rel=1e-9)
+    torch.testing.assert_close(values(once, state), values(often, state), rtol=0, atol=1e-6)
+    alike = fit_rewards(build_reward_model(NAMED), replace(rows, weight=None), TREES)
+    assert abs(alike.linear - fit.linear) > 1e-4

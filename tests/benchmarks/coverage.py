@@ -1,6 +1,7 @@
 """How often do intervals of trustworthy estimates hold the truth, and how often is a decision false?
 
-    python -m tests.benchmarks.coverage [--logs 500] [--seed 0] [--only size] [--processes 2]
+    python -m tests.benchmarks.coverage [--logs 500] [--seed 0] [--only size] [--like TEXT]
+                                        [--processes 2]
 
 Logs of known value (tests/oracles/regimes.py), each evaluated as a run evaluates its held-out episodes. By regime:
 
@@ -21,8 +22,12 @@ is the share of logs in which every trustworthy interval holds the effect on use
 and false loss are the shares of logs that say so of any segment without one.
 `--only selections`: any false decision about the best of 20 columns, or in 20 looks at a growing log, with and without
 the level divided among them (tests/oracles/selections.py).
+`--only better`: in which share of logs a better policy is shipped, beside the shares in which normal, bootstrap and
+betting intervals of the difference lie above 0, and the least share of logs, with and without the gain, in which each
+interval holds the difference (tests/oracles/power.py).
 `--only power` finds how often the interval of the difference excludes 0 where a policy is better, beside Fisher's
 exact test of the events on matched and on other rows, the best test of two counts.
+`--like TEXT`: only regimes whose printed fields contain the text.
 `--only many` compares ways to allow for the best of several policies: the level divided among them, and the largest
 deviation of all in common resamples.
 """
@@ -40,9 +45,11 @@ from scipy.stats import fisher_exact
 
 from reagent_lite.rl.likelihood import Contributions, intervals
 from tests.benchmarks.turns import options_of
+from tests.oracles import power as better
 from tests.oracles import segment_effects, selections
 from tests.oracles.curved_loggers import CurvedLogger
 from tests.oracles.hidden_loggers import HiddenLogger
+from tests.oracles.power import Power
 from tests.oracles.regimes import Regime, measure
 from tests.oracles.segment_effects import SegmentRegime
 from tests.oracles.segments import Segment
@@ -202,6 +209,26 @@ REGIMES: dict[str, list[Any]] = {
         ),
         CurvedLogger(curve="square", rows=50_000, actions=20, features=8, model="linear"),
     ],
+    "better": [
+        *(
+            Power(better=Regime(episodes=episodes, actions=actions, rate=rate, gain=gain))
+            for episodes, actions, rate, gain in (
+                (600, 2, 0.2, 1.5),
+                (3_000, 2, 0.02, 1.6),
+                (2_000, 34, 0.004, 30.0),
+                (4_500, 34, 0.02, 4.0),
+            )
+        ),
+        *(
+            Power(
+                better=Regime(episodes=3_000, actions=4, policy=policy, logging=logging, rate=0.05, gain=gain, near=0.4)
+            )
+            for logging, policy, gain in (("softmax", "far", 1.6), ("greedy", "near", 3.0))
+        ),
+        Power(better=Regime(episodes=800, actions=2, outcome="normal", gain=1.2)),
+        Power(better=Regime(episodes=2_000, actions=10, outcome="normal", logging="softmax", policy="far", gain=1.5)),
+        Power(better=Regime(episodes=800, actions=2, outcome="heavy", gain=1.5)),
+    ],
     "selections": [
         Selection(kind=kind, outcome=outcome) for kind, outcome in product(("columns", "looks"), ("normal", "event"))
     ],
@@ -254,13 +281,17 @@ def many(policies: int, correlation: float, effect: float, logs: int, seed: int)
 
 def figures_of(regime: Any, logs: int, seed: int) -> dict[str, float]:
     """Returns the figures of a regime of any kind."""
-    measures = {SegmentRegime: segment_effects.measure, Selection: selections.measure}
+    measures = {
+        SegmentRegime: segment_effects.measure,
+        Selection: selections.measure,
+        Power: better.measure,
+    }
     return measures.get(type(regime), measure)(regime, logs, seed)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    options = options_of(__doc__, logs=500, seed=0, only=",".join(REGIMES), processes=2)
+    options = options_of(__doc__, logs=500, seed=0, only=",".join(REGIMES), like="", processes=2)
     if options.only == "power":
         print("| event | actions | gain | episodes | found | Fisher's exact test |\n|---|---|---|---|---|---|")
         for actions, rate, gain, episodes in ((*kind, episodes) for *kind, sizes in POWER for episodes in sizes):
@@ -273,6 +304,7 @@ if __name__ == "__main__":
             print(f"| {policies} | {correlation} | {effect:g} | {shares[0]:.3f} | {shares[1]:.3f} |", flush=True)
     else:
         regimes = [regime for kind in options.only.split(",") for regime in REGIMES[kind]]
+        regimes = [regime for regime in regimes if options.like in str(regime)]
         heads: list[str] = []
         with ProcessPoolExecutor(options.processes, initializer=partial(torch.set_num_threads, 1)) as pool:
             of_logs = partial(figures_of, logs=options.logs, seed=options.seed)

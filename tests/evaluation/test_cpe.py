@@ -1,5 +1,6 @@
 """The evaluation of a page: intervals, normalised values, differences and diagnostics; as JSON and tags."""
 
+import dataclasses
 import json
 import math
 from dataclasses import astuple, replace
@@ -109,9 +110,11 @@ def test_metrics_have_figures_of_their_own_however_many_are_worked_on_together(m
 
 def test_late_rows_are_left_out() -> None:
     page = bandit_page([1.0] * 12, episode=[0] * 3 + [1] * 4 + [2] * 5)
-    rows, beyond = limit(page, EvaluationConfig(max_horizon=3))
+    page = dataclasses.replace(page, number=torch.arange(12))
+    limited, beyond = limit(page, EvaluationConfig(max_horizon=3))
+    assert limited.number is not None
     # rows 4 of episode 1, and 4 and 5 of episode 2 are beyond the horizon
-    assert (rows.tolist(), beyond) == ([0, 1, 2, 3, 4, 5, 7, 8, 9], 3)
+    assert (limited.number.tolist(), beyond) == ([0, 1, 2, 3, 4, 5, 7, 8, 9], 3)
     assert len(limit(page, EvaluationConfig())[0]) == 12
 
 

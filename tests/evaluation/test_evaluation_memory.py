@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from oracles.pages import bandit_page
 
-from reagent_lite.evaluation.cpe import sums_of_rows
+from reagent_lite.evaluation.cpe import sums_of_page
 
 # 15 episodes of 10 000 rows, three outcomes, 95 MB: sums by step of 256 resamples at once would be 140 MB
 LONG = """
@@ -25,7 +24,7 @@ print(json.dumps(estimators.peak(dataclasses.replace(page, episode=torch.arange(
 
 def test_one_long_episode_does_not_pad_the_others():
     page = bandit_page([0.0] * 4000, episode=np.repeat(np.arange(2501), [1] * 1500 + [500] + [2] * 1000).tolist())
-    sums = sums_of_rows(page, torch.arange(len(page)), 0.9)
+    sums = sums_of_page(page, 0.9)
     stored = sum(tensor.numel() for group in sums.groups for tensor in (group.sums, group.weights, group.steps))
     # three numbers a row and 14 an episode; a table of 2501 x 500 would be 3.7 million
     assert stored < 1.25 * (3 * len(page) + 14 * 2501)

@@ -13,7 +13,7 @@ import torch
 
 import reagent_lite
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.errors import ConfigError, DataError
+from reagent_lite.errors import DataError
 from reagent_lite.evaluation.cpe import CPEResult, evaluate_page, missing_estimates
 from reagent_lite.evaluation.page import EvaluationPage
 
@@ -205,12 +205,61 @@ def test_faults_of_weights(tmp_path: Path, change: dict[str, object], message: s
         reagent_lite.evaluate("column:wanted", part.assign(**change), config=config)
 
 
-def test_training_refuses_weights(tmp_path: Path) -> None:
-    _, part = log_of_clicks(40)
-    data = {"columns": {**COLUMNS, "weight": "stands_for"}}
-    config = {"data": data, "actions": ["a", "b"], "model_output_path": str(tmp_path / "model")}
-    with pytest.raises(ConfigError, match=r"data\.columns\.weight.*Drop it here and name it in columns\.weight"):
-        reagent_lite.train(config, part)
+def _values(folder: Path, log: pd.DataFrame, algorithm: str, **columns: str) -> np.ndarray:
+    """Returns the values of a model after one step on all rows at once, or of the fitted reward model."""
+    config = {
+        "actions": ["a", "b"], "model_output_path": str(folder), "use_gpu": False,
+        "data": {"columns": {**COLUMNS, **columns}, "training_copy_dir": str(folder / "copy")},
+        "norm_params": {"feature_overrides": {"x": "DO_NOT_PREPROCESS"}},
+        "evaluation": {"bootstrap_resamples": 100, "learn_from_scored": True, "final_fit_passes": 1},
+        "algorithm": algorithm, "epochs": 1,
+    }  # fmt: skip
+    if algorithm == "boosting":
+        config["rl"] = {"gamma": 0}
+    else:
+        config["training"] = {
+            "layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": len(log),
+            "optimizer": "SGD", "learning_rate": 0.1,
+        }  # fmt: skip
+    model = reagent_lite.load_bundle(reagent_lite.train(config, log).model)
+    return model.predict_rows([{"x": value} for value in np.linspace(0, 1, 5)]).q
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "crr", "boosting"])
+def test_a_policy_learns_from_a_row_of_weight_2_as_from_two(tmp_path: Path, algorithm: str) -> None:
+    _, part = log_of_clicks(600)
+    repeated = part.loc[part.index.repeat(part.stands_for)].reset_index(drop=True)
+    weighted = _values(tmp_path / "weighted", part, algorithm, weight="stands_for")
+    expected = _values(tmp_path / "repeated", repeated, algorithm)
+    alike = _values(tmp_path / "alike", part, algorithm)
+    tolerance = 0.03 if algorithm == "boosting" else 1e-5  # folds are divided by row
+    np.testing.assert_allclose(weighted, expected, atol=tolerance)
+    assert np.abs(alike - expected).max() > 3 * tolerance
+    document = json.loads((tmp_path / "weighted/model/evaluation.json").read_text())
+    overlap = document["cpe"]["overlap"]
+    assert 0.5 * overlap["num_rows"] < overlap["effective_sample"] < 0.95 * overlap["num_rows"]
+
+
+def test_weights_go_through_a_written_timeline(tmp_path: Path) -> None:
+    """Sessions of two rows; transitions are read again for their weights."""
+    _, part = log_of_clicks(300)
+    row = np.arange(len(part))
+    log = part.assign(session=[f"s{number // 2}" for number in row], number=row % 2, stands_for=1 + row // 2 % 3)
+    config = {
+        "actions": ["a", "b"], "model_output_path": str(tmp_path / "out"), "use_gpu": False,
+        "data": {
+            "columns": {**COLUMNS, "mdp_id": "session", "sequence_number": "number", "weight": "stands_for"},
+            "training_copy_dir": str(tmp_path / "copy"),
+        },
+        "timeline": {"outputTableName": str(tmp_path / "paired"), "addTerminalStateRow": True},
+        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
+        "evaluation": {"bootstrap_resamples": 100, "held_out_share": 0.99, "learn_from_scored": True},
+    }  # fmt: skip
+    model = Path(reagent_lite.train(config, log).model)
+    overlap = json.loads((model / "evaluation.json").read_text())["cpe"]["overlap"]
+    weight = log.stands_for.groupby(log.session).first()
+    exact = 2 * weight.sum() ** 2 / (weight**2).sum()
+    assert overlap["effective_sample"] == pytest.approx(exact, rel=0.05)  # a hundredth of the sessions is not scored
 
 
 def test_inspect_says_what_a_column_of_weights_is_for() -> None:

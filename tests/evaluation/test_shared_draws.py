@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,19 @@ from oracles.shared_draws import SharedDraws as Log
 
 import reagent_lite
 from reagent_lite.errors import DataError
-from reagent_lite.evaluation.shared_draws import SharedDraws, shared_draws
+from reagent_lite.evaluation.cpe import find_shared_draws, repeats_of
+from reagent_lite.evaluation.shared_draws import SharedDraws, is_sorted, shared_draws
 
 RNG = np.random.default_rng(0)
 
 
-def found(weight: np.ndarray, unit: np.ndarray, *columns: np.ndarray, context: np.ndarray | None = None) -> SharedDraws:
-    weights, units, *by = (torch.from_numpy(values) for values in (weight, unit, *columns))
-    rows = torch.arange(len(weights))
-    return shared_draws(weights, rows, units, None if context is None else torch.from_numpy(context), tuple(by))
+def found(
+    weight: np.ndarray, unit: np.ndarray, column: np.ndarray | None = None, context: np.ndarray | None = None
+) -> SharedDraws:
+    rows = torch.arange(len(weight))
+    contexts = None if context is None else torch.from_numpy(context)
+    ordered = column is not None and is_sorted(torch.from_numpy(column), rows)
+    return shared_draws(torch.from_numpy(weight) - 1, rows, torch.from_numpy(unit), contexts, is_sorted=ordered)
 
 
 def weights(draws: int, rows: int, shape: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -56,17 +61,31 @@ def test_a_file_that_is_sorted_by_an_action_has_no_shared_draws() -> None:
     rows = np.arange(3000)
     assert found(weight, rows).between
     assert not found(weight, rows, action).between
+    assert not found(weight, rows, action, context=rows % 5).between
+    assert found(weight, rows, np.roll(action, 1)).between
 
 
-@pytest.mark.parametrize("kind", ["independent", "adaptive", "drift", "context"])
-def test_nothing_is_found_in_honest_logs(kind: str) -> None:
-    logs = [Log(kind=kind, units=150, rows=10, actions=3).draw(np.random.default_rng(seed)) for seed in range(20)]
-    alarms = [
-        found(log.page.weight.numpy(), np.arange(len(log.page)), context=log.features.context(log.page.number.numpy()))
-        for log in logs
-        if log.features is not None and log.page.number is not None
-    ]
-    assert alarms == [SharedDraws()] * 20
+@pytest.mark.parametrize("actions", [2, 5])
+@pytest.mark.parametrize("kind", ["independent", "adaptive", "drift", "context", "hour", "interleaved"])
+def test_shared_draws_of_whole_logs_are_found(kind: str, actions: int) -> None:
+    """The policy follows features of rows: in an hour its mean weight may be 1 for every action."""
+    for seed in range(10):
+        log = Log(kind=kind, units=60, rows=20, actions=actions).draw(np.random.default_rng(seed))
+        shared = find_shared_draws(log.page, log.features)
+        assert shared == SharedDraws(between=kind in ("hour", "interleaved"))
+
+
+def test_repeats_of_impossible_actions_do_not_count() -> None:
+    """Weights of the policy that repeats: 1 / p - 1 for an equal action, -1 for another, 0 if it is not possible."""
+    log = Log(kind="independent", units=4, rows=1).draw(np.random.default_rng(0))
+    page = replace(
+        log.page,
+        action=torch.tensor([0, 0, 1, 1]),
+        propensity=torch.tensor([0.5, 0.25, 0.5, 0.75]).double(),
+        mask=torch.tensor([[True, True], [True, True], [False, True], [True, True]]),
+    )
+    differences = repeats_of(page, torch.arange(4))(torch.tensor([0, 1, 2, 0]), torch.tensor([1, 2, 3, 3]))
+    assert differences.tolist() == pytest.approx([3.0, 0.0, 1 / 3, -1.0])
 
 
 def log_of_users(users: int = 300, rows: int = 6) -> pd.DataFrame:

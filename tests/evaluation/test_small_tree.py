@@ -70,12 +70,11 @@ def test_a_tree_of_several_targets_divides_at_the_true_limits() -> None:
     }
     leaf = tree.leaf_of(values)
     assert [len(set(action[leaf == number])) for number in range(4)] == [1] * 4
-    # in whole numbers, though LightGBM's limits are between two ages
     assert tree.leaf_of(np.array([[45, 0, 0, 1], [46, 0, 0, 1]], np.float32)).tolist() != [0, 0]
 
 
 def test_absent_values_are_split_from_numbers_of_any_size() -> None:
-    """In the part with numbers up to 3 only, LightGBM's limit lies at larger numbers of other parts."""
+    """In each part numbers differ, and absent values are as many."""
     rng = np.random.default_rng(0)
     number = rng.integers(0, 2, 4000)
     score = np.where(number == 1, rng.integers(4, 9, 4000), rng.integers(1, 4, 4000)).astype(np.float32)

@@ -67,6 +67,11 @@ class SharedDraws:
         row = np.arange(count)
         columns = [pi[row, action], mu[row, action], reward, np.zeros(count), np.zeros(count), np.zeros(count)]
         page = page_of(*(column[:, None] for column in columns))
+        nothing = torch.zeros(count, self.actions, 1, dtype=torch.float64)
+        page = replace(
+            page, action=torch.from_numpy(action), mask=torch.ones(count, self.actions, dtype=torch.bool),
+            model_propensities=torch.from_numpy(pi), reward_model=nothing, q_values=nothing,
+        )  # fmt: skip
         names = torch.from_numpy(unit)
         exact = self._mean()
         return LogOfRegime(

@@ -140,9 +140,9 @@ class LoggedRows:
         return replace(self, scalars=scalars)
 
     def with_sample_weight(self, weight: NDArray[np.float64]) -> "LoggedRows":
-        """Returns the same rows with shares in the loss in proportion to weights, [R]."""
+        """Returns the same rows with shares in the loss times weights, [R], which are 1 on average."""
         factor = torch.ones(len(self.scalars))
-        factor[: len(weight)] = torch.from_numpy(weight / weight.mean()).float()
+        factor[: len(weight)] = torch.from_numpy(weight).float()
         return replace(self, sample_weight=factor.to(self.scalars.device))
 
     @property
