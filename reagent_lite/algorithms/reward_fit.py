@@ -1,7 +1,7 @@
 """Fits a reward model to decisions: a linear model shrunk towards what actions share, products of features, and trees.
 
 1 shared     score ~ 1 + state (+ candidate)
-2 own        what is missing ~ 1 + state, for each action; or state x candidate
+2 own        what is missing ~ 1 + state, for each action; or state x candidate; for actions also without 1
 3 products   what is missing ~ pairs of features of the state, shared and for each action; or of the candidate
 4 trees      what 1 and 2 leave ~ state, for each action; or state and candidate
 
@@ -233,6 +233,10 @@ class Target:
             return residual, curvature
         return residual, self.weighted(torch.ones_like(residual) if curvature is None else curvature, numbers)
 
+    def total_unseen(self, scores: Tensor) -> float:
+        """Returns the sum of the losses of all rows by fits that have not seen them, for scores [FOLDS + 1, n]."""
+        return float(self.losses(self.predict_unseen(scores)).sum())
+
     def error(self, scores: Tensor) -> float:
         """Returns the mean squared error of scores [n], in units of rewards."""
         return self.span**2 * _weighted_mean((self.value - self.loss.expected(scores)).square(), self.weight)
@@ -291,9 +295,9 @@ def _fit_linear(model: RewardModel, rows: RewardRows, target: Target) -> Tensor:
     inputs = rows.inputs.double()
     x = torch.cat((torch.ones(len(inputs), 1, dtype=torch.float64), inputs), 1)
     constants = target.constants()
-    scores = constants.unsqueeze(1).expand(-1, len(inputs))
+    start = constants.unsqueeze(1).expand(-1, len(inputs))
     every = [torch.arange(len(inputs))]
-    (shared,), scores = _fit_terms(x, every, target, scores, free=1)
+    (shared,), scores = _fit_terms(x, every, target, start, free=1)
     shared[0] += constants[-1]
     if isinstance(model, CandidateRewards):
         width = rows.state.shape[1]
@@ -305,10 +309,16 @@ def _fit_linear(model: RewardModel, rows: RewardRows, target: Target) -> Tensor:
             model.pair_weight.copy_(pair_weights.view(width, -1).T)
         return scores
     assert isinstance(model, ActionRewards)
-    of_action, scores = _fit_terms(x, _by_action(rows, model.outputs), target, scores)
+    by_action = _by_action(rows, model.outputs)
+    of_action, with_both = _fit_terms(x, by_action, target, scores)
+    alone, with_own = _fit_terms(x, by_action, target, start)
+    if target.total_unseen(with_own) < target.total_unseen(with_both):
+        model.bias.copy_(constants[-1] + alone[:, 0])
+        model.weight.copy_(alone[:, 1:])
+        return with_own
     model.bias.copy_(shared[0] + of_action[:, 0])
     model.weight.copy_(shared[1:] + of_action[:, 1:])
-    return scores
+    return with_both
 
 
 def num_pairs(candidate_features: int, state_features: int) -> int:
