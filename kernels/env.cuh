@@ -1,5 +1,5 @@
 // Compiles one environment, which ENVIRONMENT_FILE defines as scalar code, to entry points for many on a CPU or a GPU.
-// README.md documents what such a file defines. The order matters: the file uses language.cuh, and all headers after
+// docs/environments.md documents what such a file defines. The order matters: the file uses language.cuh, and all headers after
 // the file use its definitions.
 //
 // Entry points, the same on CPU and GPU: env_reset, env_step, env_observe, env_act, env_describe, env_description.

@@ -28,7 +28,7 @@ AnyConfig = TypeVar("AnyConfig", bound=Section)
 _OPEN_FILES = 128  # a small run has 40 open; held-out data, candidates and peers need more
 
 _EPILOG = """\
-all keys of the config: configs/REFERENCE.md, or --print_schema
+all keys of the config: docs/reference.md, or --print_schema
 
 exit codes:
   {codes}

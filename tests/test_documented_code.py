@@ -89,7 +89,7 @@ def test_the_search_leaves_hopeless_trials(tmp_path: Path, monkeypatch: pytest.M
     second_is_hopeless = Mock(spec=optuna.pruners.BasePruner, prune=lambda study, trial: trial.number == 1)
     search = partial(optuna.create_study, sampler=optuna.samplers.RandomSampler(seed=0), pruner=second_is_hopeless)
     monkeypatch.setattr(optuna, "create_study", search)
-    (code,) = re.findall(r"```python\n(import optuna.+?)```", (ROOT / "configs/README.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(import optuna.+?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL)
     config = tmp_path / "configs" / "cartpole" / "online.json"
     config.parent.mkdir(parents=True)
     config.write_text(
@@ -98,7 +98,7 @@ def test_the_search_leaves_hopeless_trials(tmp_path: Path, monkeypatch: pytest.M
         ' "epsilon_end": 0.1, "num_evaluations": 2, "evaluation_episodes": 4}, "training": {"minibatch_size": 32}}'
     )
     monkeypatch.chdir(tmp_path)
-    exec(compile(code.replace("n_trials=20", "n_trials=3"), "configs/README.md", "exec"), names := {})
+    exec(compile(code.replace("n_trials=20", "n_trials=3"), "docs/training.md", "exec"), names := {})
     trials = names["study"].trials
     assert [(trial.state.name, len(trial.intermediate_values)) for trial in trials] == [
         ("COMPLETE", 2), ("PRUNED", 1), ("COMPLETE", 2),

@@ -260,7 +260,7 @@ def _problems(
 
 
 def _type_of(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    """Returns the type of a value in the words of configs/REFERENCE.md."""
+    """Returns the type of a value in the words of docs/reference.md."""
     schema = model.model_json_schema()
     value = schema
     for part in location:

@@ -1,4 +1,4 @@
-"""The reference of all keys as a page: python -m reagent_lite.config.reference > configs/REFERENCE.md."""
+"""The reference of all keys as a page: python -m reagent_lite.config.reference > docs/reference.md."""
 
 import json
 from typing import Any, Final
@@ -34,9 +34,9 @@ _WORKFLOWS: Final[dict[str, type[Section]]] = {
 _HEAD: Final = """\
 # All keys
 
-Written by `python -m reagent_lite.config.reference > configs/REFERENCE.md` from the classes that check configs. Set a
+Written by `python -m reagent_lite.config.reference > docs/reference.md` from the classes that check configs. Set a
 key of a section by `--set section.key=value`. An empty default is empty text; such a key is required unless its meaning
-says what happens without it. [DATA.md](DATA.md) explains data and stages.
+says what happens without it. [Your own data](data.md) explains data and stages.
 """
 
 

@@ -245,7 +245,7 @@ def _choose_validation(
 ) -> NDArray[np.bool_] | None:
     """Returns the training episodes for validation, [episodes]; None if there are none. Every rank calls it.
 
-    Warns if the log cannot tell which epoch is the best; run/README.md has the reasons.
+    Warns if the log cannot tell which epoch is the best; docs/training.md has the reasons.
     """
     if not config.checkpoint.keep_best or config.simulated_share:
         return None

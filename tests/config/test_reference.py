@@ -6,6 +6,6 @@ from reagent_lite.config.reference import reference
 
 
 def test_the_page_is_current() -> None:
-    assert (ROOT / "configs/REFERENCE.md").read_text() == reference(), (
-        "run python -m reagent_lite.config.reference > configs/REFERENCE.md"
+    assert (ROOT / "docs/reference.md").read_text() == reference(), (
+        "run python -m reagent_lite.config.reference > docs/reference.md"
     )

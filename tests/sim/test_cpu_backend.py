@@ -326,7 +326,7 @@ def test_parts_of_a_key_do_not_run_into_each_other() -> None:
 
 
 def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
-    example = (KERNELS / "README.md").read_text().split("```c++\n")[1].split("```")[0]
+    example = (ROOT / "docs/environments.md").read_text().split("```c++\n")[1].split("```")[0]
     env = environments(written(tmp_path, example, "walk.cuh"), 3, parameters={"slip": 0.0})
     env.field("cell").fill_(3)
     take(env, 1, 1, 1, observation=[[pytest.approx(4 / 5)]] * 3)

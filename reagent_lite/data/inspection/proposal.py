@@ -220,7 +220,7 @@ class _Proposal:
                 self._drop(
                     EPISODE_COLUMNS,
                     f"rows of one {ids.name} are not known to depend on each other, so each is a decision of its own; "
-                    "if their rewards resemble each other, keep mdp_id with rl.gamma 0, see DATA.md",
+                    "if their rewards resemble each other, keep mdp_id with rl.gamma 0, see docs/data.md",
                 )
         kept = {name for name in EPISODE_COLUMNS if name in self.fields}
         ends = {"terminal", "next_action", "possible_next_actions"} & kept

@@ -39,7 +39,7 @@ from reagent_lite.data.rows.maps import match, offered_items, read_candidate_fea
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import Problem, join_names, raise_any, suggest_nearest
 
-_OTHER_NAME = "If the log has other names, or a column per feature, give them as `columns`: configs/DATA.md"
+_OTHER_NAME = "If the log has other names, or a column per feature, give them as `columns`: docs/data.md"
 PROPENSITIES = tuple(name for name, column in COLUMNS.items() if "action_probability" in (name, column.alias_of))
 """The two names of the column of propensities; if a log has both, their values must be equal."""
 TODO_NAMES = (

@@ -149,7 +149,7 @@ def test_rows_without_a_name_are_known_by_position(tmp_path: Path) -> None:
     ("logged", "words"),
     [
         ({"state_feature": {"0": 1}, "action": "a"}, "Nearest column: 'state_feature'"),
-        ({"stress": 1.0, "action": {"0": 1}}, "give them as `columns`: configs/DATA.md"),
+        ({"stress": 1.0, "action": {"0": 1}}, "give them as `columns`: docs/data.md"),
         (row(0), r"an object \{id: number\} in action"),
     ],
 )
