@@ -138,3 +138,11 @@ def test_pages_name_what_there_is() -> None:
         if name not in names
     ]
     assert (dead, unknown) == ([], [])
+
+
+def test_the_guides_build_as_a_site(tmp_path: Path) -> None:
+    """Strictly: every page is in the navigation, and every link and anchor between pages leads somewhere."""
+    pytest.importorskip("mkdocs")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    subprocess.run(build, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    assert (tmp_path / "site/index.html").is_file()

@@ -66,6 +66,9 @@ def read_log(log: Log, columns: Columns | None = None) -> pa.Table:
         log: path of a file or a folder in any format, URL, or frame of pandas, polars or Arrow.
         columns: the log's own names for columns of the contract.
 
+    Returns:
+        the table, with the standard columns of a log.
+
     Raises:
         ConfigError: `columns` has unknown fields or impossible names.
         DataError: faults of the data, with file and line.

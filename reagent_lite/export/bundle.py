@@ -250,6 +250,9 @@ class Bundle:
                 NaN where missing, a frame, or a list of ids of items; K is the longest list. Absent: all items, in the
                 order of `items.ids`.
 
+        Returns:
+            values, propensities and the greedy choice of each row.
+
         Raises:
             BundleError: a wrong shape or type, or infinity.
         """
@@ -394,6 +397,9 @@ def load_bundle(path: str | os.PathLike[str], *, threads: int = 0) -> Bundle:
     Args:
         path: the folder that contains manifest.json.
         threads: number of threads of one prediction; 0: one per core.
+
+    Returns:
+        the model, which predicts and acts.
 
     Raises:
         BundleError: a file is missing, unlisted or altered, the manifest describes no model, or onnxruntime cannot read

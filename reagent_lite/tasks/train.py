@@ -10,10 +10,11 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reagent_lite.cli import Command, add_node_index, config_of, message_of, options_of, parser_of, run_guarded
-from reagent_lite.config import WorkflowConfig, expand_config
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, expand_config, has_named_actions
 from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group, ProcessRanks, join_group
 from reagent_lite.distributed.launcher import Processes, choose_processes, launch
@@ -30,6 +31,8 @@ from reagent_lite.training.stop import StopSignal
 
 if TYPE_CHECKING:
     from reagent_lite.run.roles.collect import Collected
+
+WORKFLOWS: dict[str, type[WorkflowConfig]] = {"dqn": DqnConfig, "parametric_dqn": ParametricDqnConfig}
 
 
 def main(module: str, model: type[WorkflowConfig], example: str, arguments: list[str] | None = None) -> int:
@@ -68,6 +71,16 @@ def main(module: str, model: type[WorkflowConfig], example: str, arguments: list
     parser.add_argument("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)
     options = options_of(parser, arguments)
     return run_guarded(command, options, lambda: _report(lambda: _run(command, options, arguments)))
+
+
+def choose_workflow(path: str, overrides: list[str]) -> str:
+    """Returns the workflow of a config file."""
+    try:
+        tree = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        named = has_named_actions(tree, (override.partition("=")[0] for override in overrides))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return "dqn"  # load_config reports what is wrong with the file
+    return "dqn" if named else "parametric_dqn"
 
 
 def _report(run: Callable[[], int]) -> int:

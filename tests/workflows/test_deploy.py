@@ -191,7 +191,7 @@ def test_alerts_and_their_metrics(tmp_path: Path) -> None:
         re.sub("_(total|bucket)$", "", name) for rule in alerts.values() for name in re.findall(r"reagent_\w+", rule)
     }
     assert used == metrics
-    readme = (ROOT / "docs/clusters.md").read_text()
+    readme = (ROOT / "docs/serving.md").read_text()
     assert {re.sub("_total$", "", name) for name in re.findall(r"^\| `(reagent_\w+)", readme, re.MULTILINE)} == metrics
     assert all(f" {alert}" in readme for alert in alerts)
 
