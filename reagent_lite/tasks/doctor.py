@@ -54,7 +54,7 @@ def _of_this_machine(config: WorkflowConfig, flag: int | None) -> tuple[Workflow
     index_source = given_by if flag is None else "--node_index"
     count_source = "the JSON" if config.num_nodes == node.count else "the scheduler's variable"
     source = f"node {node.index} by {index_source}, of {node.count} by {count_source}"
-    config = config.model_copy(update={"node_index": node.index, "num_nodes": node.count})
+    config = config.on_node(node.index, node.count)
     return config, node, source if node.count > 1 else "one machine"
 
 

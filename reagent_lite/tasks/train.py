@@ -102,7 +102,7 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
     config = config_of(command, options)
     index = config.node_index if options.node_index is None else options.node_index
     node = find_node(index=index, count=config.num_nodes, environment=os.environ)
-    config = config.model_copy(update={"node_index": node.index, "num_nodes": node.count})
+    config = config.on_node(node.index, node.count)
     processes = choose_processes(config)
     ranks = ProcessRanks.read()
     if ranks is None and node.count > 1:
