@@ -82,6 +82,11 @@ def expand_config(config: Section) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
+def changed_keys(config: Section) -> dict[str, Any]:
+    """Returns the keys whose values are not the fields' own defaults, as JSON types."""
+    return config.model_dump(mode="json", exclude_defaults=True)
+
+
 def leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Returns the values of a resolved config by keys such as "rl.gamma"."""
     values: dict[str, Any] = {}

@@ -485,13 +485,10 @@ class WorkflowConfig(AlgorithmConfig):
         return 3 if self.checkpoint.periodic else 0
 
     def on_node(self, index: int | None, count: int) -> Self:
-        """Returns the config for machine `index` of `count`; with the defaults of 2026 several machines save regularly."""
+        """Returns the config of machine `index` of `count`; with defaults 2026 several machines save regularly."""
         changes: dict[str, Any] = {"node_index": index, "num_nodes": count}
-        if (
-            self.defaults == "2026"
-            and count > 1
-            and not {"every_steps", "every_minutes"} & self.checkpoint.model_fields_set
-        ):
+        is_given = {"every_steps", "every_minutes"} & self.checkpoint.model_fields_set
+        if self.defaults == "2026" and count > 1 and not is_given:
             changes["checkpoint"] = self.checkpoint.model_copy(update={"every_minutes": CHECKPOINT_MINUTES})
         return self.model_copy(update=changes)
 

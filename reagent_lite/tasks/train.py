@@ -13,8 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reagent_lite.cli import Command, add_node_index, config_of, message_of, options_of, parser_of, run_guarded
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, expand_config, has_named_actions
+from reagent_lite.cli import (
+    Command,
+    add_node_index,
+    config_of,
+    message_of,
+    options_of,
+    parser_of,
+    print_config,
+    run_guarded,
+)
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, has_named_actions
 from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group, ProcessRanks, join_group
 from reagent_lite.distributed.launcher import Processes, choose_processes, launch
@@ -108,7 +117,7 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
     if ranks is None and node.count > 1:
         meeting_place(config.init_method, config.rendezvous, node.count)
     if options.dry_run:
-        _describe(config, processes)
+        _describe(config, processes, options)
         return 0
     if ranks is None and processes.count * node.count > 1:
         _log_choice(processes)
@@ -148,15 +157,15 @@ def _collect(config: WorkflowConfig, group: Group) -> "Collected":
     return collect(config, group)
 
 
-def _describe(config: WorkflowConfig, processes: Processes) -> None:
-    _log_choice(processes)
+def _describe(config: WorkflowConfig, processes: Processes, options: argparse.Namespace) -> None:
     discounts = require_first_rows(config)
     run = dry_run(config, processes)
+    print_config(run.config, options)
+    _log_choice(processes)
     for line in (*lines_of(run), *discounts.lines):
         logger.info(line)
     for trouble in (*warnings_of(run), *discounts.warnings):
         logger.warning(trouble)
-    print(json.dumps(expand_config(run.config), indent=2))
 
 
 def _log_choice(processes: Processes) -> None:

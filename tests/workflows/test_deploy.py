@@ -37,7 +37,7 @@ def planned(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[s
 def serving(arguments: list[str], trainer: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Returns the resolved config of a server's arguments, which serves what the trainer's arguments train."""
     module, *rest = arguments
-    assert (module, main_alone(serve.COMMAND, serve.serve, [*rest, "--dry_run"])) == (serve.COMMAND.module, 0)
+    assert (module, main_alone(serve.COMMAND, serve.serve, [*rest, "--dry_run=all"])) == (serve.COMMAND.module, 0)
     config: dict[str, Any] = json.loads(capsys.readouterr().out)
     (trained_to,) = (word.rpartition("=")[2] for word in trainer if "model_output_path" in word)
     assert (config["model"], config["host"]) == (f"{trained_to}/model", "0.0.0.0")  # with tokens, or --no_token
