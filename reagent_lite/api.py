@@ -150,7 +150,7 @@ def inspect(
     Args:
         data: a path, or a frame of pandas, polars or Arrow.
         rows: number of rows to read.
-        columns: the log's own names for columns of the contract, as far as they are known.
+        columns: the log's own names for standard columns, as far as they are known.
         items: table of the items that actions name by id.
         item_id: the column of that table that has the ids.
 

@@ -216,7 +216,7 @@ def test_a_notebook_shows_the_decision_and_then_figures_with_their_intervals() -
     [
         ([], 0, "  score           Score rows with an exported model\n"),
         (["tran"], 2, "unknown command tran; did you mean train?"),
-        (["dqn", "--config", "nowhere.json"], 2, "nowhere.json: expected a readable JSON file"),
+        (["dqn", "--config", "nowhere.json"], 2, "nowhere.json: no such file"),
         (["dqn", "x.json"], 2, "unrecognized arguments: x.json. Did you mean --config x.json?"),
         (["timeline", "x.json", "y"], 2, "unrecognized arguments: x.json y. Did you mean --config x.json?"),
         (["timeline", "--print_schema"], 0, '"inputTableName"'),

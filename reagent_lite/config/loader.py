@@ -147,7 +147,9 @@ def _read(path: str) -> tuple[dict[str, Any], list[Problem]]:
             near = suggest_nearest(
                 path, [str(candidate) for candidate in file.parent.glob("*.json")], "Did you mean {}?"
             )
-        raise ConfigError(Problem(path, "a readable JSON file", reason, near)) from error
+        if isinstance(error, FileNotFoundError):
+            raise ConfigError(Problem.stating(path, "no such file", near)) from error
+        raise ConfigError(Problem(path, "a readable JSON file", reason)) from error
     problems: list[Problem] = []
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@
 | probability_current, probability_new | both policies' probabilities of the action |
 | decided | time of the decision, microseconds since 1970 or a timestamp |
 
-The other columns are the contract's: mdp_id, reward, metrics, terminal, truncated, action_probability.
+The other columns are the standard ones: mdp_id, reward, metrics, terminal, truncated, action_probability.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ ItemId = str | int
 ChoiceKind = Literal["named actions", "candidates", "items"]
 """Kind of a model's choices; items are candidates with ids, and a table has their features."""
 ColumnNames = dict[str, Any]
-"""{field of the contract: name of the log's column, or of one column per feature}, as data.columns of the config."""
+"""{standard column: name of the log's column, or of one column per feature}, as data.columns of the config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Bundle:
         action_names: names of the actions; empty with candidates.
         policy: the policy behind the propensities: {"kind": "softmax", "temperature": ...} or
             {"kind": "epsilon_greedy", "epsilon": ...}; epsilon 0 is greedy.
-        columns: names of contract columns in its training log, data.columns of its config.
+        columns: names of standard columns in its training log, data.columns of its config.
         raw: {"state" or "action": columns of its training log whose values are read from their texts}; `states`,
             `candidates` and frames take them in place of the features that they have.
         levels: {"state" or "action": {feature id: its levels}} of the features whose values are texts.

@@ -34,8 +34,7 @@ def test_keys_that_only_files_of_2019_have_are_accepted_and_not_shown() -> None:
     assert "cnn_parameters" not in schema["$defs"]["TrainingConfig"]["properties"]
     assert "cnn_parameters" not in reference()
     tree = {"training_data_path": "d", "model_output_path": "o", "actions": ["a", "b"]}
-    assert check(DqnConfig, {**tree, "training": {"cnn_parameters": None}}) == check(
-        DqnConfig, {**tree, "training": {}}
-    )
-    with pytest.raises(ConfigError, match="training.cnn_parameters: expected its default"):
-        check(DqnConfig, {**tree, "training": {"cnn_parameters": {}}})
+    null, some = ({**tree, "training": {"cnn_parameters": value}} for value in (None, {}))
+    assert check(DqnConfig, null) == check(DqnConfig, tree)
+    with pytest.raises(ConfigError, match=r"training\.cnn_parameters: expected its default"):
+        check(DqnConfig, some)

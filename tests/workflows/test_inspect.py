@@ -156,7 +156,7 @@ def test_columns_of_csv_as_analysts_have_them(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert not absent(
         "\n".join(inspected.decide),
-        "price left out, texts that look like numbers",
+        "price left out, strings that look like numbers",
         "waiting_time left out, by their names they may be sequence_number",
     )
 

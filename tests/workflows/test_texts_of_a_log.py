@@ -54,7 +54,7 @@ def test_from_a_csv_with_texts_to_scores_and_an_evaluation(tmp_path: Path, run: 
     chosen = pd.read_csv(tmp_path / "scores.csv", keep_default_na=False)["action"]
     familiar = fresh["country"] != "Atlantis"
     assert (chosen[familiar] == fresh["country"][familiar].map(BEST)).all()
-    with pytest.raises(DataError, match=r"numbers\.csv:2: expected a text for feature country"):
+    with pytest.raises(DataError, match=r"numbers\.csv:2: expected a string for feature country"):
         score(check(ScoreConfig, {**keys, "data_path": str(tmp_path / "numbers.csv")}))
     log = {"model": str(model), "data_path": str(tmp_path / "fresh.parquet"), "evaluation": {"final_fit_passes": 1}}
     assert evaluate(check(EvaluateConfig, log)).rows > 0

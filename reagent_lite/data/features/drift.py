@@ -105,7 +105,9 @@ def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: D
         raise DataError(Problem(where, "data sets with at least one common feature", f"{ids[0]} against {ids[1]}"))
     raise_any(
         [
-            Problem(f"{where}: feature {feature}", "texts in both, or numbers in both", "texts in one of them alone")
+            Problem(
+                f"{where}: feature {feature}", "strings in both, or numbers in both", "strings in one of them alone"
+            )
             for feature in both
             if (feature in training.levels) != (feature in reference.levels)
             and training.features[feature].moments.count
@@ -127,9 +129,9 @@ def _feature_drift(
 ) -> FeatureDrift:
     texts = [feature_id in summary.levels for summary in (training, reference)]
     psi = ks = other = _UNKNOWN
-    if all(texts):
+    if all(strings):
         psi, other = _of_levels(training.levels[feature_id], reference.levels[feature_id])
-    elif not any(texts):
+    elif not any(strings):
         psi, ks, other = _of_numbers(feature_id, training, reference, settings)
     new = training.features[feature_id].moments
     old = reference.features[feature_id].moments
@@ -149,8 +151,8 @@ def _feature_drift(
         ks_by_chance=ks[1],
         present=present,
         reference_present=before,
-        mean=new.mean if new.count and not any(texts) else None,
-        reference_mean=old.mean if old.count and not any(texts) else None,
+        mean=new.mean if new.count and not any(strings) else None,
+        reference_mean=old.mean if old.count and not any(strings) else None,
         other=other[0],
         reference_other=other[1],
     )

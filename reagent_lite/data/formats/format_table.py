@@ -32,7 +32,7 @@ _REWARDS = ("reward", "rewards")
 def parsers_of(
     file: InputFile, number: int, position: Position, readers: Mapping[str, Reader] | None = None
 ) -> Generator[Callable[[], Block]]:
-    """Yields the functions that parse the blocks of a file, see Reader; columns get the contract's names."""
+    """Yields the functions that parse the blocks of a file, see Reader; columns get the standard names."""
     own_names = file.columns
     reader = (ALL_COLUMNS if own_names is not None else readers or READERS)[file.extension]
     for parse in reader(file, number, position):

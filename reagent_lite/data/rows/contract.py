@@ -241,7 +241,8 @@ class ActionRule:
     def __init__(self, actions: tuple[str, ...]) -> None:
         self._index = {name: index for index, name in enumerate(actions)}
         self._num = len(actions)
-        # "1", "01" or "1.0" as the name of another action than number 1: an index may mean either, so none is read
+        # "1", "01" or "1.0" as the name of another action than number 1: an integer is ambiguous then, so only names
+        # are accepted
         self._allows_indices = not any(
             _NUMBER.fullmatch(name) and index != float(name) < self._num for name, index in self._index.items()
         )
