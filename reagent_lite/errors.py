@@ -84,7 +84,7 @@ def pluralize(number: int, singular: str, plural: str = "") -> str:
 def join_names(names: Iterable[object]) -> str:
     """Returns names as text, "a, b"; after MAX_NAMES names the number of further ones, as in "and 714 more"."""
     texts = [str(name) for name in names]
-    more = f" and {len(strings) - MAX_NAMES:,} more" if len(strings) > MAX_NAMES else ""
+    more = f" and {len(texts) - MAX_NAMES:,} more" if len(texts) > MAX_NAMES else ""
     return f"{', '.join(texts[:MAX_NAMES])}{more}"
 
 

@@ -348,7 +348,7 @@ def with_model_schema(document: dict[str, Any], bundle: Bundle) -> dict[str, Any
             number = {"anyOf": [*schemas[name]["additionalProperties"]["anyOf"], {"type": "boolean"}]}
             properties = {str(feature): number for feature in ids}
             properties |= dict.fromkeys((raw.column for raw in bundle.raw[column]), _RAW_SCHEMA)
-            properties |= {feature: _text_schema(strings) for feature, texts in bundle.levels[column].items()}
+            properties |= {feature: _text_schema(texts) for feature, texts in bundle.levels[column].items()}
             schemas[name] |= {"properties": properties, "additionalProperties": False}
     # at least one feature has a value, as `_require_feature` checks
     schemas["StateFeatures"]["anyOf"] = [

@@ -118,7 +118,7 @@ def data_of(rows: list[Row], form: str) -> bytes:
     texts = [{name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in row.items()}
              for row in rows]  # fmt: skip
     if form == "csv":
-        return pd.DataFrame(strings).to_csv(index=False).encode()
+        return pd.DataFrame(texts).to_csv(index=False).encode()
     if form in ("struct.parquet", "text.parquet"):
         return pd.DataFrame(texts if form == "text.parquet" else rows).to_parquet()
     stream = io.BytesIO()

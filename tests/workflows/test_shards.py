@@ -176,7 +176,7 @@ def with_kind(value: Any, texts: str, number: str) -> Any:
     if isinstance(value, list):
         return [with_kind(candidate, texts, number) for candidate in value]
     code = crc32(json.dumps(value).encode())
-    more = {"kind": texts[code // 10 % len(strings)], number: float(code % 7)}
+    more = {"kind": texts[code // 10 % len(texts)], number: float(code % 7)}
     return {**value, **more} if isinstance(value, dict) and code % 10 else value
 
 

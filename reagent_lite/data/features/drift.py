@@ -129,9 +129,9 @@ def _feature_drift(
 ) -> FeatureDrift:
     texts = [feature_id in summary.levels for summary in (training, reference)]
     psi = ks = other = _UNKNOWN
-    if all(strings):
+    if all(texts):
         psi, other = _of_levels(training.levels[feature_id], reference.levels[feature_id])
-    elif not any(strings):
+    elif not any(texts):
         psi, ks, other = _of_numbers(feature_id, training, reference, settings)
     new = training.features[feature_id].moments
     old = reference.features[feature_id].moments
@@ -151,8 +151,8 @@ def _feature_drift(
         ks_by_chance=ks[1],
         present=present,
         reference_present=before,
-        mean=new.mean if new.count and not any(strings) else None,
-        reference_mean=old.mean if old.count and not any(strings) else None,
+        mean=new.mean if new.count and not any(texts) else None,
+        reference_mean=old.mean if old.count and not any(texts) else None,
         other=other[0],
         reference_other=other[1],
     )

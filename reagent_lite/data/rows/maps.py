@@ -363,11 +363,11 @@ class _MapReading:
         long = np.array([*(len(text) > MOST_CHARACTERS for text in texts), False])
         expected = f"categories of at most {MOST_CHARACTERS} characters in {items.name}"
         items.fault(self.faults, long[number], expected, todo="Leave prose out of the features")
-        pairs, counts = np.unique(key[number >= 0] * len(strings) + number[number >= 0], return_counts=True)
+        pairs, counts = np.unique(key[number >= 0] * len(texts) + number[number >= 0], return_counts=True)
         for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
-            index, text = divmod(pair, len(strings))
+            index, text = divmod(pair, len(texts))
             self.levels.setdefault(names[index], {})[texts[text]] = count
-        return np.append(codes_of(strings), np.float32(np.nan))[number]
+        return np.append(codes_of(texts), np.float32(np.nan))[number]
 
     def _floats(self, items: Column, name: str) -> NDArray[np.float32]:
         label = f"{f'a number for {name!r}' if name else 'numbers'} in {items.name}"

@@ -68,7 +68,7 @@ NORM = "state_norm_data_path on node 1"
     ([FIRST, CANDIDATES, replace(SECOND, node=2, normalization={})], True,
      ["p on node 1", "p on node 1", "state_norm_data_path on node 2", "p on node 2"], "candidates with feat"),
     ([NONE, replace(NONE, node=1)], False, ["p"], "got none on any of 2"),
-    ([SECOND, replace(TEXTS, node=2)], False, ["p on node 1: feature 4"], "expected strings, as on node 2, got numbers"),
+    ([SECOND, replace(TEXTS, node=2)], False, ["p on node 1: feature 4"], "strings, as on node 2, got numbers"),
 ])  # fmt: skip
 def test_what_cannot_be_merged_is_refused_with_its_machine(
     summaries: list[CopySummary], replicas: bool, places: list[str], words: str

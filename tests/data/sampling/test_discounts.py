@@ -61,7 +61,7 @@ def test_integers_of_another_unit_are_refused(unit: str, tmp_path: Path) -> None
 def test_times_and_columns_of_time_are_refused(tmp_path: Path) -> None:
     texts = [f"2026-01-01T00:0{n}:00Z" for n in range(4)]
     with pytest.raises(DataError, match=r"such as 60000000.*60000000 for a minute"):
-        check(str(write_lines(tmp_path / "log.jsonl", events(strings))))
+        check(str(write_lines(tmp_path / "log.jsonl", events(texts))))
     for unit in MINUTE:
         table = pa.Table.from_pylist(events([MINUTE[unit] * n for n in range(4)]))
         times = table["sequence_number"].cast(pa.timestamp(unit))

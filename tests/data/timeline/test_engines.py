@@ -130,7 +130,7 @@ def test_both_make_the_same_files_of_features_that_are_texts(
         str(tmp_path / "local" / "train"), actions=None if parametric else NAMES, directory=str(tmp_path / "copies")
     )
     (texts,) = copy.levels["state"].values()
-    assert list(strings) == [f"ü {number}" for number in range(7)]
+    assert list(texts) == [f"ü {number}" for number in range(7)]
     assert [list(counts) for counts in copy.levels["action"].values()] == ([["x"]] if parametric else [])
 
 
