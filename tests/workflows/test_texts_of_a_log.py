@@ -142,5 +142,5 @@ def test_items_with_texts_in_the_log_the_model_and_a_newer_table(tmp_path: Path)
     assert np.mean(pays) > 0.9
     assert scored.other_values == {"kind": sum("i0" in names for names in possible)}
     table.assign(kind=np.arange(9) / 2).to_csv(tmp_path / "numbers.csv", index=False)
-    with pytest.raises(BundleError, match=r"numbers\.csv: kind: expected texts"):
+    with pytest.raises(BundleError, match=r"numbers\.csv: kind: expected strings"):
         score(check(ScoreConfig, {**keys, "items": str(tmp_path / "numbers.csv")}))
