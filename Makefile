@@ -1,6 +1,8 @@
-# make demo   virtual environment, install of what it needs, the main job on a log simulated here; ends with the model's path and scores
+# make demo   virtual environment, install of what it needs, a log of offers to a decision, and its truth
+# make cartpole  a policy learned from 30 000 random transitions of CartPole, played in simulation
 # make test   everything CI runs: format, lint, types, tests
 # make gpu    on a machine with a GPU: its tests and figures in less than ten minutes, to outputs/gpu.json
+# make docs   the guides as a site, every link checked: outputs/docs/index.html
 # make setup  .venv alone
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +13,7 @@ CUDA := $(shell command -v nvcc >/dev/null 2>&1 && command -v nvidia-smi >/dev/n
 # of the tests: two more than cores, as tests of several processes mostly wait; 4 at most
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) + 2))')
 
-.PHONY: setup demo test lint tests slow benchmark gpu clean
+.PHONY: setup demo cartpole test lint tests slow benchmark gpu docs clean
 
 setup: $(VENV)/.ready
 
@@ -27,6 +29,10 @@ $(VENV)/.ready: $(VENV)/.installed
 	@touch $@
 
 demo: $(VENV)/.installed
+	$(BIN)/python -m workflows.dqn --config configs/offers/dqn.json
+	$(BIN)/python configs/offers/shop.py play outputs/offers/model
+
+cartpole: $(VENV)/.installed
 	$(BIN)/python -m workflows.simulate --config configs/cartpole/simulate.json
 	$(BIN)/python -m workflows.dqn --config configs/cartpole/dqn.json --set simulation.pictures=true
 
@@ -50,6 +56,9 @@ benchmark: setup
 
 gpu: setup
 	$(BIN)/python -m tests.benchmarks.gpu outputs/gpu.json
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) outputs

@@ -25,22 +25,36 @@ if TYPE_CHECKING:
     from reagent_lite.config.evaluate_config import EvaluateConfig as EvaluateConfig
     from reagent_lite.config.score_config import ScoreConfig as ScoreConfig
     from reagent_lite.config.simulate_config import SimulateConfig as SimulateConfig
+    from reagent_lite.data.inspection.inspected import Inspected as Inspected
     from reagent_lite.data.tables import read_log as read_log
     from reagent_lite.errors import Preempted as Preempted
     from reagent_lite.errors import ReagentLiteError as ReagentLiteError
+    from reagent_lite.export import Bundle as Bundle
+    from reagent_lite.export import Prediction as Prediction
     from reagent_lite.export import load_bundle as load_bundle
+    from reagent_lite.run.output_folder import Outcome as Outcome
     from reagent_lite.run.runner import Callback as Callback
+    from reagent_lite.tasks.evaluate import Evaluated as Evaluated
+    from reagent_lite.tasks.rollout import ComparedPolicies as ComparedPolicies
+    from reagent_lite.tasks.simulate import SimulatedLog as SimulatedLog
 
 __version__ = "0.2.0"
 _MODULES = {
+    "Bundle": "export",
     "Callback": "run.runner",
+    "ComparedPolicies": "tasks.rollout",
     "DqnConfig": "config",
+    "Evaluated": "tasks.evaluate",
     "EvaluateConfig": "config.evaluate_config",
+    "Inspected": "data.inspection.inspected",
+    "Outcome": "run.output_folder",
     "ParametricDqnConfig": "config",
+    "Prediction": "export",
     "Preempted": "errors",
     "ReagentLiteError": "errors",
     "ScoreConfig": "config.score_config",
     "SimulateConfig": "config.simulate_config",
+    "SimulatedLog": "tasks.simulate",
     "compare": "api",
     "evaluate": "api",
     "inspect": "api",
@@ -62,11 +76,11 @@ def __getattr__(name: str) -> Any:
     if importlib.util.find_spec(".".join(module.split(".")[:2])) is None:
         todo = "Run: pip uninstall reagent-lite-bundle, then pip install 'reagent-lite[data]'"
         raise ImportError(f"{__name__}.{name}: reagent-lite-bundle only loads models. {todo}")
-    if name == "read_log":  # the only name whose module needs an extra
+    if name in ("read_log", "Inspected"):  # the only names whose modules need an extra
         from reagent_lite.errors import needing
 
         with needing("data", f"{__name__}.{name}"):
-            return importlib.import_module(module).read_log
+            return getattr(importlib.import_module(module), name)
     return getattr(importlib.import_module(module), name)
 
 

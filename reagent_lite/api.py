@@ -72,6 +72,9 @@ def train(
         items: table of the items that the logs name by id, in place of data.items.
         callback: called during the run.
 
+    Returns:
+        the result of the run: folder of the model, decision, scores, and `metrics` and `estimates` as frames.
+
     Raises:
         ReagentLiteError: the error of the command, with the same message.
         Preempted: Ctrl-C or another signal ended the run; the same call continues from the last checkpoint.
@@ -116,6 +119,9 @@ def evaluate(
         items: table of the items that the log names by id; absent: the model's own.
         config: further keys; an argument replaces its key, with a warning if they differ.
 
+    Returns:
+        the decision and all figures, with the frames named above.
+
     Raises:
         ReagentLiteError: the error of the command, with the same message.
     """
@@ -145,9 +151,12 @@ def inspect(
     Args:
         data: a path, or a frame of pandas, polars or Arrow.
         rows: number of rows to read.
-        columns: the log's own names for columns of the contract, as far as they are known.
+        columns: the log's own names for standard columns, as far as they are known.
         items: table of the items that actions name by id.
         item_id: the column of that table that has the ids.
+
+    Returns:
+        the description of each column, what is left to decide, and `config`, which is None if none could be written.
 
     Raises:
         ReagentLiteError: the log or the item table cannot be read.
@@ -164,6 +173,9 @@ def simulate(config: Source) -> simulation.SimulatedLog:
 
     Args:
         config: a SimulateConfig, a dict of the same keys, or the path of a JSON file.
+
+    Returns:
+        path and size of the log, and its mean return.
 
     Raises:
         ReagentLiteError: the error of the command, with the same message.
@@ -183,6 +195,9 @@ def score(model: Folder, data: Log, *, items: Log | None = None, config: Source 
         items: table of items in place of the model's own, such as a newer one.
         config: further keys of a ScoreConfig; an argument replaces its key, with a warning if they differ.
 
+    Returns:
+        the table, with a row for each row of the data and in its order.
+
     Raises:
         ReagentLiteError: the error of the command, with the same message.
     """
@@ -198,6 +213,9 @@ def rollout(log: Logs, *, config: Source | None = None) -> comparison.ComparedPo
     Args:
         log: the log: a path, a frame of pandas, polars or Arrow, or a list of several logs.
         config: further keys of a RolloutConfig; absent: those that the server recorded in the log, or the defaults.
+
+    Returns:
+        the comparison, with a sentence, and `history` as a frame.
 
     Raises:
         ReagentLiteError: the error of the command, with the same message.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from reagent_lite.config import expand_config, load_config
+from reagent_lite.config import changed_keys, expand_config, load_config
 from reagent_lite.config.section import Section
 from reagent_lite.console import logger, logging_to_stderr, outliving_terminal
 from reagent_lite.errors import ConfigError, Preempted, Problem, ReagentLiteError
@@ -94,6 +94,8 @@ def main_alone(
     work: Callable[[AnyConfig], "DataclassInstance"],
     arguments: list[str] | None = None,
     code_of: Callable[[Any], int] = lambda outcome: 0,
+    *,
+    check: Callable[[AnyConfig], object] | None = None,
 ) -> int:
     """Runs a workflow that is a single process, and returns its exit code.
 
@@ -102,6 +104,7 @@ def main_alone(
         work: runs the workflow; its result is printed as one JSON line.
         arguments: arguments of the command line; None: those of this process.
         code_of: returns the exit code of a result.
+        check: raises an error that the config alone does not show, such as a model that does not exist; for --dry_run.
     """
     options = options_of(parser_of(command), arguments)
 
@@ -110,7 +113,9 @@ def main_alone(
         overrides = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
         config = config_of(command, options, overrides)
         if options.dry_run:
-            print(json.dumps(expand_config(config), indent=2))
+            if check is not None:
+                check(config)
+            print_config(config, options)
             return 0
         with contextlib.redirect_stdout(sys.stderr), StopSignal(last=True) as stop:
             stop.standing = "no incomplete output is left; run the same command again"
@@ -119,6 +124,12 @@ def main_alone(
         return code_of(outcome)
 
     return run_guarded(command, options, body)
+
+
+def print_config(config: Section, options: argparse.Namespace) -> None:
+    """Prints the config that --dry_run asks for: the keys that are not defaults, or all."""
+    tree = expand_config(config) if options.dry_run == "all" else changed_keys(config)
+    print(json.dumps(tree, indent=2), flush=True)
 
 
 def fields_of_outcome(outcome: "DataclassInstance") -> dict[str, Any]:
@@ -192,7 +203,13 @@ def parser_of(command: Command[Any]) -> argparse.ArgumentParser:
         else:
             count = "+" if flag.several else None
             parser.add_argument(*names, dest=key, type=flag.read, metavar=metavar, help=text, nargs=count)
-    parser.add_argument("--dry_run", action="store_true", help="check the config, print it resolved, and stop")
+    parser.add_argument(
+        "--dry_run",
+        nargs="?",
+        const="changed",
+        choices=("changed", "all"),
+        help="check the config, print the keys that are not defaults (all: every key), and stop",
+    )
     parser.add_argument("--print_schema", action="store_true", help="print the JSON Schema of the config and stop")
     return parser
 

@@ -39,17 +39,30 @@ def printable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A fault at a boundary: a JSON key, a line of a file, a peer, a file of a bundle."""
+    """An error at a boundary: a JSON key, a line of a file, a peer, a file of a bundle.
+
+    Attributes:
+        where: the place.
+        expected: the expected value; "" if `got` is a sentence that compares nothing.
+        got: the value found.
+        todo: advice.
+    """
 
     where: str
     expected: str
     got: str
     todo: str = ""
 
+    @classmethod
+    def stating(cls, where: str, sentence: str, todo: str = "") -> "Problem":
+        """Returns a problem that is said in a sentence, such as "no such file"."""
+        return cls(where, "", sentence, todo)
+
     @property
     def fault(self) -> str:
         """The problem without its advice."""
-        return printable(f"{self.where}: expected {self.expected}, got {self.got}")
+        stated = f"expected {self.expected}, got {self.got}" if self.expected else self.got
+        return printable(f"{self.where}: {stated}")
 
     def __str__(self) -> str:
         return f"{self.fault}. {self.todo}" if self.todo else self.fault
@@ -136,7 +149,7 @@ class DataError(ReagentLiteError):
 def raise_any(problems: Sequence[Problem], error: type[ReagentLiteError] = DataError) -> None:
     """Raises an error if there are problems, with the first MAX_PROBLEMS and the number of further ones."""
     if len(problems) > MAX_PROBLEMS:
-        more = Problem(problems[0].where, "no further problem", f"{len(problems) - MAX_PROBLEMS} more")
+        more = Problem.stating(problems[0].where, f"{len(problems) - MAX_PROBLEMS} more problems")
         problems = [*problems[:MAX_PROBLEMS], more]
     if problems:
         raise error(problems)

@@ -29,7 +29,7 @@ def value_of(value: Any) -> float | str | None:
         return None
     if isinstance(value, str):
         if len(value) > MOST_CHARACTERS:
-            raise ValueError(f"a text of at most {MOST_CHARACTERS} characters")
+            raise ValueError(f"a string of at most {MOST_CHARACTERS} characters")
         return value
     if not isinstance(value, (bool, int, float, np.number, np.bool_, Decimal)) or isinstance(value, np.complexfloating):
         raise ValueError(EXPECTED)

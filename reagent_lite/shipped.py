@@ -11,6 +11,6 @@ def user_cache() -> Path:
 
 
 def find_shipped(name: str) -> Path:
-    """Returns the shipped folder "kernels" or "configs": that of the checkout, else the installed one."""
+    """Returns the shipped folder "kernels", "configs" or "docs": that of the checkout, else the installed one."""
     checkout = Path(__file__).resolve().parents[1] / name
     return checkout if checkout.is_dir() else Path(sys.prefix).resolve() / "share" / "reagent-lite" / name

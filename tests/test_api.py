@@ -215,8 +215,8 @@ def test_a_notebook_shows_the_decision_and_then_figures_with_their_intervals() -
     ("arguments", "code", "shown"),
     [
         ([], 0, "  score           Score rows with an exported model\n"),
-        (["fit"], 2, "expected one of compare, configs"),
-        (["dqn", "--config", "nowhere.json"], 2, "nowhere.json: expected a readable JSON file"),
+        (["tran"], 2, "unknown command tran; did you mean train?"),
+        (["dqn", "--config", "nowhere.json"], 2, "nowhere.json: no such file"),
         (["dqn", "x.json"], 2, "unrecognized arguments: x.json. Did you mean --config x.json?"),
         (["timeline", "x.json", "y"], 2, "unrecognized arguments: x.json y. Did you mean --config x.json?"),
         (["timeline", "--print_schema"], 0, '"inputTableName"'),
@@ -255,4 +255,9 @@ def test_the_sample_configs_are_copied(
         {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
         for folder in (tmp_path / "own", ROOT / "configs")
     )
-    assert copied == configs
+    pages = {file.name for file in copied if file.parent.name == "docs"}
+    assert pages == {file.name for file in (ROOT / "docs").glob("*.md")}
+    is_hidden = {file: any(part.startswith((".", "__")) for part in file.parts) for file in configs}
+    assert {file: content for file, content in copied.items() if file.parent.name != "docs"} == {
+        file: content for file, content in configs.items() if not is_hidden[file]
+    }

@@ -45,7 +45,10 @@ def executed(
 
 
 def test_the_notebook_leads_from_a_frame_to_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mail is worth 0.5 to whoever bought in the last 60 days and 0.1 to others, a call the reverse."""
+    """Mail is worth 0.5 to whoever bought in the last 60 days and 0.1 to others, a call the reverse.
+
+    The best action has a probability of 0.95, so that the policy is worth 0.48.
+    """
     interval = r"Self Normalized Doubly Robust Reward</td><td>\S+ \(([\d.]+) to ([\d.]+)\)"
     for shown in executed("first_model.ipynb", tmp_path, monkeypatch):
         _, described, trained, evaluated, estimates, greedy, drawn = (
@@ -55,9 +58,9 @@ def test_the_notebook_leads_from_a_frame_to_decisions(tmp_path: Path, monkeypatc
         assert "Sequential_Doubly_Robust" in estimates
         assert [text[:28] for text in (trained, evaluated)] == ["<p><strong>✓ Ship:</strong> "] * 2
         ((low, high),) = re.findall(interval, evaluated)
-        assert float(low) < 0.5 < float(high)
+        assert float(low) < 0.48 < float(high)
         assert greedy.startswith("['mail', 'call', ")
-        assert "probability" in drawn
+        assert set(re.findall(r"0\.\d+|1\.0+", drawn)) <= {"0.95", "0.05"}
     assert (tmp_path / "outputs/first_model/report.html").is_file()
 
 
@@ -140,3 +143,11 @@ def test_pages_name_what_there_is() -> None:
         if name not in names
     ]
     assert (dead, unknown) == ([], [])
+
+
+def test_the_guides_build_as_a_site(tmp_path: Path) -> None:
+    """Strictly: every page is in the navigation, and every link and anchor between pages leads somewhere."""
+    pytest.importorskip("mkdocs")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    subprocess.run(build, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    assert (tmp_path / "site/index.html").is_file()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import workflows
+from reagent_lite.errors import suggest_nearest
 
 _MODULES = (module.name for module in pkgutil.iter_modules(workflows.__path__))
 _COMMANDS = sorted(name for name in _MODULES if not name.startswith("_"))
@@ -31,7 +32,8 @@ def main() -> int:
         )
         return 0
     if name not in _COMMANDS:
-        print(f"reagent-lite: expected one of {', '.join(_COMMANDS)}, got {name}", file=sys.stderr)
+        near = suggest_nearest(name, _COMMANDS, "did you mean {}?", "see reagent-lite --help")
+        print(f"reagent-lite: unknown command {name}; {near}", file=sys.stderr)
         return 2
     sys.argv[1:] = arguments
     if not sys.flags.safe_path:  # like python -m: the working folder may have modules with environments and networks

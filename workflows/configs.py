@@ -1,4 +1,4 @@
-"""Copy the sample configs: python -m workflows.configs --copy DIR."""
+"""Copy the sample configs and the guides: python -m workflows.configs --copy DIR."""
 
 import os
 import sys
@@ -17,9 +17,11 @@ from reagent_lite.errors import ConfigError, Problem, pluralize
 from reagent_lite.shipped import find_shipped
 from reagent_lite.whole_files import appearing_folder
 
+_HIDDEN = shutil.ignore_patterns(".*", "__pycache__")  # training copies beside a log, compiled scripts
+
 
 def main(arguments: list[str] | None = None) -> int:
-    """Copies the configs and their pages into a new folder and returns the exit code."""
+    """Copies the configs, and in `docs` the guides, into a new folder; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m workflows.configs", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--copy", required=True, type=Path, metavar="DIR", help="name of the new folder")
     target = parser.parse_args(arguments).copy.expanduser()
@@ -31,7 +33,10 @@ def _copy(target: Path) -> int:
         raise ConfigError(Problem("--copy", "a folder that does not exist yet", str(target), "Choose another name"))
     errors = disk_errors(str(target), "a folder that can be written", "Choose another folder")
     with errors, appearing_folder(target) as temporary:
-        shutil.copytree(find_shipped("configs"), temporary, dirs_exist_ok=True)
+        shutil.copytree(find_shipped("configs"), temporary, ignore=_HIDDEN, dirs_exist_ok=True)
+        (temporary / "docs").mkdir()
+        for page in find_shipped("docs").glob("*.md"):
+            shutil.copy(page, temporary / "docs")
     logger.info(f"{pluralize(len([*target.rglob('*.json')]), 'config')} in {target}; see {target / 'README.md'}")
     return 0
 

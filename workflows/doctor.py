@@ -14,7 +14,8 @@ import contextlib
 
 from reagent_lite.cli import add_config, add_node_index, exit_code
 from reagent_lite.doctor.checks import show, summary
-from reagent_lite.tasks.doctor import WORKFLOWS, examine
+from reagent_lite.tasks.doctor import examine
+from reagent_lite.tasks.train import WORKFLOWS
 
 _EPILOG = """\
 Run it on every machine at once, with the arguments of the run. Machines meet through a file beside that of init_method,

@@ -8,7 +8,7 @@ if not __package__:  # python workflows/evaluate.py: this folder would hide Pyth
 
 from reagent_lite.cli import Command, Flag, main_alone
 from reagent_lite.config.evaluate_config import EvaluateConfig
-from reagent_lite.tasks.evaluate import evaluate
+from reagent_lite.tasks.evaluate import evaluate, open_policies
 
 COMMAND = Command(
     module="workflows.evaluate",
@@ -29,4 +29,4 @@ COMMAND = Command(
 )
 
 if __name__ == "__main__":
-    sys.exit(main_alone(COMMAND, evaluate))
+    sys.exit(main_alone(COMMAND, evaluate, check=open_policies))

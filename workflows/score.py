@@ -8,6 +8,7 @@ if not __package__:  # python workflows/score.py: this folder would hide Python'
 
 from reagent_lite.cli import Command, Flag, main_alone
 from reagent_lite.config.score_config import ScoreConfig
+from reagent_lite.export import load_bundle
 from reagent_lite.tasks.score import score
 
 COMMAND = Command(
@@ -25,4 +26,4 @@ COMMAND = Command(
 )
 
 if __name__ == "__main__":
-    sys.exit(main_alone(COMMAND, score))
+    sys.exit(main_alone(COMMAND, score, check=lambda config: load_bundle(config.model)))

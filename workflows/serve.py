@@ -8,7 +8,7 @@ if not __package__:  # python workflows/serve.py: this folder would hide Python'
 
 from reagent_lite.cli import Command, Flag, main_alone
 from reagent_lite.config.serve_config import ServeConfig
-from reagent_lite.tasks.serve import serve
+from reagent_lite.tasks.serve import require_models, serve
 
 COMMAND = Command(
     module="workflows.serve",
@@ -37,4 +37,4 @@ POST /reward {"decision_id": "...", "reward": 1.0} joins a reward to its decisio
 )
 
 if __name__ == "__main__":
-    sys.exit(main_alone(COMMAND, serve))
+    sys.exit(main_alone(COMMAND, serve, check=require_models))

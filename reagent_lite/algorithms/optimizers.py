@@ -14,7 +14,7 @@ _DECORATED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 
 
 def optimizer_class(name: str) -> Callable[..., Optimizer]:
-    """Returns torch's optimizer of this name with undecorated methods."""
+    """Returns the torch.optim class of this name, its methods without decorators."""
     kind: type[Optimizer] = getattr(torch.optim, name)
     methods = {method: inspect.unwrap(getattr(kind, method)) for method in _DECORATED}
     return type(name, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})

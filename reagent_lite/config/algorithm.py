@@ -133,7 +133,7 @@ class AlgorithmConfig(Section):
         return self.section is None or self.section.takes_steps
 
     def algorithm_rules(self) -> Iterator[Problem]:
-        """Yields the sections of other algorithms, and the keys that have no effect with this one."""
+        """Yields a Problem for each section of another algorithm and each key without effect."""
         for name in AlgorithmConfig.model_fields:
             section = getattr(self, name)
             if isinstance(section, AlgorithmSection) and name != self.algorithm:

@@ -249,8 +249,8 @@ def _object_problems(model: type[Section], described: Any, where: str) -> Iterat
 
 
 Columns = Annotated[dict[str, str | list[str | dict[str, Any]] | dict[str, Any]], checked_by(_problems)]
-"""{field of the contract: name of the log's column, or for features and metrics a list of columns}; a column whose
+"""{standard column: name of the log's column, or for features and metrics a list of columns}; a column whose
 values are not read as they are is an object, see RawColumnConfig; `csv` is the format of CSV files, see CsvFormat."""
 LogColumns = Annotated[
-    Columns, Field(description="The log's own names for columns of the contract, as data.columns in training.")
+    Columns, Field(description="The log's own names for standard columns, as data.columns in training.")
 ]

@@ -11,7 +11,7 @@ class DataConfig(Section):
     """Training copy and read plan."""
 
     columns: Columns = {}
-    """The log's own names for columns of the contract, {"mdp_id": "session", "reward": "clicked", ...}. Features may
+    """The log's own names for standard columns, {"mdp_id": "session", "reward": "clicked", ...}. Features may
     have a column each, {"state_features": ["age", "income"]}, and are then named after their columns. An object in
     place of a name says how its values are written, such as dates; csv says how CSV files are, see docs/data.md."""
     items: Items = None

@@ -42,6 +42,8 @@ LAST_LEARNING_RATE: Final = 0.05
 """Share of the learning rate at the end of a run on a log."""
 CQL_ALPHA: Final = 0.1
 """Weight of the conservative term where rows are followed by others; where they are not, no value is propagated."""
+CHECKPOINT_MINUTES: Final = 10.0
+"""Minutes between two checkpoints of a run on several machines."""
 _STEPS = 5_000
 _STEPS_WITHOUT_EPISODES = 2_000
 _SMALLEST_MINIBATCH = 128

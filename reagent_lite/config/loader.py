@@ -83,6 +83,11 @@ def expand_config(config: Section) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
+def changed_keys(config: Section) -> dict[str, Any]:
+    """Returns the keys whose values are not the fields' own defaults, as JSON types."""
+    return config.model_dump(mode="json", exclude_defaults=True)
+
+
 def leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Returns the values of a resolved config by keys such as "rl.gamma"."""
     values: dict[str, Any] = {}
@@ -143,7 +148,9 @@ def _read(path: str) -> tuple[dict[str, Any], list[Problem]]:
             near = suggest_nearest(
                 path, [str(candidate) for candidate in file.parent.glob("*.json")], "Did you mean {}?"
             )
-        raise ConfigError(Problem(path, "a readable JSON file", reason, near)) from error
+        if isinstance(error, FileNotFoundError):
+            raise ConfigError(Problem.stating(path, "no such file", near)) from error
+        raise ConfigError(Problem(path, "a readable JSON file", reason)) from error
     problems: list[Problem] = []
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -55,11 +55,22 @@ class NoEffect:
                 yield section.wrong(key, self.expected.format(section), self.todo)
 
 
+def _without_unsupported(schema: dict[str, Any], section: type["Section"]) -> None:
+    """Removes the keys without an effect from a schema: files of 2019 may have them, nobody else needs them."""
+    for key in section.unsupported:
+        schema["properties"].pop(key, None)
+
+
 class Section(BaseModel):
     """One JSON object of the config. Field docstrings are the schema's descriptions."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        json_schema_extra=_without_unsupported,
     )
     required: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Keys of the section, or of an inner section, that must not be empty; for each the expected value, and advice."""

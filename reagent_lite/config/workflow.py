@@ -13,6 +13,7 @@ from reagent_lite.config.algorithm import AlgorithmConfig, default_temperature
 from reagent_lite.config.checkpoint import CheckpointConfig
 from reagent_lite.config.data import DataConfig
 from reagent_lite.config.defaults import (
+    CHECKPOINT_MINUTES,
     CQL_ALPHA,
     LAST_LEARNING_RATE,
     keys_of_2026,
@@ -488,6 +489,14 @@ class WorkflowConfig(AlgorithmConfig):
         if self.rendezvous.max_restarts is not None:
             return self.rendezvous.max_restarts
         return 3 if self.checkpoint.periodic else 0
+
+    def on_node(self, index: int | None, count: int) -> Self:
+        """Returns the config of machine `index` of `count`; with defaults 2026 several machines save regularly."""
+        changes: dict[str, Any] = {"node_index": index, "num_nodes": count}
+        is_given = {"every_steps", "every_minutes"} & self.checkpoint.model_fields_set
+        if self.defaults == "2026" and count > 1 and not is_given:
+            changes["checkpoint"] = self.checkpoint.model_copy(update={"every_minutes": CHECKPOINT_MINUTES})
+        return self.model_copy(update=changes)
 
     def rules(self) -> Iterator[Problem]:
         """Yields contradictions between sections."""

@@ -104,7 +104,7 @@ class _WithPrefix:
 
     Attributes:
         prefix: the prefix.
-        names: the user's own names of columns; None if they are the contract's.
+        names: the user's own names of columns; None if they are the standard ones.
     """
 
     prefix: str
@@ -125,7 +125,7 @@ class _WithPrefix:
         return name if self.names is None else self.names.meaning(name)
 
     def read(self, block: Block) -> Block:
-        """Returns a block with the contract's columns."""
+        """Returns a block with the standard columns."""
         if self.names is not None:
             block = self.names.read(block)
         faults = Faults(block)
@@ -155,7 +155,7 @@ def require_one_kind(files: tuple[InputFile, ...], path: DataPath) -> None:
 
 
 def _require_own_columns(files: tuple[InputFile, ...]) -> None:
-    """Checks that at least one log has the columns that a config names; the other logs may have the contract's names.
+    """Checks that at least one log has the columns that a config names; the other logs may have the standard names.
 
     Raises:
         DataError: no log has them; names those that the first log lacks.

@@ -9,7 +9,7 @@
 | unit_step | number of the unit's decisions before; with it, rows of ended units are known without their names |
 | decided | time of the decision, microseconds since 1970 or a timestamp |
 
-The other columns are the contract's: mdp_id, reward, metrics, terminal, truncated, action_probability.
+The other columns are the standard ones: mdp_id, reward, metrics, terminal, truncated, action_probability.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | No
 
     Args:
         logs: local path, URL or frame, or a sequence of them.
-        columns: the log's own names for columns of the contract. A stage's folder has the contract's names, and so may
+        columns: the log's own names for standard columns. A stage's folder has the standard names, and so may
             some of several logs.
         items: the table of the items that actions may name.
 
@@ -269,7 +269,7 @@ def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | No
             if file.path in files:
                 other = paths[files[file.path].log - 1]
                 expected = f"files that {other} does not have"
-                raise DataError(Problem(path, expected, file.path, "Give each file in one log"))
+                raise DataError(Problem(path, expected, file.path, "List each file in one log only"))
             files[file.path] = replace(file, log=number)
     if not files:
         raise NoRowsError(empty)
@@ -292,7 +292,9 @@ def _files_of(path: str, own_names: ColumnNames | None, items: ItemTable | None)
     problems = _find_altered(local_path(path), manifest, {file.name: file.size for file in files})
     for file in files:
         if os.path.islink(file.path):
-            problems.append(Problem(file.path, f"a regular file, as {FILE_NAME} names it", "a link", STAGE.damaged))
+            problems.append(
+                Problem.stating(file.path, f"a symbolic link, where {FILE_NAME} lists a regular file", STAGE.damaged)
+            )
         if file.name not in manifest.files:
             todo = "Remove it, or give it a folder of its own"
             problems.append(Problem(file.path, f"a file of {FILE_NAME}", "one it does not name", todo))

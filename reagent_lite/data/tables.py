@@ -1,4 +1,4 @@
-"""The rows of a log as Arrow tables with the columns of the contract, checked.
+"""The rows of a log as Arrow tables with the standard columns, checked.
 
 A column may begin late or with a narrower type; `widen_fields` and `with_types` give it one type in the whole log.
 """
@@ -64,7 +64,10 @@ def read_log(log: Log, columns: Columns | None = None) -> pa.Table:
 
     Args:
         log: path of a file or a folder in any format, URL, or frame of pandas, polars or Arrow.
-        columns: the log's own names for columns of the contract.
+        columns: the log's own names for standard columns.
+
+    Returns:
+        the table, with the standard columns of a log.
 
     Raises:
         ConfigError: `columns` has unknown fields or impossible names.

@@ -150,7 +150,7 @@ def _config_problems(first: Declaration, other: Declaration) -> list[Problem]:
         for key in differs[:_MOST_KEYS]
     ]
     if len(differs) > _MOST_KEYS:
-        problems.append(Problem("config", "the same values", f"{len(differs) - _MOST_KEYS} more keys that differ"))
+        problems.append(Problem.stating("config", f"{len(differs) - _MOST_KEYS} more keys differ"))
     return problems
 
 

@@ -626,7 +626,8 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
         needed = overlap.num_episodes * FEWEST_SIZES / events.unsized
         return (
             f"say in evaluation.reward_range which rewards are possible, or log about {number(float(f'{needed:.2g}'))} "
-            f"episodes to score in place of {overlap.num_episodes:,}, for {FEWEST_SIZES} events; and evaluate again."
+            f"episodes to score in place of {overlap.num_episodes:,}, for {FEWEST_SIZES} rare outcomes; and "
+            "evaluate again."
         )
     if comparison.outlying:
         return "say in evaluation.reward_range which rewards are possible, or log more episodes; and evaluate again."

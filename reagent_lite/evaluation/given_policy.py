@@ -105,7 +105,7 @@ class _StatesWithProbabilities(FeatureColumns):
 
 
 def _complete(width: int, state: Tensor, actions: Actions) -> Tensor:
-    """Returns the probabilities of every choice, which follow `width` features."""
+    """Returns every choice's probability, stored in `state` after the first `width` columns."""
     probabilities = state[:, width:].nan_to_num(0.0)
     return pad(probabilities, (0, actions.mask.shape[1] - probabilities.shape[1])) * actions.mask
 

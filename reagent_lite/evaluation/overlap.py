@@ -44,7 +44,7 @@ class Events:
     seen: float
 
     def __str__(self) -> str:
-        return f"{number(self.seen)} events met of {number(self.expected)} expected"
+        return f"{number(self.seen)} rare outcomes in matching decisions, {number(self.expected)} expected by chance"
 
 
 def matched_events(weights: torch.Tensor, outcomes: torch.Tensor, sample_weight: torch.Tensor) -> Events | None:

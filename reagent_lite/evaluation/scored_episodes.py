@@ -57,7 +57,7 @@ class TrainEvalLogs:
 
     @property
     def scored(self) -> TrainingCopy:
-        """The data that scored rows come from."""
+        """The training copy that holds the scored episodes."""
         return self.train if self.held_out is None else self.held_out
 
     def hashes(self, copy: TrainingCopy) -> Hashes:

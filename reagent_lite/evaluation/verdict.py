@@ -143,7 +143,8 @@ def estimate_verdict(
         return Verdict.DO_NOT_USE, _UNDEFINED
     if weights[0] is Verdict.TRUSTWORTHY and events and events.unsized:
         return Verdict.SUPPORT, (
-            f"{events.unsized} of the log's events differ too much in size to show how large one may be: {advice}"
+            f"{events.unsized} of the log's rare outcomes differ too much in size to show how large one may be: "
+            f"{advice}"
         )
     if weights[0] is Verdict.TRUSTWORTHY and outlying:
         return Verdict.SUPPORT, f"{outlying}: {advice}"

@@ -40,7 +40,7 @@ ItemId = str | int
 ChoiceKind = Literal["named actions", "candidates", "items"]
 """Kind of a model's choices; items are candidates with ids, and a table has their features."""
 ColumnNames = dict[str, Any]
-"""{field of the contract: name of the log's column, or of one column per feature}, as data.columns of the config."""
+"""{standard column: name of the log's column, or of one column per feature}, as data.columns of the config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Bundle:
         action_names: names of the actions; empty with candidates.
         policy: the policy behind the propensities: {"kind": "softmax", "temperature": ...} or
             {"kind": "epsilon_greedy", "epsilon": ...}; epsilon 0 is greedy.
-        columns: names of contract columns in its training log, data.columns of its config.
+        columns: names of standard columns in its training log, data.columns of its config.
         raw: {"state" or "action": columns of its training log whose values are read from their texts}; `states`,
             `candidates` and frames take them in place of the features that they have.
         levels: {"state" or "action": {feature id: its levels}} of the features whose values are texts.
@@ -250,6 +250,9 @@ class Bundle:
                 NaN where missing, a frame, or a list of ids of items; K is the longest list. Absent: all items, in the
                 order of `items.ids`.
 
+        Returns:
+            values, propensities and the greedy choice of each row.
+
         Raises:
             BundleError: a wrong shape or type, or infinity.
         """
@@ -394,6 +397,9 @@ def load_bundle(path: str | os.PathLike[str], *, threads: int = 0) -> Bundle:
     Args:
         path: the folder that contains manifest.json.
         threads: number of threads of one prediction; 0: one per core.
+
+    Returns:
+        the model, which predicts and acts.
 
     Raises:
         BundleError: a file is missing, unlisted or altered, the manifest describes no model, or onnxruntime cannot read

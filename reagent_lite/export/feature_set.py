@@ -103,7 +103,7 @@ class FeatureSet:
                 raise ValueError("a number or null")
             return code_of(converted)
         if name in self.levels:
-            raise ValueError("a text or null, as it is a category")
+            raise ValueError("a string or null, as it is a category")
         return converted
 
     def _problem(self, where: str, key: object, value: Any, error: Exception) -> Problem:
@@ -133,7 +133,7 @@ class FeatureSet:
             given = np.stack(columns, axis=1)
         expected = "real numbers, NaN where missing"
         if self.levels:
-            expected += f", with {join_names(self.levels)} as codes: `states`, `candidates` and frames take the texts"
+            expected += f", with {join_names(self.levels)} as codes: `states`, `candidates` and frames take the strings"
         array = checked_array(where, given, (None, len(self.ids)), "fiu", expected)
         with np.errstate(over="ignore"):
             return array.astype(np.float32)
@@ -185,7 +185,7 @@ def _codes(where: str, given: Any) -> NDArray[np.float64]:
     values = _array(given).tolist()
     wrong = [value for value in values if not isinstance(value, str) and value is not None and value == value]
     if wrong:
-        raise BundleError(Problem(where, "texts, NaN or None where missing", repr(wrong[0])))
+        raise BundleError(Problem(where, "strings, NaN or None where missing", repr(wrong[0])))
     return np.array([code_of(value) if isinstance(value, str) else np.nan for value in values])
 
 

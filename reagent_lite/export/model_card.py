@@ -137,7 +137,7 @@ def _features(ids: tuple[int, ...], parameters: dict[str, str]) -> str:
     for name in map(str, ids):
         feature = json.loads(parameters.get(name, "{}"))
         levels = feature.get("levels") or ()
-        kind = f"{pluralize(len(levels), 'level')}, as texts" if levels else feature.get("feature_type", "")
+        kind = f"{pluralize(len(levels), 'level')}, as strings" if levels else feature.get("feature_type", "")
         rows.append(f"| {escape_text(name)} | {kind} |")
         codes = zip(levels, feature.get("possible_values") or (), strict=False)
         categories += [f"| {escape_text(name)} | {_code(level)} | {code!r} |" for level, code in codes]

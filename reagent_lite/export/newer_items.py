@@ -21,8 +21,8 @@ def with_items_of(bundle: Bundle, path: str | None) -> Bundle:
     items = read_items(path, bundle.item_id)
     problems = []
     for feature in bundle.action_feature_ids:
-        expected = "texts" if str(feature) in bundle.levels["action"] else "numbers"
-        got = "texts" if feature in items.texts else "numbers"
+        expected = "strings" if str(feature) in bundle.levels["action"] else "numbers"
+        got = "strings" if feature in items.texts else "numbers"
         if feature in items.feature_ids and got != expected:
             problems.append(Problem(f"{path}: {feature}", f"{expected}, which the model reads", got))
     raise_any(problems, BundleError)

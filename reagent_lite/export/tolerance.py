@@ -60,5 +60,5 @@ def compare_choices(where: str, live: NDArray[np.bool_], other: NDArray[np.bool_
     num_different = int((other != live).sum())
     if num_different > max(1, live.size // 1000):
         raise BundleError(
-            Problem(f"{where}, choices", "those of the live predictor", f"{num_different} of {live.size} others")
+            Problem.stating(f"{where}, choices", f"{num_different} of {live.size} differ from the live network's")
         )

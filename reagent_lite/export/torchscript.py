@@ -1,4 +1,4 @@
-"""The TorchScript file: the calls of 2019, for programs that use torch.jit.load.
+"""The TorchScript file: the interface of ReAgent 2019, for programs that use torch.jit.load.
 
     discrete    module((values [N, F], presence [N, F])) -> (action names, q [N, A])
     parametric  module((state values, presence), (action values, presence)) -> (["Q"], q [N, 1]), one row per pair
@@ -31,7 +31,7 @@ _EXCLUDED: Final = 1e10
 
 
 def write_torchscript(predictor: Predictor, path: Path) -> None:
-    """Writes the module with the calls of 2019."""
+    """Writes the module with the interface of ReAgent 2019."""
     archive = io.BytesIO()
     with _without_deprecation():
         module = (ParametricModule if predictor.parametric else DiscreteModule)(predictor)

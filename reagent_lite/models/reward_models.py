@@ -82,7 +82,7 @@ class RewardModel(nn.Module):
         target.add_(values.to(target))
 
     def load_fitted(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes over the state_dict of a fitted model."""
+        """Loads the state_dict of a fitted model."""
         if "products.weight" in tensors:
             self.products = Products(*(tensors[f"products.{name}"] for name in ("first", "second", "weight")))
         if "trees.value" in tensors:

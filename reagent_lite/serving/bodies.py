@@ -128,7 +128,7 @@ class ItemList(_StateRow):
 
 
 class ItemRow(_EpisodeRow, ItemList):
-    """One decision among items."""
+    """Request body: one decision among catalogue items."""
 
 
 class _Rows(Body):
@@ -249,7 +249,7 @@ class Health(BaseModel):
 
 
 def read_body(tree: Any, bundle: Bundle) -> Any:
-    """Returns the JSON of a body with the contract's names and features, without unknown keys if it asks for that.
+    """Returns the JSON of a body with the standard names and features, without unknown keys if it asks for that.
 
     Raises:
         RefusedError: a value of a raw column that is not of its kind.
@@ -311,11 +311,11 @@ def _only(features: dict[str, Any], ids: Sequence[int]) -> dict[str, Any]:
 
 
 def _with_contract_names(tree: Any, columns: ColumnNames) -> Any:
-    """Returns a body with the names of the contract in place of those of the model's training log.
+    """Returns a body with the standard names in place of those of the model's training log.
 
     Args:
         tree: the JSON of a body; its rows, or the body itself, may have names of the log.
-        columns: names of the log's columns by name of the contract, `Bundle.columns`.
+        columns: names of the log's columns by standard name, `Bundle.columns`.
     """
     if not isinstance(tree, dict):
         return tree

@@ -113,7 +113,7 @@ class LogRow(NamedTuple):
 
     @classmethod
     def of(cls, event: dict[str, Any]) -> "LogRow":
-        """Returns the row of an event in the columns of the contract."""
+        """Returns the row of an event in the standard columns."""
         return cls(event["mdp_id"], to_json(event), event["sequence_number"])
 
 
@@ -205,7 +205,7 @@ class DecisionLog:
         """Commits decisions and returns their ids; an event without an episode gets one of its own.
 
         Args:
-            events: columns of the contract except the reward, with the model's version, or the rows of such events;
+            events: standard columns except the reward, with the model's version, or the rows of such events;
                 `mdp_id` and `sequence_number` may be None.
             beside: further changes of the same transaction; if it raises, the log has none of the decisions.
 
@@ -480,7 +480,7 @@ class DecisionLog:
                 )
 
     def _row(self, number: int, at: int, event: bytes, reward: bytes, *, episodes: bool = True) -> dict[str, Any]:
-        """Returns a decision in the columns of the contract; without those of `episodes` if the log has none."""
+        """Returns a decision in the standard columns; without those of `episodes` if the log has none."""
         row = json.loads(event)
         given = json.loads(reward)
         decision_id = self._id(number)
@@ -566,7 +566,7 @@ class DecisionLog:
         now = time.time_ns()
         if latest > now:
             behind = f"{(latest - now) / 1e9:,.0f} s behind the log in {self._folder}"
-            logger.warning(f"the system's clock is {behind}: new decisions continue from the log's time")
+            logger.warning(f"the system's clock is {behind}: timestamps continue from the newest decision")
         return max(now, latest) - time.monotonic_ns()
 
     def close(self) -> None:

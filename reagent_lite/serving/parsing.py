@@ -1,4 +1,4 @@
-"""Bodies of requests: strict JSON ─► names of the contract ─► numbers of rows and candidates ─► validated rows.
+"""Bodies of requests: strict JSON ─► standard names ─► numbers of rows and candidates ─► validated rows.
 
 Those of large bodies in a thread, as all of it may take a tenth of a second.
 """

@@ -154,7 +154,7 @@ def interface_of(bundle: Bundle) -> Interface:
 
 
 def _features(ids: Iterable[int], texts: Container[str]) -> tuple[str, ...]:
-    return tuple(sorted(f"{feature} (texts)" if str(feature) in texts else str(feature) for feature in ids))
+    return tuple(sorted(f"{feature} (strings)" if str(feature) in texts else str(feature) for feature in ids))
 
 
 def _difference(before: Sequence[str], after: Sequence[str]) -> str:

@@ -174,7 +174,7 @@ class CudaBackend:
             raise SimulationError(Problem(where, "a launch without error", str(error), advice)) from error
 
     def _measure(self, spec: EnvSpec) -> EnvSpec:
-        """Returns the spec with parameters and action features, which the kernel computes."""
+        """Returns the spec with parameters and action features as reported by the kernel."""
         parameters = torch.zeros(len(spec.parameters), device=self.device)
         features = torch.zeros(spec.num_actions, spec.action_feature_size, device=self.device)
         types = torch.zeros(spec.agents, dtype=torch.int32, device=self.device)
@@ -234,4 +234,6 @@ def _load(code: Path, index: int) -> Any:
             return cuda.module_from_file(str(code))
         except cuda.Error as error:
             advice = "Delete the file and try again; if that does not help, update the GPU's driver"
-            raise KernelBuildError(Problem(str(code), "code that the driver loads", str(error), advice)) from error
+            raise KernelBuildError(
+                Problem(str(code), "machine code that this driver accepts", str(error), advice)
+            ) from error

@@ -4,13 +4,11 @@ config ─► this machine alone ─► all machines together ─► rows of a t
 """
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
-from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, has_named_actions, load_config
+from reagent_lite.config import WorkflowConfig, load_config
 from reagent_lite.config.tracking import TrackingConfig
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.distributed.nodes import Node, find_node
@@ -20,8 +18,7 @@ from reagent_lite.doctor.machines import meet
 from reagent_lite.doctor.share import check_share
 from reagent_lite.errors import ConfigError, ReagentLiteError
 from reagent_lite.run.dry_run import dry_run
-
-WORKFLOWS: dict[str, type[WorkflowConfig]] = {"dqn": DqnConfig, "parametric_dqn": ParametricDqnConfig}
+from reagent_lite.tasks.train import WORKFLOWS, choose_workflow
 
 
 def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | None]:
@@ -49,16 +46,6 @@ def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | N
     return rows, [*run_check("machines meet", lambda: meet(config, node, processes, failed, options.wait))], node
 
 
-def choose_workflow(path: str, overrides: list[str]) -> str:
-    """Returns the workflow of a config file."""
-    try:
-        tree = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-        named = has_named_actions(tree, (override.partition("=")[0] for override in overrides))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return "dqn"  # load_config reports what is wrong with the file
-    return "dqn" if named else "parametric_dqn"
-
-
 def _of_this_machine(config: WorkflowConfig, flag: int | None) -> tuple[WorkflowConfig, Node, str]:
     """Returns the config for this machine, the machine's number, and where number and count come from, in words."""
     index = config.node_index if flag is None else flag
@@ -67,7 +54,7 @@ def _of_this_machine(config: WorkflowConfig, flag: int | None) -> tuple[Workflow
     index_source = given_by if flag is None else "--node_index"
     count_source = "the JSON" if config.num_nodes == node.count else "the scheduler's variable"
     source = f"node {node.index} by {index_source}, of {node.count} by {count_source}"
-    config = config.model_copy(update={"node_index": node.index, "num_nodes": node.count})
+    config = config.on_node(node.index, node.count)
     return config, node, source if node.count > 1 else "one machine"
 
 

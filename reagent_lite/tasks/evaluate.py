@@ -91,7 +91,7 @@ def evaluate(config: EvaluateConfig) -> Evaluated:
     """
     start = time.monotonic()
     given = None if config.output_path is None else Path(config.output_path).expanduser()
-    policies = _policies(config)
+    policies = open_policies(config)
     folders = [policy.path.resolve().parent for policy in policies if isinstance(policy, ExportedModel)]
     folder = folders[0] if given is None else given.parent
     require_writable(folder, "output_path")
@@ -183,7 +183,7 @@ def _gamma_of_single_rows(copy: TrainingCopy) -> float:
     return 1.0
 
 
-def _policies(config: EvaluateConfig) -> tuple[EvaluatedPolicy, ...]:
+def open_policies(config: EvaluateConfig) -> tuple[EvaluatedPolicy, ...]:
     """Returns the policies, with loaded models.
 
     Raises:

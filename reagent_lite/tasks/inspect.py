@@ -1,7 +1,7 @@
 """Describe a log and write a config for it.
 
 1 read     the first rows, in any format, with the log's own names
-2 guess    fields of the contract for the columns, actions, features
+2 guess    standard columns for the columns, actions, features
 3 check    the loader accepts the config, and training reads the rows with it
 4 write    the config, under a temporary name until it is complete
 """
@@ -27,7 +27,7 @@ class Described:
         config: path of the written config, or null.
         workflow: the workflow of the config.
         rows: number of rows read.
-        columns: {column: kind, share present, distinct values, and its field of the contract or null}.
+        columns: {column: kind, share present, distinct values, and its standard column or null}.
         decide: choices left to the user.
         seconds: total wall-clock time of the run.
     """

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.errors import needing
+from reagent_lite.export import load_bundle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,17 @@ class Served:
     restarts: int
     waiting: int
     seconds: float
+
+
+def require_models(config: ServeConfig) -> None:
+    """Checks that the model, and that of a rollout, can be loaded.
+
+    Raises:
+        BundleError: a model does not exist, or a file of it is missing or altered.
+    """
+    load_bundle(config.model)
+    if config.rollout is not None:
+        load_bundle(config.rollout.model)
 
 
 def serve(config: ServeConfig) -> Served:

@@ -10,10 +10,20 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reagent_lite.cli import Command, add_node_index, config_of, message_of, options_of, parser_of, run_guarded
-from reagent_lite.config import WorkflowConfig, expand_config
+from reagent_lite.cli import (
+    Command,
+    add_node_index,
+    config_of,
+    message_of,
+    options_of,
+    parser_of,
+    print_config,
+    run_guarded,
+)
+from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, has_named_actions
 from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group, ProcessRanks, join_group
 from reagent_lite.distributed.launcher import Processes, choose_processes, launch
@@ -30,6 +40,8 @@ from reagent_lite.training.stop import StopSignal
 
 if TYPE_CHECKING:
     from reagent_lite.run.roles.collect import Collected
+
+WORKFLOWS: dict[str, type[WorkflowConfig]] = {"dqn": DqnConfig, "parametric_dqn": ParametricDqnConfig}
 
 
 def main(module: str, model: type[WorkflowConfig], example: str, arguments: list[str] | None = None) -> int:
@@ -70,6 +82,16 @@ def main(module: str, model: type[WorkflowConfig], example: str, arguments: list
     return run_guarded(command, options, lambda: _report(lambda: _run(command, options, arguments)))
 
 
+def choose_workflow(path: str, overrides: list[str]) -> str:
+    """Returns the workflow of a config file."""
+    try:
+        tree = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        named = has_named_actions(tree, (override.partition("=")[0] for override in overrides))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return "dqn"  # load_config reports what is wrong with the file
+    return "dqn" if named else "parametric_dqn"
+
+
 def _report(run: Callable[[], int]) -> int:
     """Returns the exit code of a run; a worker reports its error to the launcher, which logs one error for all."""
     try:
@@ -89,13 +111,13 @@ def _run(command: Command[WorkflowConfig], options: argparse.Namespace, argument
     config = config_of(command, options)
     index = config.node_index if options.node_index is None else options.node_index
     node = find_node(index=index, count=config.num_nodes, environment=os.environ)
-    config = config.model_copy(update={"node_index": node.index, "num_nodes": node.count})
+    config = config.on_node(node.index, node.count)
     processes = choose_processes(config)
     ranks = ProcessRanks.read()
     if ranks is None and node.count > 1:
         meeting_place(config.init_method, config.rendezvous, node.count)
     if options.dry_run:
-        _describe(config, processes)
+        _describe(config, processes, options)
         return 0
     if ranks is None and processes.count * node.count > 1:
         _log_choice(processes)
@@ -135,15 +157,15 @@ def _collect(config: WorkflowConfig, group: Group) -> "Collected":
     return collect(config, group)
 
 
-def _describe(config: WorkflowConfig, processes: Processes) -> None:
-    _log_choice(processes)
+def _describe(config: WorkflowConfig, processes: Processes, options: argparse.Namespace) -> None:
     discounts = require_first_rows(config)
     run = dry_run(config, processes)
+    print_config(run.config, options)
+    _log_choice(processes)
     for line in (*lines_of(run), *discounts.lines):
         logger.info(line)
     for trouble in (*warnings_of(run), *discounts.warnings):
         logger.warning(trouble)
-    print(json.dumps(expand_config(run.config), indent=2))
 
 
 def _log_choice(processes: Processes) -> None:

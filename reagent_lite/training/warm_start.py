@@ -74,8 +74,8 @@ def warm_start(
     folder = files[_FOLDER].decode()
     if _WEIGHTS in files:
         if not isinstance(learner, StartsWarm):
-            expected = f"an output folder or a checkpoint of a run of the same types of agents at {path}"
-            raise ConfigError(Problem(_KEY, expected, "an exported model, which has one type"))
+            sentence = f"this run trains several agent types, and {path} is an exported model, which has one"
+            raise ConfigError(Problem.stating(_KEY, sentence, "Give the run's folder or a checkpoint of it"))
         config = json.loads(files[_CONFIG])
         algorithm = config.get("algorithm", "dqn")  # none in models of older releases
         if algorithm != learner.name:
@@ -162,7 +162,7 @@ def _find(path: Path) -> tuple[Path, FolderKind]:
 
 
 def _require_order(earlier: Mapping[str, Any], actions: Sequence[str], path: str) -> None:
-    """Raises a ConfigError if an action has another output than in an earlier run, which has this config."""
+    """Raises a ConfigError if an action's output index differs from the earlier run's (`earlier` is its config)."""
     names = list(earlier.get("actions") or ())
     if any(name in names and names.index(name) != index for index, name in enumerate(actions)):
         todo = "In another order a name would stand for another action"

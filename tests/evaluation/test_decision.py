@@ -121,7 +121,7 @@ def test_episodes_that_the_log_has_are_not_asked_for(rows: list[Estimate]) -> No
         (Evidence(comparisons=(replace(CONTINUED, rows=(estimated(PDIS, 12, 1),)),)), SHIP,
          "today's earns 4 (3 to 5) (+50%); Per"),
         (Evidence(comparisons=(replace(EQUAL, events=Events(unsized=0, expected=1.2, seen=0.0)),)),
-         UNCLEAR, ", which may be 0 (0 events met of 1.2 expected)"),
+         UNCLEAR, ", which may be 0 (0 rare outcomes in matching decisions, 1.2 expected by chance)"),
         # what flatters a policy speaks against it, not for it
         (Evidence(comparisons=(BETTER,), seen=True), UNCLEAR, "; but the policy has learned from scored episodes"),
         (Evidence(comparisons=(WORSE,), seen=True), NOT, "a difference of -2"),
@@ -193,7 +193,7 @@ UNSURE = comparison(undefined("IPS_Reward"))
         ([], RESULT, ["give more episodes"]),
         # few events of different sizes, 25 of 100 in 30 episodes: four times as many episodes
         ([replace(UNSURE, events=Events(unsized=25, expected=8.0, seen=7.0))], RESULT,
-         ["say in evaluation.reward_range", "about 120 episodes to score in place of 30, for 100 events"]),
+         ["say in evaluation.reward_range", "about 120 episodes to score in place of 30, for 100 rare outcomes"]),
         ([replace(UNSURE, outlying="the 5 lowest outcomes")], RESULT,
          ["say in evaluation.reward_range which rewards are possible, or log more episodes; and evaluate again."]),
         # a difference of 0.5 (-1.5 to 2.5) from 30 episodes: (2 / 0.5)^2 = 16 times as many; 10 % of 10: (2 / 1)^2 = 4
@@ -250,4 +250,4 @@ def test_what_a_log_says_of_its_outcomes_is_the_same_for_two_models() -> None:
     assert [(each.decides, each.outlying) for each in evidence.comparisons] == [
         (False, ""), (False, "lowest"), (True, ""), (False, "lowest"),
     ]  # fmt: skip
-    assert "for 100 events" in decide_findings(evidence).next_step
+    assert "for 100 rare outcomes" in decide_findings(evidence).next_step

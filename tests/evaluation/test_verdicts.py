@@ -60,13 +60,13 @@ UNUSABLE = Verdict.DO_NOT_USE
             (-200.0, SUPPORT, "the 5 lowest outcomes, -200 to -20, lie farther out"),
         )),
         (bandit_page([1.0] * 197 + [1e6] * 3), {}, ("IPS_Reward",), TRUSTWORTHY,
-         "200 effective rows, mean weight 1, 3 events met of 3 expected"),
+         "200 effective rows, mean weight 1, 3 rare outcomes in matching decisions, 3 expected by chance"),
         # 120 events of one size, and two larger ones on the other side: 15 and 25 deviate by 0.25 of their mean
         *((bandit_page([0.0] * 130 + [-sign] * 120 + [sign * size for size in sizes]), {}, ("IPS_Reward",), verdict,
            reason) for sign, sizes, verdict, reason in (
             (-1.0, (15.0, 25.0), TRUSTWORTHY, "252 effective rows"),
-            (-1.0, (14.0, 26.0), SUPPORT, "2 of the log's events differ too much in size to show how large one may be"),
-            (1.0, (14.0, 26.0), SUPPORT, "2 of the log's events differ too much in size to show how large one may be"),
+            (-1.0, (14.0, 26.0), SUPPORT, "2 of the log's rare outcomes differ too much in size to show how large"),
+            (1.0, (14.0, 26.0), SUPPORT, "2 of the log's rare outcomes differ too much in size to show how large"),
             (-1.0, (1.0, 1.9), TRUSTWORTHY, "252 effective rows"),
         )),
         # 40 of 200 rows weigh 0, the others 1.25 = 0.625 / 0.5

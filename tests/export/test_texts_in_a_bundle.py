@@ -70,7 +70,7 @@ def test_a_number_for_a_category_is_refused_and_a_text_for_a_number(bundle: Bund
     for rows, message in (
         (
             pd.DataFrame({"country": ["DE", 3], "age": [1.0, 2.0], "3": [2, 5]}),
-            "column country: expected texts, .*got 3",
+            "column country: expected strings, .*got 3",
         ),
         ([[0.5, 2, "DE"]], "with country as codes"),
     ):

@@ -106,7 +106,7 @@ class Random(Squares):
 
 @pytest.fixture
 def tree(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    (example,) = re.findall("```python\n(.+?)```", (ROOT / "reagent_lite/models/README.md").read_text(), re.DOTALL)
+    (example,) = re.findall("```python\n(from torch.+?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL)
     (tmp_path / "own_networks.py").write_text(MODULE + example)
     monkeypatch.syspath_prepend(tmp_path)
     small["norm_params"] = {"feature_overrides": dict.fromkeys("012", "DO_NOT_PREPROCESS")}

@@ -48,10 +48,10 @@ def test_candidates_have_texts(tmp_path: Path, opened: Open) -> None:
 @pytest.mark.parametrize(
     ("features", "where", "expected"),
     [
-        ({"country": 3.0}, "states[0], feature country", "a text or null, as it is a category"),
+        ({"country": 3.0}, "states[0], feature country", "a string or null, as it is a category"),
         ({"age": "DE"}, "states[0], feature age", "a number or null"),
-        ({"country": "x" * 201}, "body.rows.0.state_features.country", "a text of at most 200 characters"),
-        ({"country": True}, "states[0], feature country", "a text or null, as it is a category"),
+        ({"country": "x" * 201}, "body.rows.0.state_features.country", "a string of at most 200 characters"),
+        ({"country": True}, "states[0], feature country", "a string or null, as it is a category"),
     ],
 )
 def test_other_values_are_refused_by_the_name_of_the_feature(

@@ -96,7 +96,7 @@ def test_a_type_may_play_at_random_or_by_an_exported_model(team: Tree, tmp_path:
     # a follower that stays two steps with such a leader gets 3 + 30 and 6 + 60, in small steps 1 + 30, 2 + 60, …
     assert second.scores["simulation/follower/return/mean"] > second.scores["simulation/follower/random_return/mean"]
     # a learner of leaders is none of followers, though their networks are alike, and one type's model is no learner
-    for path, words in (("out", "learners.type_follower"), ("out/leader", "which has one type")):
+    for path, words in (("out", "learners.type_follower"), ("out/leader", "is an exported model, which has one")):
         warm = {"model_output_path": "third", "training": {"warm_start_model_path": str(tmp_path / path)}}
         with pytest.raises(ReagentLiteError, match=re.escape(words)):
             trained(merged(beside, warm))

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,27 @@ def test_a_missing_config_is_asked_for(
 ) -> None:
     assert started([] if arguments is None else ["--config", config_file(tmp_path, **other), *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_dry_run_shows_what_differs_or_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, is_shown in (("--dry_run", False), ("--dry_run=all", True)):
+        assert started(["--config", config_file(tmp_path), flag, "--set", "training.learning_rate=0.5"]) == 0
+        tree = json.loads(capsys.readouterr().out)
+        assert tree["training"]["learning_rate"] == 0.5
+        assert ("tracking" in tree) is is_shown
+
+
+@pytest.mark.parametrize("command", ["evaluate --data log", "score --data log --output scores.csv", "serve --log log"])
+def test_a_dry_run_loads_the_model(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *flags = command.split()
+    monkeypatch.setattr(sys, "argv", [name, *flags, "--model", "nowhere", "--dry_run"])
+    monkeypatch.delitem(sys.modules, f"workflows.{name}", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(f"workflows.{name}", run_name="__main__")
+    assert ended.value.code == 2
+    assert "nowhere: expected the folder of an exported model" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles.logs import random_rows, write_lines
-from oracles.runs import trained
+from oracles.runs import checked, trained
 
 from reagent_lite import load_bundle
 from reagent_lite.run.value_scale import discount_rewards
@@ -28,6 +28,16 @@ def run_of(folder: Path, scale: float = 1.0, **keys: Any) -> Path:
     log = write_lines(folder / "log.jsonl", rows)
     trained({**KEYS, **keys, "training_data_path": str(log), "model_output_path": str(folder / "out")})
     return folder / "out"
+
+
+@pytest.mark.parametrize(
+    ("keys", "count", "minutes"),
+    [({}, 2, 10), ({}, 1, None), ({"checkpoint": {"every_minutes": None}}, 2, None), ({"defaults": "2019"}, 2, None)],
+)
+def test_several_machines_save_regularly(keys: dict[str, Any], count: int, minutes: float | None) -> None:
+    config = checked({**KEYS, **keys, "training_data_path": "log.jsonl", "model_output_path": "out"}).on_node(0, count)
+    assert (config.num_nodes, config.checkpoint.every_minutes) == (count, minutes)
+    assert config.restarts == (3 if minutes else 0)
 
 
 def test_returns_are_discounted_sums_within_episodes() -> None:

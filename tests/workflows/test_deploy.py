@@ -37,7 +37,7 @@ def planned(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[s
 def serving(arguments: list[str], trainer: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Returns the resolved config of a server's arguments, which serves what the trainer's arguments train."""
     module, *rest = arguments
-    assert (module, main_alone(serve.COMMAND, serve.serve, [*rest, "--dry_run"])) == (serve.COMMAND.module, 0)
+    assert (module, main_alone(serve.COMMAND, serve.serve, [*rest, "--dry_run=all"])) == (serve.COMMAND.module, 0)
     config: dict[str, Any] = json.loads(capsys.readouterr().out)
     (trained_to,) = (word.rpartition("=")[2] for word in trainer if "model_output_path" in word)
     assert (config["model"], config["host"]) == (f"{trained_to}/model", "0.0.0.0")  # with tokens, or --no_token
@@ -191,7 +191,7 @@ def test_alerts_and_their_metrics(tmp_path: Path) -> None:
         re.sub("_(total|bucket)$", "", name) for rule in alerts.values() for name in re.findall(r"reagent_\w+", rule)
     }
     assert used == metrics
-    readme = (ROOT / "docs/clusters.md").read_text()
+    readme = (ROOT / "docs/serving.md").read_text()
     assert {re.sub("_total$", "", name) for name in re.findall(r"^\| `(reagent_\w+)", readme, re.MULTILINE)} == metrics
     assert all(f" {alert}" in readme for alert in alerts)
 

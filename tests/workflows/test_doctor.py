@@ -21,7 +21,7 @@ from reagent_lite.distributed.launcher import Processes
 from reagent_lite.doctor import machine
 from reagent_lite.mounts import Mount, find_mount
 from reagent_lite.sim.kernel_sources import find_environment
-from reagent_lite.tasks.doctor import choose_workflow
+from reagent_lite.tasks.train import choose_workflow
 from workflows.doctor import main
 
 Examine = Callable[..., tuple[int, Rows]]

@@ -359,7 +359,7 @@ def test_flags_without_a_config(
     flags: tuple[str, str], data_path: str, env: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A path that looks like JSON is a path all the same."""
-    assert main_alone(COMMAND, evaluate, ["--model", "null", *flags, "--dry_run"]) == 0
+    assert main_alone(COMMAND, evaluate, ["--model", "null", *flags, "--dry_run=all"]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert (tree["model"], tree["data_path"], tree["evaluation"]["held_out_share"]) == ("null", data_path, 0.5)
     assert (tree["simulation"] or {}).get("env") == env

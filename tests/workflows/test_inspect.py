@@ -73,8 +73,8 @@ def test_from_a_file_of_clicks_to_a_config(tmp_path: Path, run: Runner) -> None:
         done.err,
         "clicks.csv: 600 rows read, all of them; 10 columns",
         "segment: text, present in 100.0%, 4 distinct",
-        "a category of 4 values",
-        "may be reward: its name is 'click'",
+        "4 distinct strings: treated as categories",
+        "used as reward: its name is 'click'",
         "propensity_score: in (0, 1] in every row",
         "no episodes: each row is a decision",
         "to decide: reward: click; revenue",
@@ -156,7 +156,7 @@ def test_columns_of_csv_as_analysts_have_them(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert not absent(
         "\n".join(inspected.decide),
-        "price left out, texts that look like numbers",
+        "price left out, strings that look like numbers",
         "waiting_time left out, by their names they may be sequence_number",
     )
 

@@ -23,7 +23,9 @@ from reagent_lite.tasks.simulate import simulate
 
 # as all paths of the configs are relative
 pytestmark = pytest.mark.usefixtures("inside")
-CONFIGS = sorted((ROOT / "configs").rglob("*.json"))
+CONFIGS = sorted(
+    file for file in (ROOT / "configs").rglob("*.json") if not any(part.startswith(".") for part in file.parts)
+)
 WRITTEN = {"output_path", "log", "model_output_path", "timeline.outputTableName", "timeline.evalTableName",
            "norm_params.output_dir", "simulation.dataset.path"}  # fmt: skip
 

@@ -205,7 +205,7 @@ def test_a_feature_that_is_a_text_on_one_machine_alone_is_refused(tmp_path: Path
     numbers = [{**row, "state_features": {**row["state_features"], "kind": 1.5}} for row in named(random_rows(40), 0)]
     runs = started(nodes(tmp_path, [numbers, with_texts(named(random_rows(40), 1), "ab", "7")]), "dqn", SETTINGS)
     assert 2 in [run.code for run in runs]
-    assert any("data on node 0: feature kind: expected texts" in run.err for run in runs)
+    assert any("data on node 0: feature kind: expected strings" in run.err for run in runs)
 
 
 def test_three_rows_here_and_one_there_give_the_gradient_of_all_four(tmp_path: Path) -> None:

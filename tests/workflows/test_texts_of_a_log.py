@@ -54,7 +54,7 @@ def test_from_a_csv_with_texts_to_scores_and_an_evaluation(tmp_path: Path, run: 
     chosen = pd.read_csv(tmp_path / "scores.csv", keep_default_na=False)["action"]
     familiar = fresh["country"] != "Atlantis"
     assert (chosen[familiar] == fresh["country"][familiar].map(BEST)).all()
-    with pytest.raises(DataError, match=r"numbers\.csv:2: expected a text for feature country"):
+    with pytest.raises(DataError, match=r"numbers\.csv:2: expected a string for feature country"):
         score(check(ScoreConfig, {**keys, "data_path": str(tmp_path / "numbers.csv")}))
     log = {"model": str(model), "data_path": str(tmp_path / "fresh.parquet"), "evaluation": {"final_fit_passes": 1}}
     assert evaluate(check(EvaluateConfig, log)).rows > 0
@@ -142,5 +142,5 @@ def test_items_with_texts_in_the_log_the_model_and_a_newer_table(tmp_path: Path)
     assert np.mean(pays) > 0.9
     assert scored.other_values == {"kind": sum("i0" in names for names in possible)}
     table.assign(kind=np.arange(9) / 2).to_csv(tmp_path / "numbers.csv", index=False)
-    with pytest.raises(BundleError, match=r"numbers\.csv: kind: expected texts"):
+    with pytest.raises(BundleError, match=r"numbers\.csv: kind: expected strings"):
         score(check(ScoreConfig, {**keys, "items": str(tmp_path / "numbers.csv")}))

@@ -217,7 +217,7 @@ def _find_mixed(summaries: Sequence[CopySummary], path: str) -> Iterator[Problem
             for feature in getattr(machine, ids):
                 if feature in texts and feature not in machine.texts[side] and feature not in empty:
                     where = f"{path} on node {machine.node}: feature {feature}"
-                    yield Problem(where, f"texts, as on node {texts[feature]}", "numbers", ONE_KIND)
+                    yield Problem(where, f"strings, as on node {texts[feature]}", "numbers", ONE_KIND)
 
 
 def _actions(summary: CopySummary) -> str:

@@ -118,7 +118,7 @@ def first_rows(
     Args:
         path: the input.
         actions: names of discrete actions; None for candidates.
-        columns: the log's own names for columns of the contract.
+        columns: the log's own names for standard columns.
         items: the item table.
         refuses: whether a row that breaks a rule is an error, see timeline.on_refused.
 

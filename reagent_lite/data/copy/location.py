@@ -155,7 +155,7 @@ def locations_of(
         path: the input; several logs in their order.
         actions: names of discrete actions, None for parametric ones; a copy depends on them.
         directory: parent folder that the user chose, or None.
-        columns: the log's own names for columns of the contract.
+        columns: the log's own names for standard columns.
         timeline: settings of the pairing of events; None for the defaults.
         items: the item table; a copy depends on it.
         partition: the episodes that the copy has; None for all.

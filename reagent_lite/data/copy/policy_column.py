@@ -55,7 +55,7 @@ def read_policy_column(path: DataPath, name: str, copy: TrainingCopy, columns: C
         path: path of these files.
         name: name of the column.
         copy: the training copy.
-        columns: the log's own names for columns of the contract.
+        columns: the log's own names for standard columns.
 
     Raises:
         DataError: there is no such column, or its values have faults; with file and line.
@@ -85,7 +85,7 @@ def read_unit_column(path: DataPath, copy: TrainingCopy, columns: Columns) -> ND
     Args:
         path: path of the files that the copy was made of.
         copy: the training copy.
-        columns: the log's own names for columns of the contract.
+        columns: the log's own names for standard columns.
 
     Raises:
         DataError: there is no such column, a row lacks a unit, or the rows of an episode have several.
@@ -100,7 +100,7 @@ def read_weight_column(path: DataPath, copy: TrainingCopy, columns: Columns) -> 
     Args:
         path: path of the files that the copy was made of.
         copy: the training copy.
-        columns: the log's own names for columns of the contract.
+        columns: the log's own names for standard columns.
 
     Raises:
         DataError: there is no such column, a weight is not a positive number, or the rows of an episode have several.

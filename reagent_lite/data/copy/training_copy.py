@@ -232,7 +232,7 @@ def prepare_training_copy(
         log: path of a file or a folder in any format, URL, or frame; or several logs, which are read as one.
         actions: names of discrete actions in output order; None for parametric ones.
         directory: parent folder of the copy.
-        columns: the log's own names for columns of the contract.
+        columns: the log's own names for standard columns.
         timeline: settings of the pairing of events; None for the defaults.
         items: the table of the items that actions may name.
         partition: the episodes that the copy has; None for all.

@@ -142,7 +142,7 @@ def _fit_category(
     counts = column.levels[feature_id]
     if override not in (None, FeatureType.ENUM):
         todo = "Drop the override, or write the feature as numbers"
-        return Problem(where, f"{FeatureType.ENUM}, as its values are texts", f"the override {override}", todo)
+        return Problem(where, f"{FeatureType.ENUM}, as its values are strings", f"the override {override}", todo)
     of_code: dict[float, str] = {}
     notes = []
     for text, _ in most_frequent(counts, settings.max_unique_enum_values):
@@ -153,14 +153,14 @@ def _fit_category(
     others = count - sum(counts[level] for level in levels)
     if others:
         more = pluralize(len(counts) - len(levels), "further text")
-        more = f"{MOST_LEVELS:,} or more texts" if len(counts) >= MOST_LEVELS else more
+        more = f"{MOST_LEVELS:,} or more strings" if len(counts) >= MOST_LEVELS else more
         notes.append(
             f"{where}: {len(levels)} levels (norm_params.max_unique_enum_values), and {more} that count as other: "
             f"{others / count:.1%} of {count:,} values"
         )
     if all(map(NUMERAL.fullmatch, levels)):
         notes.append(
-            f"{where}: a category, as its values are texts, and all of them look like numbers or times; "
+            f"{where}: a category, as its values are strings, and all of them look like numbers or times; "
             "write numbers as 1234.5"
         )
     spec = FeatureSpec(
@@ -171,7 +171,7 @@ def _fit_category(
     )
     report = {
         "feature_type": str(FeatureType.ENUM),
-        "reason": "its values are texts",
+        "reason": "its values are strings",
         "count": count,
         "share_present": count / max(column.rows, 1),
         "levels": {level: counts[level] for level in levels},

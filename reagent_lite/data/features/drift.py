@@ -105,7 +105,9 @@ def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: D
         raise DataError(Problem(where, "data sets with at least one common feature", f"{ids[0]} against {ids[1]}"))
     raise_any(
         [
-            Problem(f"{where}: feature {feature}", "texts in both, or numbers in both", "texts in one of them alone")
+            Problem(
+                f"{where}: feature {feature}", "strings in both, or numbers in both", "strings in one of them alone"
+            )
             for feature in both
             if (feature in training.levels) != (feature in reference.levels)
             and training.features[feature].moments.count

@@ -152,13 +152,13 @@ def _fit_quantile(values: Values, settings: NormParams) -> dict[str, Any]:
     steps = np.arange(settings.quantile_size + 1) / settings.quantile_size
     quantiles = np.unique(np.quantile(values.sample, steps, method="interpolated_inverted_cdf"))
     if len(quantiles) < 2:
-        raise ValueError("one single value, which has no quantiles")
+        raise ValueError("all values are equal, so there are no quantiles")
     return {"quantiles": tuple(quantiles.tolist())}
 
 
 def _fit_range(values: Values, settings: NormParams) -> dict[str, Any]:
     if not values.summary.low < values.summary.high:
-        raise ValueError("one single value, which has no range")
+        raise ValueError("all values are equal, so there is no range to scale by")
     return {}
 
 

@@ -136,10 +136,10 @@ def _level_faults(name: object, parameters: _Parameters, where: str) -> Iterator
     if name != FeatureType.ENUM:
         yield Problem(f"{where}: levels", f"levels of {FeatureType.ENUM} alone", f"levels of {name}")
     if long := next((level for level in parameters.levels if len(level) > MOST_CHARACTERS), None):
-        yield Problem(f"{where}: levels", f"texts of at most {MOST_CHARACTERS} characters", f"{len(long)} characters")
+        yield Problem(f"{where}: levels", f"strings of at most {MOST_CHARACTERS} characters", f"{len(long)} characters")
     if len(set(codes)) < len(codes):
         repeated = next(level for level, code in zip(parameters.levels, codes, strict=True) if codes.count(code) > 1)
-        yield Problem(f"{where}: levels", "texts of different codes", f"{repeated!r} and another of its code")
+        yield Problem(f"{where}: levels", "strings of different codes", f"{repeated!r} and another of its code")
     if parameters.possible_values and parameters.possible_values != codes:
         todo = "Leave possible_values out: they follow from levels"
         yield Problem(f"{where}: possible_values", "the codes of levels, in their order", "others", todo)

@@ -141,7 +141,7 @@ def _ipc_batches(stream: IO[bytes], file: InputFile) -> Iterator[pa.RecordBatch]
     _require_names(batches.schema, file)
     yield from batches
     if stream.tell() != file.size:
-        raise ValueError(f"another stream, or other data, follows its end after {stream.tell()} bytes")
+        raise ValueError(f"trailing data after the Arrow stream, which ends at byte {stream.tell():,}")
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def num_threads() -> int:
 
 
 class ColumnNames(Protocol):
-    """A user's own names of the contract's columns; see rows/column_mapping.py."""
+    """A user's own names of the standard columns; see rows/column_mapping.py."""
 
     @property
     def csv(self) -> CsvFormat:
@@ -48,7 +48,7 @@ class ColumnNames(Protocol):
         ...
 
     def read(self, block: Block) -> Block:
-        """Returns a block with the contract's columns."""
+        """Returns a block with the standard columns."""
         ...
 
 
@@ -56,7 +56,7 @@ class RowSelection(Protocol):
     """The rows of a log that are read; see ../partition.py."""
 
     def select(self, block: Block) -> Block:
-        """Returns some rows of a block with the contract's columns."""
+        """Returns some rows of a block with the standard columns."""
         ...
 
 
@@ -72,7 +72,7 @@ class InputFile:
         size: bytes as stored.
         modified_ns: local modification time; 0 if the storage has none.
         sha256: sha256 of the stored bytes according to a manifest, which readers check; "" without a manifest.
-        columns: the user's own names of columns; None if they are the contract's.
+        columns: the user's own names of columns; None if they are the standard ones.
         features: feature ids with their names, if the rows have ids only.
         log: number of the file's log, from 1, if several logs are read as one; else 0.
         items: the table of the items that actions may name; not compared by `==`.

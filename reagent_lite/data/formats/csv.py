@@ -60,6 +60,7 @@ _WHOLE_ID = r"^\s*(?:-?(0)|(-?[1-9][0-9]*))(?:\.0+)?\s*$"
 """A number that is an integer, without leading zeros; spaces may be around it, and pandas writes the id 7 as 7.0 if a
 column has gaps."""
 _DIGIT = re.compile("[0-9]")
+_VALUE = re.compile(r"[-+]?[0-9][0-9.,eE+-]*|[\[{].*")  # a number or JSON, which no header has
 DELIMITERS = ",;\t|"
 _RECORDS = {sign: rf'\A(?:(?:"(?:[^"]|"")*"|[^"{sign}\r\n]*)(?:[{sign}]|\r?(?:\n|\z)))*\z' for sign in DELIMITERS}
 _WHOLE_CELLS = {
@@ -242,13 +243,10 @@ def _header(
         for field, part in sorted(parts.items())
         if field in names
     ]
-    of_contract = {
-        cell.field.partition(".")[0] for cell in header if cell.field != cell.name or cell.field in TRAINING_COLUMNS
-    }
-    # for a log whose columns a config names, a later check lists those that are missing
-    if not of_contract & set(TRAINING_COLUMNS) and own_names is None:
-        expected = "a header with names of columns like state_features"
-        problems.append(Problem(where, expected, repr(cells[0][:60]), "Write it as the first line"))
+    values = [name for name in names if _VALUE.fullmatch(name)]
+    if values and own_names is None and not {cell.field for cell in header} & set(TRAINING_COLUMNS):
+        expected = "a header with the names of the columns"
+        problems.append(Problem(where, expected, f"a value, {values[0][:60]!r}", "Write the header as the first line"))
     if problems:
         raise DataError(problems)
     return tuple(header)

@@ -37,7 +37,7 @@ _REWARDS = ("reward", "rewards")
 def parsers_of(
     file: InputFile, number: int, position: Position, readers: Mapping[str, Reader] | None = None
 ) -> Generator[Callable[[], Block]]:
-    """Yields the functions that parse the blocks of a file, see Reader; columns get the contract's names."""
+    """Yields the functions that parse the blocks of a file, see Reader; columns get the standard names."""
     reader = (ALL_COLUMNS if file.columns is not None else readers or READERS)[file.extension]
     for parse in reader(file, number, position):
         yield partial(_read, file, parse)

@@ -78,7 +78,7 @@ def read_bytes(path: str) -> bytes:
             data: bytes = stream.read()
         return data
     if os.path.exists(path) and not os.path.isfile(path):
-        raise FileNotFoundError("no file, but a folder, a FIFO, a socket or a device")
+        raise FileNotFoundError("not a regular file")
     return Path(path).read_bytes()
 
 

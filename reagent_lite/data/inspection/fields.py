@@ -1,4 +1,4 @@
-"""Which fields of the contract the columns of a log may be, and why."""
+"""Which standard columns the columns of a log may be, and why."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "time_diff": "",
     }.items()
 }
-"""Names that logs use for the fields of the contract, the likeliest first."""
+"""Names that logs use for the standard columns, the likeliest first."""
 _KINDS: dict[str, tuple[str, ...]] = {
     "text": ("text", "integer"), "order": ("integer", "time"), "number": ("flag", "integer", "number"),
     "features": ("map", "list"), "metrics": ("map",), "action": ("text", "integer", "flag", "map"),
@@ -51,7 +51,7 @@ class Guess:
     """A field that a column may be.
 
     Attributes:
-        field: field of the contract.
+        field: standard column.
         column: column of the log.
         why: the reason.
         strength: strength of the reason; larger is stronger.
@@ -78,7 +78,7 @@ def guesses_of(columns: Sequence[LogColumn], given: Columns) -> list[Guess]:
             elif field in given or any(column.name in names_of(source) for source in given.values()):
                 continue
             elif field in (column.name, COLUMNS[column.name].alias_of if column.name in COLUMNS else ""):
-                guesses.append(Guess(field, column.name, "its name is that of the contract", (_SAME, 0)))
+                guesses.append(Guess(field, column.name, "its name is the standard one", (_SAME, 0)))
             elif (column.name not in COLUMNS or column.name == "step") and fits(field, column):
                 guesses += _by_name(field, column)
     return sorted(guesses, key=lambda guess: guess.strength, reverse=True)
@@ -98,7 +98,7 @@ def _by_name(field: str, column: LogColumn) -> list[Guess]:
     return []
 
 
-_VALUES = {"flag": "true and false", "integer": "integers", "number": "numbers", "time": "times", "text": "texts",
+_VALUES = {"flag": "true and false", "integer": "integers", "number": "numbers", "time": "times", "text": "strings",
            "map": "objects", "list": "lists"}  # fmt: skip
 
 

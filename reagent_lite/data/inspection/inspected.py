@@ -28,7 +28,7 @@ class Inspected:
         whole: whether all rows were read.
         columns: columns of the log.
         guesses: fields that columns may be and why, the strongest reasons first.
-        fields: {field of the contract: the column that the config reads as it}; features are in the config.
+        fields: {standard column: the column that the config reads as it}; features are in the config.
         propensities: sentences about the plausibility of action probabilities.
         episodes: a sentence about the lengths of episodes; "" if they are unknown.
         config: a training config for the log; None if there is none, and `problems` say why.
@@ -106,8 +106,8 @@ class Inspected:
             yield f"{column.name}: {facts}" + (f": {join_names(shown)}" if shown else "")
             for guess in self.guesses:
                 if guess.column == column.name:
-                    used = ", and read as it" if self.fields.get(guess.field) == column.name else ""
-                    yield f"  may be {guess.field}: {guess.why}{used}"
+                    is_used = self.fields.get(guess.field) == column.name
+                    yield f"  {'used as' if is_used else 'may be'} {guess.field}: {guess.why}"
             if column.note and column.name not in self.fields.values():
                 yield f"  {column.note}"
         yield from self.propensities

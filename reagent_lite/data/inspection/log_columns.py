@@ -105,7 +105,7 @@ class LogColumn:
 
     @property
     def is_numerals(self) -> bool:
-        """Whether values are texts that look like numbers or times; texts of digits alone may be codes."""
+        """Whether values are strings that look like numbers or times; texts of digits alone may be codes."""
         return self.kind == "text" and all(
             NUMERAL.fullmatch(text) and not (text.isascii() and text.isdigit()) for text in self.counts
         )
@@ -125,12 +125,12 @@ class LogColumn:
             return ""
         if self.is_category:
             levels = f", the {MOST_LEVELS} most frequent" if self.distinct > MOST_LEVELS else ""
-            return f"probably a category of {self.distinct} values: as a feature one-hot{levels}"
+            return f"{self.distinct} distinct strings: treated as categories{levels}"
         if not self.is_whole or self.distinct <= 2 or min(self.present) < 0:
             return ""
         if self.distinct <= MOST_LEVELS and few_levels(self.counts.values()):
-            return "few whole numbers: as a feature one-hot, unless norm_params.feature_overrides says CONTINUOUS"
-        return "whole numbers: as a feature a number, unless norm_params.feature_overrides says ENUM"
+            return "few distinct integers: treated as categories, unless norm_params.feature_overrides says CONTINUOUS"
+        return "integers: treated as a number, unless norm_params.feature_overrides says ENUM"
 
 
 def first_columns(files: Sequence[InputFile], rows: int, given: Columns) -> tuple[tuple[LogColumn, ...], bool]:

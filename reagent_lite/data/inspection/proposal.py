@@ -128,7 +128,7 @@ class _Proposal:
     """A config for a log, proposed part by part; parts note problems and choices.
 
     Attributes:
-        fields: {field of the contract: the column that is read as it}.
+        fields: {standard column: the column that is read as it}.
         problems: reasons why there is no config.
         decide: choices left to the user.
     """
@@ -171,7 +171,7 @@ class _Proposal:
                 return
 
     def _drop(self, fields: Sequence[str], why: str) -> None:
-        """Leaves out fields by the names of their columns; columns with a contract name are read in any case."""
+        """Leaves out fields by the names of their columns; columns with a standard name are read in any case."""
         dropped = [name for name in fields if name in self.fields and self.fields[name] not in COLUMNS]
         dropped = [name for name in dropped if name not in self._settings.columns]
         if dropped:
@@ -196,7 +196,7 @@ class _Proposal:
             keys = join_names(
                 f"{key} {value if isinstance(value, str) else join_names(value)!s}" for key, value in written.items()
             )
-            self.decide.append(f"columns.csv: {keys}, as the first rows suggest; null are texts of absent values")
+            self.decide.append(f"columns.csv: {keys}, as the first rows suggest; null are strings of absent values")
 
     def _note_near_equal(self, column: LogColumn) -> None:
         alike = join_names(f"{text!r} as {other!r}" for text, other in column.near_equal.items())
@@ -336,7 +336,7 @@ class _Proposal:
             example = json.dumps({"reward": {"column": column.name, "map": dict.fromkeys(list(column.counts)[:1], 1)}})
             self.problems.append(
                 f"{column.name}, read as reward, is not a finite number in every row, or yes or no; columns can say "
-                f"what its texts stand for, as in {example}"
+                f"what its strings stand for, as in {example}"
             )
         elif missing := self._rows - len(column.present):
             self._without_reward = True
@@ -506,7 +506,7 @@ class _Proposal:
             examples = {type(value): write_value(value) for value in reversed(column.present)}
             return f"values of several kinds: {join_names(examples.values())}; an absent value is an empty cell or null"
         if column.is_numerals:
-            return "texts that look like numbers or times; write numbers as 1234.5"
+            return "strings that look like numbers or times; write numbers as 1234.5"
         if not column.is_number and not column.is_category:
             return f"a column of {column.kind} values"
         if words[0] == "next":

@@ -3,8 +3,8 @@
     session, time, age, income, clicked ─► mdp_id, sequence_number, state_features {age, income}, reward
     signed_up "2026-01-31 10:30"        ─► state_features {signed_up_weekday: 5, signed_up_hour: 10}
 
-The names are attached to the files when these are listed, so that every reader of rows sees the contract's columns, in
-this process and in executors of Spark. Folders that a stage made have the contract's names already.
+The names are attached to the files when these are listed, so that every reader of rows sees the standard columns, in
+this process and in executors of Spark. Folders that a stage made have the standard names already.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from reagent_lite.raw_values import TODO, RawColumn, raw_columns
 
 @dataclass(frozen=True, slots=True)
 class ColumnMapping:
-    """Which of a log's columns hold the fields of the contract, and how they are written.
+    """Which of a log's columns hold the standard columns, and how they are written.
 
     Attributes:
         fields: (field, its column) each; for features and metrics (field, a column for each of them).
         raw_columns: the columns whose values are not read as they are.
         csv: format of CSV files.
-        beside_others: whether the log is one of several, some of which may have the contract's names.
+        beside_others: whether the log is one of several, some of which may have the standard names.
     """
 
     fields: tuple[tuple[str, str | tuple[str, ...]], ...]
@@ -84,9 +84,9 @@ class ColumnMapping:
         return tuple(column.column for column in self.raw_columns)
 
     def read(self, block: Block) -> Block:
-        """Returns a block with the contract's columns.
+        """Returns a block with the standard columns.
 
-        The log of workflows.serve has the contract's names, even if the model that it served was trained with others.
+        The log of workflows.serve has the standard names, even if the model that it served was trained with others.
 
         Raises:
             DataError: columns are missing; names the nearest ones. Values of raw columns that are not of their kind.
@@ -101,7 +101,7 @@ class ColumnMapping:
             return block
         if is_checked and has_contract_names:
             expected = f"the columns that data.columns names: {join_names(self._sources)}"
-            todo = "Drop data.columns, in other workflows columns: the log has the contract's names already"
+            todo = "Drop data.columns, in other workflows columns: the log has the standard names already"
             raise DataError(
                 Problem(block.file.location(), expected, f"columns {join_names(sorted(table.column_names))}", todo)
             )
@@ -146,7 +146,7 @@ def csv_of(columns: Columns) -> CsvFormat:
 
 
 def contract_names(columns: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a log has the contract's names, and none of the names in `columns`, for the renamed fields of events."""
+    """Whether a log has the standard names, and none of the names in `columns`, for the renamed fields of events."""
     renamed = {
         field: source
         for field, source in columns.items()
@@ -159,7 +159,7 @@ def contract_names(columns: Mapping[str, Any], names: Collection[str]) -> bool:
 def recall_columns(columns: Columns, names: Collection[str]) -> Columns:
     """Returns the column names of a model's training log that apply to another log.
 
-    There are none if the other log has the contract's names. Fields that it lacks, such as a reward, are left out. The
+    There are none if the other log has the standard names. Fields that it lacks, such as a reward, are left out. The
     format of CSV files stays.
     """
     if contract_names(columns, names):

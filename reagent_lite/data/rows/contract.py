@@ -37,9 +37,12 @@ from reagent_lite.data.rows.block_columns import (
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import match, offered_items, read_candidate_features, read_candidate_lists
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
-from reagent_lite.errors import Problem, join_names, raise_any, suggest_nearest
+from reagent_lite.errors import DataError, Problem, join_names, raise_any, suggest_nearest
 
-_OTHER_NAME = "If the log has other names, or a column per feature, give them as `columns`: docs/data.md"
+_OTHER_NAMES = (
+    "If its columns have other names, or one for each feature, python -m workflows.inspect --data {path} --output "
+    "config.json finds out which is which; or give them as `columns`: docs/data.md"
+)
 PROPENSITIES = tuple(name for name, column in COLUMNS.items() if "action_probability" in (name, column.alias_of))
 """The two names of the column of propensities; if a log has both, their values must be equal."""
 TODO_NAMES = (
@@ -95,17 +98,21 @@ def require_columns(
         field_of: {column: the field it stands for} if a config names the columns; else None.
 
     Raises:
-        DataError: columns are missing; gives the nearest name for each.
+        DataError: columns are missing; says which there are, and how to give other names.
     """
     got = f"columns {join_names(sorted(names))}"
-    problems = []
-    for name in dict.fromkeys(wanted):
-        if name not in names:
-            reason = f", as columns.{field_of[name]} says" if field_of else ""
-            near = suggest_nearest(name, names, "Nearest column: {!r}")
-            todo = near if field_of else f"{near}. {_OTHER_NAME}".removeprefix(". ")
-            problems.append(Problem(where, f"a column {name!r}{reason}", got, todo))
-    raise_any(problems)
+    missing = [name for name in dict.fromkeys(wanted) if name not in names]
+    near = {name: suggest_nearest(name, names, "Nearest column: {!r}") for name in missing}
+    if field_of:
+        raise_any([
+            Problem(where, f"a column {name!r}, as columns.{field_of[name]} says", got, near[name]) for name in missing
+        ])  # fmt: skip
+    elif missing:
+        expected = f"a column {missing[0]!r}" if len(missing) == 1 else f"the columns {join_names(missing)}"
+        todo = _OTHER_NAMES.format(path=re.sub(r":\d+$", "", where))
+        if len(missing) == 1 and near[missing[0]]:
+            todo = f"{near[missing[0]]}. {todo}"
+        raise DataError(Problem(where, expected, got, todo))
 
 
 def require_present(name: str, present: Mask, faults: Faults, todo: str = "") -> None:
@@ -234,7 +241,8 @@ class ActionRule:
     def __init__(self, actions: tuple[str, ...]) -> None:
         self._index = {name: index for index, name in enumerate(actions)}
         self._num = len(actions)
-        # "1", "01" or "1.0" as the name of another action than number 1: an index may mean either, so none is read
+        # "1", "01" or "1.0" as the name of another action than number 1: an integer is ambiguous then, so only names
+        # are accepted
         self._allows_indices = not any(
             _NUMBER.fullmatch(name) and index != float(name) < self._num for name, index in self._index.items()
         )

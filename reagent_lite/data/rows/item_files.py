@@ -111,7 +111,7 @@ def _features(block: Block, names: list[str], faults: Faults) -> FeatureMatrix:
     if block.file.cells:
         parts = {name: typed_cells(name, cells, "value") for name, (_, cells) in parts.items()}
     field, array = in_one_column(_TABLE, parts, np.ones(block.table.num_rows, bool))
-    todo = "Give every item a number, or a text, for each feature, and leave out columns that are none"
+    todo = "Give every item a number, or a string, for each feature, and leave out columns that are none"
     return features(Column(field.name, array, is_text(field)), faults, todo=todo)[0]
 
 

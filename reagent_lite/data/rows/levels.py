@@ -30,8 +30,8 @@ SIDE_OF = {
 }
 MOST_LEVELS = 1 << 16
 """Largest number of texts of a feature that are kept; beyond it, the least frequent so far are dropped."""
-ONE_KIND = "All values of a feature are numbers, or all are texts, which are categories"
-WORDS = ("a number", "a text")
+ONE_KIND = "All values of a feature are numbers, or all are strings, which are categories"
+WORDS = ("a number", "a string")
 
 
 def add_levels(levels: Levels, more: Mapping[int, Mapping[str, int]], most: int | None = None) -> None:

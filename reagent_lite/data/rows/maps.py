@@ -1,7 +1,7 @@
 """Maps {name: number} of a block as dense numpy arrays: features of states and candidates, and metrics.
 
 A feature may have texts in place of numbers, which are categories: its column holds their codes (categories.py), and
-`Faults.levels` has the texts. Texts and numbers may be in one struct, in a map of texts, or in a map of VALUES.
+`Faults.levels` has the texts. Strings and numbers may be mixed in one struct, a string map or a VALUES map.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ class _MapReading:
         )
         is_text = texts.present
         both = is_text & numbers.present
-        numbers.fault(self.faults, both, f"a number or a text in {items.name}, not both")
+        numbers.fault(self.faults, both, f"a number or a string in {items.name}, not both")
         # a feature is of texts if most of its values in the block are
         num_texts = np.bincount(key[is_text], minlength=len(names))
         num_numbers = np.bincount(key[numbers.present], minlength=len(names))
@@ -356,7 +356,7 @@ class _MapReading:
         return np.where(wrong, np.float32(np.nan), np.where(is_text, codes, self._floats(numbers, "")))
 
     def _codes(self, items: Column, names: tuple[str, ...], key: NDArray[Any]) -> NDArray[np.float32]:
-        """Returns [n] the codes of texts, NaN where null; `key` [n] are indices of `names`, the features' names."""
+        """Returns the codes of strings, [n]; NaN for null. `key` [n] indexes `names`, the features' names."""
         encoded = items.array.dictionary_encode()
         texts = encoded.dictionary.to_pylist()
         number = fill_nulls(encoded.indices, -1).astype(np.int64)

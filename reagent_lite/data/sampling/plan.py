@@ -126,5 +126,5 @@ def apportion(shards: tuple[int, ...], count: int) -> list[int]:
 
 
 def _way(j: int, rows: int) -> int:
-    """Returns how far on the way row j of a shard comes, (j + 1/2) / rows, in units of 2^-129."""
+    """Returns the position of row j of a shard in its pass, (j + 1/2) / rows, in units of 2^-129."""
     return ((2 * j + 1) << 128) // rows

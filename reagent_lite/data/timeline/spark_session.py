@@ -128,7 +128,7 @@ def _problems_of_master(master: str) -> Iterator[None]:
         yield
     except Exception as error:
         if isinstance(error, PySparkException) and error.getCondition() == "JAVA_GATEWAY_EXITED":
-            raise _lacks("Java 17 or newer", "none, or one that ends at once") from error
+            raise _lacks("Java 17 or newer", "no Java, or one that exits immediately") from error
         if not _is_from_spark(error):
             raise
         raise ConfigError(Problem("master", "a Spark that takes work", f"{master}: {_cause(str(error))}")) from error

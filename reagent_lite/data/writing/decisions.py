@@ -1,4 +1,4 @@
-"""Decisions of a service as a file of events: columns of the contract, ids, and versions of the models."""
+"""Decisions of a service as a file of events: standard columns, ids, and versions of the models."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class PartFiles:
         folder: the folder.
         key: the config key that names it.
         names: names of the columns in the files.
-        columns: columns of the rows; those after the first `names` are not written.
+        columns: columns of incoming rows; only the first len(names) are written.
 
     Attributes:
         rows: number of rows of each file that has some, by the file's number.

@@ -74,7 +74,7 @@ NORM = "state_norm_data_path on node 1"
     ([replace(NONE, listing="m", inputs=""), replace(FIRST, node=1)], "split", ["p on node 0"], "files of node 1"),
     ([FIRST, replace(SECOND, inputs="j")], "split", ["p on node 1"], "none, or files with other names or content"),
     ([SECOND, replace(TEXTS, node=2)], "shards", ["p on node 1: feature 4"],
-     "expected texts, as on node 2, got numbers"),
+     "strings, as on node 2, got numbers"),
 ])  # fmt: skip
 def test_what_cannot_be_merged_is_refused_with_its_machine(
     summaries: list[CopySummary], layout: str, places: list[str], words: str

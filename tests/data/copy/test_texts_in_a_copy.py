@@ -95,10 +95,10 @@ def write_cells(file: Path, cells: list[str]) -> Path:
 @pytest.mark.parametrize(
     ("files", "where", "expected", "got"),
     [
-        ([["DE", "FR", "3", "DE"]], "0.csv:4", "a text for 'country' in state_features", "3.0"),
+        ([["DE", "FR", "3", "DE"]], "0.csv:4", "a string for 'country' in state_features", "3.0"),
         ([["1", "cef33", "3", ""]], "0.csv:3", "a number for 'country' in state_features", '"cef33"'),
         ([["DE", "x" * 201]], "0.csv:3", "categories of at most 200 characters in state_features", '"xxx'),
-        ([["DE", "FR"], ["", "7"]], "1.csv:3", "a text for feature country, as in .*0.csv:2", "a number"),
+        ([["DE", "FR"], ["", "7"]], "1.csv:3", "a string for feature country, as in .*0.csv:2", "a number"),
     ],
 )
 def test_a_value_of_another_kind_is_refused_with_its_line(
@@ -203,7 +203,7 @@ def test_an_override_cannot_make_a_number_of_a_text(tmp_path: Path) -> None:
         (FeatureSpec(feature_id=0, feature_type=FeatureType.CONTINUOUS),
          r"log\.csv:3: expected a number for feature country"),
         (FeatureSpec(feature_id=0, feature_type=FeatureType.ENUM, possible_values=(1.0,), levels=("x",)),
-         r"log\.csv:2: expected a text for feature age"),
+         r"log\.csv:2: expected a string for feature age"),
     ],
 )  # fmt: skip
 def test_a_normalization_of_numbers_refuses_texts_with_their_line_and_the_other_way_round(

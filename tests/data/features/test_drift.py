@@ -155,7 +155,7 @@ def test_drift_of_a_feature(training: ColumnSummary, reference: ColumnSummary, e
     [
         (column(f1=[1.0], f2=[1.0]), column(f3=[1.0]), "at least one common feature, got 1, 2"),
         # a feature is a text in both or in none
-        (levels(30, A=30), column(f1=[0, 1] * 10), "both: feature 1: expected texts"),
+        (levels(30, A=30), column(f1=[0, 1] * 10), "both: feature 1: expected strings"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(training: ColumnSummary, reference: ColumnSummary, words: str) -> None:

@@ -170,7 +170,7 @@ def test_times_of_day_beyond_midnight_are_refused(tmp_path: Path, name: str, wor
         ("x.feather", b"state_features,reward\n1,2\n", "expected Arrow IPC, as its name says, got text"),
         ("x.parquet", data_of(TABLE, pa.ipc.new_file), "got Arrow IPC. Give it the extension .arrow"),
         ("x.arrow.gz", b"", "expected an uncompressed Arrow IPC file, got one packed as .gz"),
-        ("x.arrow", data_of(TABLE, pa.ipc.new_stream) * 2, "another stream, or other data, follows its end"),
+        ("x.arrow", data_of(TABLE, pa.ipc.new_stream) * 2, "trailing data after the Arrow stream"),
     ],
 )  # fmt: skip
 def test_other_formats_are_refused(tmp_path: Path, name: str, data: bytes, words: str) -> None:

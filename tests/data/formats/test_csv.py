@@ -128,7 +128,8 @@ def test_faults_have_their_line(
 
 @pytest.mark.parametrize(("text", "words", "kind"), [
     *((text, words, DataError) for text, words in [
-        (GOOD, "1: expected a header with names of columns like state_features, got 'a'. Write it as the first line"),
+        (GOOD, "1: expected a header with the names of the columns, got a value, '1'. Write the header as the "
+         "first line"),
         ("state_features,state_features.0,reward\n{},1,2\n", "1: expected state_features once, got a column "
          "'state_features' and a column 'state_features.0'. Keep one"),
         ((HEADER + GOOD).encode("utf-16"), "expected text in UTF-8, got UTF-16. Write the file as UTF-8"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -481,3 +483,16 @@ def test_parts_of_a_microsecond_are_cut_where_times_differ(tmp_path: Path) -> No
         str(write_table(tmp_path / "log.parquet", ("sequence_number", pa.array([3_001, 1_999], pa.timestamp("ns"))))),
         actions=ACTIONS,
     ).sequence.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "arrow"])
+def test_a_log_with_columns_of_its_own_is_told_what_finds_them(tmp_path: Path, form: str) -> None:
+    """No standard column at all, in a file that has a header."""
+    file = tmp_path / f"log.{form}"
+    frame = pd.DataFrame({"country": ["DE", "FR"], "offer": ["mail", "call"], "click": [1, 0]})
+    {"csv": partial(frame.to_csv, index=False), "jsonl": partial(frame.to_json, orient="records", lines=True),
+     "parquet": frame.to_parquet, "arrow": frame.to_feather}[form](file)  # fmt: skip
+    (problem,) = problems_of(file, ("mail", "call"))
+    assert problem.expected == "the columns state_features, action, reward"
+    assert problem.got == "columns click, country, offer"
+    assert f"python -m workflows.inspect --data {file} --output config.json" in problem.todo
