@@ -226,12 +226,13 @@ def rollout(log: Logs, *, config: Source | None = None) -> comparison.ComparedPo
 def compare(config: Source, data: Logs | None = None) -> comparing.Compared:
     """Trains configs with several seeds each in processes of this machine, and chooses one, like `workflows.compare`.
 
-    The result has frames of pandas: `table` of the configs, `runs`, and `curves`.
-
     Args:
         config: a CompareConfig, a dict of the same keys, or the path of a JSON file.
         data: log to learn from, in place of training_data_path of `base`: a path, a frame of pandas, polars or Arrow,
             or a list of several logs.
+
+    Returns:
+        The comparison, with frames of pandas: `table` of the configs, `runs`, and `curves`.
 
     Raises:
         ReagentLiteError: the error of the command, with the same message.
@@ -250,7 +251,7 @@ def optuna_objective(
     *,
     score: str | None = None,
 ) -> Callable[["Trial"], float]:
-    """Returns an objective for an Optuna study that maximizes the score of a run.
+    """Makes the objective of an Optuna study that maximizes the score of a run.
 
     Trials are compared by episodes that do not decide. The decision of a trial's own report rests on others, of which
     no trial's score has any; it is in the user attributes of the trial: `decision`, `model`, and `folder`. Report the
@@ -261,6 +262,9 @@ def optuna_objective(
         suggest: returns changes of the config for a trial, such as {"training.learning_rate": 0.01}.
         data: log to learn from, in place of training_data_path.
         score: tag of the score; absent: as in `workflows.compare`.
+
+    Returns:
+        A function that trains the run of a trial and returns its score.
     """
     import optuna
 

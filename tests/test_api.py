@@ -151,7 +151,7 @@ def test_runs_in_threads_learn_the_same_as_one_alone(tree: Tree, frame: pd.DataF
         (lambda tree, frame: reagent_lite.train({**tree, "epoch": 3}, frame), ConfigError, "epoch: .*'epochs'"),
         (lambda tree, frame: reagent_lite.train(tree, frame.drop(columns="clicked")), DataError, "a column 'clicked'"),
         (lambda tree, _: reagent_lite.train(tree, "nowhere.parquet"), DataError, "nowhere.parquet: expected a data"),
-        (lambda _, frame: reagent_lite.train("nowhere.json", frame), ConfigError, "nowhere.json: expected a readable"),
+        (lambda _, frame: reagent_lite.train("nowhere.json", frame), ConfigError, "nowhere.json: no such file"),
         (lambda _, frame: reagent_lite.train(3, frame), ConfigError, "config: expected a config, a dict, or the path"),
         (lambda tree, _: reagent_lite.train(tree, [{}]), DataError, "data: expected a path, a frame .*, got list: "),
         (lambda tree, frame: reagent_lite.train(tree, frame, callback=print), ConfigError, "callback: expected"),

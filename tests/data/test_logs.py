@@ -262,7 +262,7 @@ def test_a_file_is_of_one_log_and_logs_are_there(tmp_path: Path) -> None:
     first, second = logs(tmp_path, episode("a", 1), episode("b", 1))
     (tmp_path / "served").mkdir()
     for paths, words in (
-        ((first, second, f"{tmp_path}/2"), f"2: expected files that {second} does not have, got {second}. Give"),
+        ((first, second, f"{tmp_path}/2"), f"2: expected files that {second} does not have, got {second}. List"),
         ((f"{tmp_path}/served", f"{tmp_path}/served"), "served: expected a folder"),
         ((first, f"{tmp_path}/nowhere"), "nothing at this path"),
     ):

@@ -287,7 +287,7 @@ def test_columns_of_any_type_stay(tmp_path: Path) -> None:
     ) == rows.select([*OWN])
 
 
-@pytest.mark.parametrize(("place", "words"), [(8, ""), (-12, ""), (None, ".*regular.*got a link")])
+@pytest.mark.parametrize(("place", "words"), [(8, "expected"), (-12, "expected"), (None, "a symbolic link")])
 def test_an_input_that_is_not_as_its_manifest_says_is_refused(
     tmp_path: Path, staged: StageManifest, place: int | None, words: str
 ) -> None:
@@ -299,7 +299,7 @@ def test_an_input_that_is_not_as_its_manifest_says_is_refused(
     else:
         data[place] ^= 1
         file.write_bytes(data)
-    with pytest.raises(DataError, match=r"3\.parquet: expected" + words):
+    with pytest.raises(DataError, match=r"3\.parquet: " + words):
         made(tmp_path / "in", tmp_path / "out", 2)
 
 

@@ -73,7 +73,7 @@ def test_tolerance_is_used(
     ("part", "value", "words"),
     [
         ("policy", EpsilonGreedy(), r"model.onnx, propensities: .* got 0\.2"),
-        ("restriction", LikelyInTheLog(Habit([0.5, 0.04, 0.46]), 0.1), r"model.onnx, choices: .* got 5 of 15"),
+        ("restriction", LikelyInTheLog(Habit([0.5, 0.04, 0.46]), 0.1), r"model.onnx, choices: 5 of 15 differ"),
         ("restriction", LikelyInTheLog(Habit([float("nan")] * 3), 0.1), "choices of the live network"),
     ],
 )

@@ -114,7 +114,11 @@ def auto() -> Backend:
     ("refused", "chosen", "says"),
     [
         ((".cubin",), CudaBackend, ""),
-        ((".cubin", ".ptx"), CpuBackend, r"environments run on the CPU: .*\.cubin: expected code.* image is invalid.*"),
+        (
+            (".cubin", ".ptx"),
+            CpuBackend,
+            r"environments run on the CPU: .*\.cubin: expected machine code.* image is invalid.*",
+        ),
     ],
 )
 def test_a_driver_that_refuses_machine_code_is_given_the_text_and_one_that_refuses_both_leaves_the_cpu(

@@ -172,7 +172,7 @@ LOG = {"training_data_path": "log.jsonl", "actions": ["a", "b"]}
         ({"configs": {"a": {"rl.gama": 0.5}}}, "configs.a.rl.gama: expected a known key"),
         ({"configs": {"a/b": {}}}, "configs: expected names of letters, digits and _ . + -, got 'a/b'"),
         ({"configs": {"a": {"seed.x": 1}}, "base": BASE | {"seed": 1}}, "configs.a.--set seed.x=1: expected an object"),
-        ({"configs": {"a": "nowhere.json"}}, "configs.a.nowhere.json: expected a readable JSON file"),
+        ({"configs": {"a": "nowhere.json"}}, "configs.a.nowhere.json: no such file"),
         ({"base": {}}, "base: expected a config, or configs that are all paths"),
         ({"seeds": [1, 1]}, "seeds: expected at least one seed, each once"),
         (

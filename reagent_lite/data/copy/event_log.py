@@ -22,8 +22,8 @@ from numpy.typing import DTypeLike, NDArray
 from reagent_lite.config.column_names import SERVED_COLUMNS, TRAINING_COLUMNS
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.lists import SharedLists
-from reagent_lite.data.copy.order import Order, index_type, parts_of
-from reagent_lite.data.copy.spool import Indices, Spool
+from reagent_lite.data.copy.order import Order, index_type
+from reagent_lite.data.copy.spool import Indices, Spool, parts_of
 from reagent_lite.data.copy.spooled_log import VECTORS, SpooledLog, Transitions
 from reagent_lite.data.formats.blocks import Block, InputFile, Reader
 from reagent_lite.data.formats.format_table import readers_of

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.data.copy.order import index_type, parts_of
-from reagent_lite.data.copy.spool import Indices, Spool
+from reagent_lite.data.copy.order import index_type
+from reagent_lite.data.copy.spool import Indices, Spool, parts_of
 from reagent_lite.data.rows.matrices import Lists
 
 _LISTS_OF_A_CHUNK = 1 << 12

@@ -11,12 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.data.copy.spool import Indices
+from reagent_lite.data.copy.spool import Indices, parts_of
 from reagent_lite.data.formats.schema import to_numpy
 from reagent_lite.data.rows.hashes import mix, name_hashes
-
-_AT_ONCE = 1 << 16
-_FEWEST_AT_ONCE = 1 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +58,6 @@ class Order:
 def index_type(count: int) -> type[np.integer[Any]]:
     """Returns the type for the numbers below `count`."""
     return np.int32 if count < 2**31 else np.int64
-
-
-def parts_of(count: int, width: int = 1) -> Iterator[slice]:
-    """Yields consecutive slices of `count` rows, such that matrices [rows, width] of one of them are small."""
-    rows = max(_AT_ONCE // max(width, 1), _FEWEST_AT_ONCE)
-    for start in range(0, count, rows):
-        yield slice(start, min(start + rows, count))
 
 
 def take(values: NDArray[Any], rows: Indices) -> NDArray[Any]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
+if TYPE_CHECKING:  # a simulation needs no pyarrow
+    import pyarrow as pa
+
 CHUNK_BYTES = 4 << 20
+_AT_ONCE = 1 << 16
+_FEWEST_AT_ONCE = 1 << 10
 Indices = NDArray[np.integer[Any]]
 """Numbers of rows; int32 if they fit."""
 
@@ -127,6 +131,8 @@ class TextSpool:
 
     def append(self, texts: pa.Array) -> None:
         """Adds texts, none of which is null."""
+        import pyarrow as pa
+
         large = texts.cast(pa.large_string())
         _, ends, text = large.buffers()
         if not len(large):
@@ -138,6 +144,8 @@ class TextSpool:
 
     def mapped(self) -> pa.Array:
         """Returns all texts as a memory-mapped array, which stays valid after `remove`."""
+        import pyarrow as pa
+
         ends, text = (pa.py_buffer(spool.mapped()) for spool in (self._ends, self._text))
         return pa.LargeStringArray.from_buffers(len(self), ends, text)
 
@@ -162,3 +170,10 @@ def write_npy(stream: IO[bytes], dtype: DTypeLike, shape: tuple[int, ...], chunk
 
 def _bytes(values: NDArray[Any], dtype: np.dtype[Any]) -> memoryview | bytes:
     return np.ascontiguousarray(values, dtype).data.cast("B") if values.size else b""
+
+
+def parts_of(count: int, width: int = 1) -> Iterator[slice]:
+    """Yields consecutive slices of `count` rows, such that matrices [rows, width] of one of them are small."""
+    rows = max(_AT_ONCE // max(width, 1), _FEWEST_AT_ONCE)
+    for start in range(0, count, rows):
+        yield slice(start, min(start + rows, count))

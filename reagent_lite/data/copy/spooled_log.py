@@ -22,8 +22,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from reagent_lite.config.column_names import COLUMNS, EPISODE_COLUMNS
 from reagent_lite.data.copy.lists import SharedLists, list_records, share_lists
-from reagent_lite.data.copy.order import Order, find_order, parts_of
-from reagent_lite.data.copy.spool import Indices, Spool, TextSpool, write_npy
+from reagent_lite.data.copy.order import Order, find_order
+from reagent_lite.data.copy.spool import Indices, Spool, TextSpool, parts_of, write_npy
 from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block, InputFile, Reader
 from reagent_lite.data.rows.block_columns import require_one_order

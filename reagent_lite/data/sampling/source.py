@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from reagent_lite.data.copy.order import parts_of
+from reagent_lite.data.copy.spool import parts_of
 from reagent_lite.data.copy.training_copy import TrainingCopy, release
 from reagent_lite.data.rows.matrices import in_order
 from reagent_lite.data.sampling.plan import ReadPlan
