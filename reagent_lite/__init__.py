@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from reagent_lite.export import Bundle as Bundle
     from reagent_lite.export import Prediction as Prediction
     from reagent_lite.export import load_bundle as load_bundle
-    from reagent_lite.run.output_folder import Outcome as Outcome
+    from reagent_lite.run.output_folder import TrainResult as TrainResult
     from reagent_lite.run.runner import Callback as Callback
     from reagent_lite.tasks.evaluate import Evaluated as Evaluated
     from reagent_lite.tasks.rollout import ComparedPolicies as ComparedPolicies
     from reagent_lite.tasks.simulate import SimulatedLog as SimulatedLog
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 _MODULES = {
     "Bundle": "export",
     "Callback": "run.runner",
@@ -47,7 +47,7 @@ _MODULES = {
     "Evaluated": "tasks.evaluate",
     "EvaluateConfig": "config.evaluate_config",
     "Inspected": "data.inspection.inspected",
-    "Outcome": "run.output_folder",
+    "TrainResult": "run.output_folder",
     "ParametricDqnConfig": "config",
     "Prediction": "export",
     "Preempted": "errors",

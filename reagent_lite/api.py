@@ -31,7 +31,7 @@ from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.errors import ConfigError, Problem, needing
 from reagent_lite.run import runner as training
 from reagent_lite.run.evaluators import CHOOSING
-from reagent_lite.run.output_folder import Outcome
+from reagent_lite.run.output_folder import TrainResult
 from reagent_lite.tasks import compare as comparing
 from reagent_lite.tasks import evaluate as evaluation
 from reagent_lite.tasks import rollout as comparison
@@ -57,7 +57,7 @@ def train(
     *,
     items: Log | None = None,
     callback: training.Callback | None = None,
-) -> Outcome:
+) -> TrainResult:
     """Trains, evaluates and exports a policy, or continues a run, like `workflows.dqn` and `workflows.parametric_dqn`.
 
     Training takes place in this process. Signal handlers, logging, and torch's number of threads and random state are

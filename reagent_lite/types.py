@@ -58,7 +58,7 @@ class TransitionBatch:
         next_state: [B, S] float32; meaningful if bootstrap is 1, like next_actions.
         next_actions: choices at `next_state`.
         next_action: [B] int64, 0 if the log has none; meaningful if bootstrap is 1.
-        propensity: [B] float32 in (0, 1], behaviour policy's probability of `action`.
+        propensity: [B] float32 in (0, 1], behavior policy's probability of `action`.
         metrics: [B, M] float32, M may be 0.
         weight: [B] float32, the row's share in the loss of one optimizer step; 0 for padding. Over all rows of a step
             and all ranks the shares sum to the world size, so that DistributedDataParallel's mean of gradients is the

@@ -8,7 +8,7 @@ from reagent_lite.rl.policies import LOWEST, likely_enough
 from reagent_lite.types import SourceSpec
 
 
-class LikelyInTheLog(nn.Module):
+class BCQActionFilter(nn.Module):
     """Allows choices that are likely enough in the log; Fujimoto et al. (2019), Benchmarking Batch Deep RL, eq. 10.
 
     Args:

@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.algorithms.bcq import LikelyInTheLog, LoggingPolicy
+from reagent_lite.algorithms.bcq import BCQActionFilter, LoggingPolicy
 from reagent_lite.algorithms.policy_learner import (
     Assign,
     PolicyLearner,
@@ -130,7 +130,7 @@ class DQN(PolicyLearner):
         """See `PolicyLearner.restriction`; with BCQ, choices that are likely in the log."""
         if self.behavior_cloning is None:
             return super().restriction
-        return LikelyInTheLog(self.behavior_cloning, self.settings.drop_threshold)
+        return BCQActionFilter(self.behavior_cloning, self.settings.drop_threshold)
 
     def forward(self, batch: TransitionBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss, a sum weighted by `batch.weight`, and its parts."""

@@ -30,7 +30,7 @@ class NormParams(Section):
     """Type of non-negative whole numbers other than 0 and 1. enum: ENUM with at most max_unique_enum_values values.
     continuous, the default of 2026 unless max_unique_enum_values is given: of these only with at most 10 values, or if
     the 10 most frequent are 95 % of the values; others are numbers like any other, so that ages never seen have a value
-    between their neighbours'."""
+    between their neighbors'."""
     quantile_size: Annotated[int, Field(ge=2)] = 20
     """QUANTILE has quantile_size + 1 quantiles."""
     quantile_k2_threshold: Positive = 1000.0

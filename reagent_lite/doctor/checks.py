@@ -13,7 +13,7 @@ _COLOURS: dict[State, str] = {"ok": "green", "warning": "yellow", "FAILED": "bol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CheckResult:
     """Result of a check.
 
     Attributes:
@@ -29,27 +29,27 @@ class Row:
     todo: str = ""
 
 
-def ok(name: str, detail: str) -> Row:
+def ok(name: str, detail: str) -> CheckResult:
     """Returns the row of a check without problems."""
-    return Row(name=name, state="ok", found=detail)
+    return CheckResult(name=name, state="ok", found=detail)
 
 
-def warning(name: str, detail: str, todo: str) -> Row:
+def warning(name: str, detail: str, todo: str) -> CheckResult:
     """Returns the row of a problem that does not prevent training."""
-    return Row(name=name, state="warning", found=detail, todo=todo)
+    return CheckResult(name=name, state="warning", found=detail, todo=todo)
 
 
-def fail(name: str, detail: str, todo: str) -> Row:
+def fail(name: str, detail: str, todo: str) -> CheckResult:
     """Returns the row of a problem that prevents training."""
-    return Row(name=name, state="FAILED", found=detail, todo=todo)
+    return CheckResult(name=name, state="FAILED", found=detail, todo=todo)
 
 
-def skip(name: str, why: str) -> Row:
+def skip(name: str, why: str) -> CheckResult:
     """Returns the row of a check that did not run."""
-    return Row(name=name, state="skipped", found=why)
+    return CheckResult(name=name, state="skipped", found=why)
 
 
-def of_error(name: str, error: ReagentLiteError) -> Row:
+def of_error(name: str, error: ReagentLiteError) -> CheckResult:
     """Returns the row of a check that ended with an error."""
     if not error.problems:
         return fail(name, str(error), "")
@@ -58,11 +58,11 @@ def of_error(name: str, error: ReagentLiteError) -> Row:
     return fail(name, faults, advice or "Set it to the expected value")
 
 
-def run_check(name: str, check: Callable[[], Row | Iterable[Row]]) -> Iterator[Row]:
+def run_check(name: str, check: Callable[[], CheckResult | Iterable[CheckResult]]) -> Iterator[CheckResult]:
     """Yields the rows of a check; an error becomes its last row, so that later checks still run."""
     try:
         rows = check()
-        yield from (rows,) if isinstance(rows, Row) else rows
+        yield from (rows,) if isinstance(rows, CheckResult) else rows
     except ReagentLiteError as error:
         yield of_error(name, error)
     except OSError as error:
@@ -71,8 +71,8 @@ def run_check(name: str, check: Callable[[], Row | Iterable[Row]]) -> Iterator[R
         yield fail(name, f"the check itself ended with {type(error).__name__}: {error}", "Report it")
 
 
-def show(title: str, rows: list[Row]) -> None:
-    """Writes the table to standard error, with colours if it is a terminal."""
+def show(title: str, rows: list[CheckResult]) -> None:
+    """Writes the table to standard error, with colors if it is a terminal."""
     if not sys.stderr.isatty():
         print(title, *map(_lines, rows), sep="\n", file=sys.stderr, flush=True)
         return
@@ -90,13 +90,13 @@ def show(title: str, rows: list[Row]) -> None:
     Console(stderr=True).print(table)
 
 
-def summary(rows: list[Row], **other: object) -> str:
+def summary(rows: list[CheckResult], **other: object) -> str:
     """Returns the JSON line: rows, counts by state, and whether no check failed."""
     counts = {state: sum(row.state == state for row in rows) for state in _COLOURS}
     return json.dumps({"ok": not counts["FAILED"], "counts": counts, **other, "rows": [asdict(row) for row in rows]})
 
 
-def _lines(row: Row) -> str:
+def _lines(row: CheckResult) -> str:
     indent = "\n" + " " * 36
     text = row.found.replace("\n", indent)
     advice = f"{indent}-> {row.todo.replace(chr(10), indent + '   ')}" if row.todo else ""

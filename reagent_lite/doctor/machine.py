@@ -21,7 +21,7 @@ from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.meeting import host_and_port
 from reagent_lite.distributed.network import addresses, listening, local_address, resolve_host
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.doctor.checks import Row, fail, of_error, ok, skip, warning
+from reagent_lite.doctor.checks import CheckResult, fail, of_error, ok, skip, warning
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, needing, pluralize
 from reagent_lite.folder_identity import nearest_existing
 from reagent_lite.memory import size_text
@@ -43,7 +43,7 @@ _PACKED_COPY_RATIO = 10.0  # the same, relative to compressed input
 _MODEL_COPIES = 4  # ONNX, TorchScript, weights, and the previous folder until the new one replaces it
 
 
-def check_versions() -> Row:
+def check_versions() -> CheckResult:
     """Reports the installed versions."""
     parts = [f"python {sys.version.split()[0]}", f"torch {torch.__version__}", f"CUDA {torch.version.cuda or 'none'}"]
     if torch.cuda.is_available():
@@ -51,7 +51,7 @@ def check_versions() -> Row:
     return ok("versions", ", ".join([f"reagent-lite {__version__}", *parts]))
 
 
-def devices(processes: Processes) -> Iterator[Row]:
+def devices(processes: Processes) -> Iterator[CheckResult]:
     """Reports the processes and the GPUs they will use."""
     count = pluralize(processes.count, f"{processes.device_type} process")
     if processes.note:
@@ -71,7 +71,7 @@ def devices(processes: Processes) -> Iterator[Row]:
         yield in_use if gpu.total and gpu.free < gpu.total / 2 else ok("GPUs", detail)
 
 
-def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
+def network(config: WorkflowConfig, node: Node) -> Iterator[CheckResult]:
     """Checks addresses, the host's name, and the configured port."""
     settings = config.rendezvous
     method = config.init_method or ""
@@ -93,7 +93,7 @@ def network(config: WorkflowConfig, node: Node) -> Iterator[Row]:
         yield _meeting_point(method, node)
 
 
-def _meeting_point(method: str, node: Node) -> Row:
+def _meeting_point(method: str, node: Node) -> CheckResult:
     host, port = host_and_port(method)
     address = resolve_host(host, port)
     if node.index == 0:
@@ -102,7 +102,7 @@ def _meeting_point(method: str, node: Node) -> Row:
     return ok("port", f"{host} is {address}{is_free}")
 
 
-def _host_name() -> Row:
+def _host_name() -> CheckResult:
     name = socket.gethostname()
     try:
         resolved_to = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
@@ -112,7 +112,7 @@ def _host_name() -> Row:
     return ok("host name", f"{name} is {', '.join(resolved_to)}")
 
 
-def check_model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | None) -> Row:
+def check_model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | None) -> CheckResult:
     """Checks the folder of the model and of checkpoints."""
     name = "model_output_path"
     if node.index:
@@ -133,7 +133,7 @@ def check_model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | No
     return ok(name, text) if free > need else fail(name, text, todo)
 
 
-def dataset_folder(config: WorkflowConfig) -> Row:
+def dataset_folder(config: WorkflowConfig) -> CheckResult:
     """Checks the folder shared by collectors and learners."""
     folder = Path(config.environments.shared.path).expanduser()
     text = f"{folder}: {size_text(free_disk_bytes(nearest_existing(folder)))} free"
@@ -142,7 +142,7 @@ def dataset_folder(config: WorkflowConfig) -> Row:
     return fail("simulation.dataset", text, "Choose a folder that this user can write, and that all machines see")
 
 
-def copy_folder(config: WorkflowConfig, path: DataPath) -> Row:
+def copy_folder(config: WorkflowConfig, path: DataPath) -> CheckResult:
     """Checks the folder for the training copy of a path."""
     name = "training copy"
     actions = config.actions or None
@@ -177,7 +177,7 @@ def copy_folder(config: WorkflowConfig, path: DataPath) -> Row:
     return ok(name, text) if free > need else warning(name, text, todo)
 
 
-def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterator[Row]:
+def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterator[CheckResult]:
     """Reads and checks the first rows of a path, and checks that normalization files cover their features."""
     with needing("data", key):
         from reagent_lite.data.copy.first_look import first_rows
@@ -199,7 +199,7 @@ def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterat
     yield from _normalization(with_missing_fitted(config), rows)
 
 
-def _normalization(config: WorkflowConfig, rows: "FirstRows") -> Iterator[Row]:
+def _normalization(config: WorkflowConfig, rows: "FirstRows") -> Iterator[CheckResult]:
     columns = [("state_norm_data_path", config.state_norm_data_path, rows.state_ids)]
     columns.append(("action_norm_data_path", config.action_norm_data_path, rows.action_ids))
     for key, path, ids in columns:
@@ -215,7 +215,7 @@ def _normalization(config: WorkflowConfig, rows: "FirstRows") -> Iterator[Row]:
             )
 
 
-def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
+def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[CheckResult]:
     """Compiles the environment, and checks the CUDA toolkit if processes have GPUs."""
     settings = config.simulation
     if settings is None:
@@ -245,13 +245,13 @@ def simulation(config: WorkflowConfig, processes: Processes) -> Iterator[Row]:
         yield ok("policies", ", ".join(map(str, types)))
 
 
-def tracking(config: WorkflowConfig) -> Row:
+def tracking(config: WorkflowConfig) -> CheckResult:
     """Reports whether the packages of the run's trackers are installed."""
     require_trackers(config)
     return ok("tracking", "the packages are installed; the run contacts their servers when it starts")
 
 
-def memory(run: DryRun) -> Row:
+def memory(run: DryRun) -> CheckResult:
     """Compares the memory that a process needs with the free memory."""
     text = "\n".join(memory_lines(run))
     if not run.suffices:

@@ -23,7 +23,7 @@ from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.meeting_file import MeetingFile
 from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.doctor.checks import Row, fail, of_error, ok, warning
+from reagent_lite.doctor.checks import CheckResult, fail, of_error, ok, warning
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.run.declaring import prepare_rendezvous
 from reagent_lite.whole_files import write_synced
@@ -36,7 +36,7 @@ _CLOCK_SECONDS = 60.0
 
 def meet(
     config: WorkflowConfig, node: Node, processes: Processes, failures: tuple[str, ...], seconds: float
-) -> list[Row]:
+) -> list[CheckResult]:
     """Returns the rows of the checks of all machines together; every machine calls it.
 
     Args:
@@ -46,7 +46,7 @@ def meet(
         failures: names of this machine's own checks that failed.
         seconds: seconds to wait for the others, and for their files to appear.
     """
-    rows: list[Row] = []
+    rows: list[CheckResult] = []
     folder: Path | None = None
     try:
         if config.init_method is not None and config.init_method.startswith("file:"):
@@ -83,7 +83,7 @@ def _join(config: WorkflowConfig, node: Node, processes: Processes, seconds: flo
 
 def _examine(
     membership: Membership, declaration: Declaration, failures: tuple[str, ...], folder: Path | None, seconds: float
-) -> Iterator[list[Row]]:
+) -> Iterator[list[CheckResult]]:
     record = membership.record
     names = ", ".join(f"node {declared.node} is {declared.host}" for declared in membership.declarations)
     yield [ok("machines meet", f"all {len(membership.declarations)}, at {record.address}:{record.port}: {names}")]
@@ -98,7 +98,7 @@ def _examine(
     membership.exchange("end", True, seconds)
 
 
-def _fit(facts: list[Any]) -> list[Row]:
+def _fit(facts: list[Any]) -> list[CheckResult]:
     problems, notes = compare_declarations([Declaration.model_validate(fact["declaration"]) for fact in facts])
     name = "machines fit together"
     rows = [fail(name, problem.fault, problem.todo or "Use the same config file") for problem in problems]
@@ -106,7 +106,7 @@ def _fit(facts: list[Any]) -> list[Row]:
     return rows or [ok(name, "the same config, versions and kind of device; no GPU is used twice")]
 
 
-def reach_others(membership: Membership, seconds: float) -> list[Row]:
+def reach_others(membership: Membership, seconds: float) -> list[CheckResult]:
     """Connects to other machines; every machine gets the result of all pairs."""
     name = "machines reach each other"
     with closing(Connections(membership)) as connections:
@@ -117,13 +117,13 @@ def reach_others(membership: Membership, seconds: float) -> list[Row]:
     return rows or [ok(name, f"{count * per_machine} connections, each machine to {per_machine} others")]
 
 
-def watch_share(membership: Membership, seconds: float, folder: Path) -> list[Row]:
+def watch_share(membership: Membership, seconds: float, folder: Path) -> list[CheckResult]:
     """Measures how soon this machine sees files of the others: new files, and files that replace older ones."""
     file = folder / f".doctor.{uuid.uuid4().hex}"
     temporary = file.with_name(f"{file.name}.tmp")
     with suppress(OSError):
         os.listdir(folder)  # fills the caches that could hide later files
-    rows: list[Row] = []
+    rows: list[CheckResult] = []
     try:
         for what in ("new files", "replaced files"):
             word = uuid.uuid4().hex
@@ -166,7 +166,7 @@ def _shows(folder: Path, name: str, word: str) -> bool:
 
 def _rows_of_share(
     folder: Path, what: str, refused: dict[int, str], tables: list[list[tuple[int, float | None]]], seconds: float
-) -> list[Row]:
+) -> list[CheckResult]:
     name = f"share: {what}"
     rows = [
         (warning if writer else fail)(
@@ -195,7 +195,7 @@ def _rows_of_share(
     return [*rows, slow if longest > _SLOW_SECONDS else ok(name, text)]
 
 
-def _clocks(membership: Membership, seconds: float) -> Row:
+def _clocks(membership: Membership, seconds: float) -> CheckResult:
     """Compares the clocks at the moment at which the last machine announces itself.
 
     On each machine this moment lies between its last poll with a machine missing and its first poll with all machines.
@@ -222,7 +222,7 @@ def _clocks(membership: Membership, seconds: float) -> Row:
     return warning("clocks", text, todo)
 
 
-def _other_machines(node: int, facts: list[Any]) -> Row:
+def _other_machines(node: int, facts: list[Any]) -> CheckResult:
     """Reports failed checks of the other machines."""
     failures = {i: fact["failed"] for i, fact in enumerate(facts) if i != node and fact["failed"]}
     if not failures:

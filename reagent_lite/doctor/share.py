@@ -13,7 +13,7 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.key_value_store import reach
 from reagent_lite.distributed.meeting_file import MeetingFile, Record
 from reagent_lite.distributed.nodes import Node
-from reagent_lite.doctor.checks import Row, fail, ok, skip, warning
+from reagent_lite.doctor.checks import CheckResult, fail, ok, skip, warning
 from reagent_lite.memory import size_text
 from reagent_lite.mounts import find_mount
 from reagent_lite.whole_files import write_synced
@@ -23,7 +23,7 @@ _LITTLE_BYTES = 1 << 20  # far more than a record, which has 1 kB
 _PROBE = b"probe of the doctor\n" * 200
 
 
-def check_share(config: WorkflowConfig, node: Node) -> Iterator[Row]:
+def check_share(config: WorkflowConfig, node: Node) -> Iterator[CheckResult]:
     """Checks the folder of init_method; only node 0 has to write it."""
     method = config.init_method
     if node.count == 1 or (method is not None and not method.startswith("file:")):
@@ -45,7 +45,7 @@ def check_share(config: WorkflowConfig, node: Node) -> Iterator[Row]:
     yield _record(file)
 
 
-def _mount(folder: Path) -> Iterator[Row]:
+def _mount(folder: Path) -> Iterator[CheckResult]:
     mount = find_mount(folder)
     if mount is None:
         yield skip("share: mount", "this system does not list its mounts")
@@ -61,7 +61,7 @@ def _mount(folder: Path) -> Iterator[Row]:
     yield from (warning("share: mount", option, todo) for option, todo in mount.warnings())
 
 
-def _speed(folder: Path, node: Node) -> Iterator[Row]:
+def _speed(folder: Path, node: Node) -> Iterator[CheckResult]:
     name = "share: write and read"
     try:
         seconds = _probe(folder)
@@ -107,7 +107,7 @@ def _probe(folder: Path) -> dict[str, float]:
     return seconds
 
 
-def _room(folder: Path) -> Row:
+def _room(folder: Path) -> CheckResult:
     free = disk_usage(folder).free
     status = folder.stat()
     text = f"{size_text(free)} free; {folder} belongs to {_user(status.st_uid)}, mode {status.st_mode & 0o7777:o}"
@@ -116,7 +116,7 @@ def _room(folder: Path) -> Row:
     return ok("share: room", f"{text}; this is {_user(os.getuid())}")
 
 
-def _record(file: MeetingFile) -> Row:
+def _record(file: MeetingFile) -> CheckResult:
     """Reports the run whose record is in the file."""
     name = "share: file"
     record = file.read()

@@ -1,4 +1,4 @@
-"""The behaviour policy of a log without propensities, and the probabilities that it gives to logged choices.
+"""The behavior policy of a log without propensities, and the probabilities that it gives to logged choices.
 
 rows ─► folds by hash of the episode ─► a policy for each fold, fitted to the other folds ─► probability of each row
                                                                                          └► calibration.py
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reagent_lite.algorithms.bcq import LoggingPolicy
-from reagent_lite.algorithms.cpe_heads import Read, pass_through
+from reagent_lite.algorithms.reward_and_q_models import Read, pass_through
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.hashes import Hashes, mix
 from reagent_lite.data.sampling.shards import Shards
@@ -47,7 +47,7 @@ _RARE = 10.0  # a choice expected less often than this in all rows counts as imp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behavior:
-    """Estimated behaviour policy of a log.
+    """Estimated behavior policy of a log.
 
     Attributes:
         propensity: [R] float32, probability of the logged choice of each row of this shard; 1 if a row has no action.
@@ -157,7 +157,7 @@ def without_propensity(behavior: Behavior | None, counts: Mapping[str, int], row
     """Returns how many rows of a log have neither a propensity nor an estimate of it.
 
     Args:
-        behavior: estimated behaviour policy, or None if the log's propensities are used.
+        behavior: estimated behavior policy, or None if the log's propensities are used.
         counts: counts of the log's training copy.
         rows: number of rows of the log.
     """

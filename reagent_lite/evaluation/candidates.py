@@ -15,8 +15,8 @@ from torch import Tensor
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, in_order
 from reagent_lite.distributed.group import Group
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.interval import none_if_infinite
-from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.item_table import ItemTable
 from reagent_lite.types import FeatureSpec
 
@@ -26,12 +26,12 @@ _MOST_ITEMS = 200  # named in the document
 _CHUNK_VALUES = 1 << 20  # 8 MB of float64, a few times
 _LENGTHS = (*range(1, _EXACT + 1), *(_EXACT << power for power in range(1, 17)))  # largest number in each bin
 
-Chunks = Callable[[], Iterable[tuple[EvaluationPage, Tensor]]]
+Chunks = Callable[[], Iterable[tuple[EvaluationRows, Tensor]]]
 """Yields rows of a page with raw features of their candidates [N, K, F], NaN if absent; the same in every call."""
 
 
 def candidate_choices(
-    page: EvaluationPage,
+    page: EvaluationRows,
     copy: TrainingCopy,
     numbers: NDArray[np.int64],
     features: Sequence[FeatureSpec],
@@ -57,7 +57,7 @@ def candidate_choices(
     names = [name for feature in features for name in _names(feature)]
     size = max(_CHUNK_VALUES // max(page.mask.shape[1] * len(names), 1), 1)
 
-    def chunks() -> Iterable[tuple[EvaluationPage, Tensor]]:
+    def chunks() -> Iterable[tuple[EvaluationRows, Tensor]]:
         for start in range(0, len(page), size):
             rows = torch.arange(start, min(start + size, len(page)))
             raw = gather_candidate_features(copy, numbers[start : start + size], ids, page.mask.shape[1])
@@ -155,7 +155,7 @@ class NamedItems:
         self._table = table
         self._chosen = torch.zeros(2, len(items) + 1, dtype=torch.float64)  # log and policy; last column: no item
 
-    def add(self, page: EvaluationPage, features: Tensor) -> None:
+    def add(self, page: EvaluationRows, features: Tensor) -> None:
         """Adds rows of a page with features of their candidates [N, K, F], a result of `_by_level`."""
         rows, choices, _ = features.shape
         values = np.concatenate((self._table, features.numpy().reshape(rows * choices, -1)))
@@ -181,7 +181,7 @@ def _pair(shares: Tensor) -> dict[str, float]:
     return {"logged": logged, "policy": policy}
 
 
-def _weigh_features(page: EvaluationPage, features: Tensor) -> tuple[Tensor, Tensor]:
+def _weigh_features(page: EvaluationRows, features: Tensor) -> tuple[Tensor, Tensor]:
     """Returns weights [2, N, K, F] of features, by the log's choice and by the policy's, and values [N, K, F]."""
     chosen = torch.zeros_like(page.model_propensities).scatter_(1, page.action.unsqueeze(1), 1.0)
     present = ~features.isnan() & page.mask.unsqueeze(2)

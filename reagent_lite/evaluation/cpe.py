@@ -17,10 +17,16 @@ from torch import Tensor
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.calibration import Calibration
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows, episode_groups, tables_of
 from reagent_lite.evaluation.hidden_cause import HiddenCause
 from reagent_lite.evaluation.interval import Interval
-from reagent_lite.evaluation.overlap import Events, Overlap, matched_events, measure_overlap, outlying_outcomes
-from reagent_lite.evaluation.page import EvaluationPage, episode_groups, tables_of
+from reagent_lite.evaluation.overlap import (
+    Overlap,
+    RareOutcomes,
+    match_rare_outcomes,
+    measure_overlap,
+    outlying_outcomes,
+)
 from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.shared_draws import Repeats, SharedDraws, is_sorted, shared_draws
 from reagent_lite.evaluation.verdict import (
@@ -76,7 +82,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Basis:
+class IntervalInput:
     """Input of an estimate's interval.
 
     Attributes:
@@ -90,18 +96,18 @@ class Basis:
     missing: str = ""
 
     @property
-    def emptied(self) -> "Basis":
+    def emptied(self) -> "IntervalInput":
         """The basis without what intervals come from, which is as large as the log."""
         return replace(self, samples=self.samples[:0].clone(), question=None)
 
-    def minus(self, other: "Basis") -> "Basis":
+    def minus(self, other: "IntervalInput") -> "IntervalInput":
         """Returns the basis of the difference from another estimate, from the same episodes."""
         question = None
         if self.question is not None and other.question is not None:
             question = (self.question[0], other.question[0])
         # sums are taken in different orders: what differs by rounding is equal
         equal = torch.isclose(self.samples, other.samples, rtol=1e-9, atol=0.0)
-        return Basis(samples=(self.samples - other.samples).masked_fill(equal, 0.0), question=question)
+        return IntervalInput(samples=(self.samples - other.samples).masked_fill(equal, 0.0), question=question)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +130,11 @@ class Estimate:
     difference: Interval
     verdict: Verdict
     reason: str
-    basis: Basis = field(repr=False, compare=False)
+    basis: IntervalInput = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class ReturnOrReward:
     """Estimates of one quantity: the mean reward of a row, or the mean discounted return of an episode.
 
     Attributes:
@@ -141,7 +147,7 @@ class Family:
 
     logged: Interval
     continued: Interval | None
-    events: Events | None
+    events: RareOutcomes | None
     outlying: str = ""
     estimates: tuple[Estimate, ...]
 
@@ -151,8 +157,8 @@ class OutcomeResult:
     """All estimates of the reward or of a metric."""
 
     name: str
-    one_step: Family
-    sequential: Family
+    one_step: ReturnOrReward
+    sequential: ReturnOrReward
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
@@ -192,7 +198,7 @@ class CPEResult:
     def without_bases(self) -> "CPEResult":
         """Returns the result with emptied bases: it cannot be compared with another policy's."""
 
-        def bare(family: Family) -> Family:
+        def bare(family: ReturnOrReward) -> ReturnOrReward:
             estimates = (replace(row, basis=row.basis.emptied) for row in family.estimates)
             return replace(family, estimates=tuple(estimates))
 
@@ -209,7 +215,7 @@ class CPEResult:
 
 
 def evaluate_reward(
-    page: EvaluationPage,
+    page: EvaluationRows,
     *,
     gamma: float,
     config: EvaluationConfig,
@@ -219,7 +225,7 @@ def evaluate_reward(
     calibration: Calibration | None,
     features: StateFeatures | None,
     shared: SharedDraws,
-) -> tuple[Family, Overlap]:
+) -> tuple[ReturnOrReward, Overlap]:
     """Evaluates the page's policy for the reward by one weighted estimator without a model.
 
     Args:
@@ -254,7 +260,7 @@ def evaluate_reward(
 
 
 def evaluate_page(
-    page: EvaluationPage,
+    page: EvaluationRows,
     *,
     gamma: float,
     config: EvaluationConfig,
@@ -350,7 +356,7 @@ class _Observed:
     unexplained: Mapping[bool, float]
 
     @classmethod
-    def of_rows(cls, page: EvaluationPage, outcome: int) -> "_Observed":
+    def of_rows(cls, page: EvaluationRows, outcome: int) -> "_Observed":
         return cls(page.weight, page.outcomes[:, outcome], page.relative_sample_weight, _unexplained(page, outcome))
 
     @classmethod
@@ -362,8 +368,8 @@ class _Observed:
         return cls(sums.episode_weights, returns, counts, {})
 
     @cached_property
-    def events(self) -> Events | None:
-        return matched_events(self.weights, self.outcomes, self.counts)
+    def events(self) -> RareOutcomes | None:
+        return match_rare_outcomes(self.weights, self.outcomes, self.counts)
 
     @cached_property
     def outlying(self) -> str:
@@ -376,7 +382,7 @@ class _Observed:
         return reliance_on_propensities(difference, self.unexplained.get(ESTIMATORS[name].model, 0.0))
 
 
-def _alternatives(page: EvaluationPage) -> Alternatives:
+def _alternatives(page: EvaluationRows) -> Alternatives:
     alternatives = Alternatives.of(page.at_logged(page.model_propensities), page.propensity)
     return replace(alternatives, wanted=alternatives.wanted * page.relative_sample_weight)
 
@@ -394,7 +400,7 @@ class _Draws:
     bag: Tensor
 
     @classmethod
-    def of(cls, page: EvaluationPage, config: EvaluationConfig, generator: torch.Generator) -> "_Draws":
+    def of(cls, page: EvaluationRows, config: EvaluationConfig, generator: torch.Generator) -> "_Draws":
         count = len(page.lengths) if page.unit is None else len(torch.unique(page.unit))
         bags = _bags(count, len(page), int(page.lengths.max()))
         # resamples of one unit are all alike: no interval rather than one of width 0
@@ -421,12 +427,12 @@ class _Draws:
         return sums.estimates(self.samples.blocks(), estimators, units)
 
 
-def _hidden_cause(page: EvaluationPage) -> HiddenCause:
+def _hidden_cause(page: EvaluationRows) -> HiddenCause:
     evaluated = page.at_logged(page.model_propensities) * page.relative_sample_weight
     return HiddenCause.of(page.outcomes[:, 0], evaluated, page.propensity)
 
 
-def _unexplained(page: EvaluationPage, outcome: int) -> dict[bool, float]:
+def _unexplained(page: EvaluationRows, outcome: int) -> dict[bool, float]:
     """Returns what estimated propensities add to estimates through rewards that features of the state predict.
 
     With right propensities the mean of (w - 1) h is 0 up to chance for any function h of the state. Here h predicts
@@ -451,7 +457,7 @@ def _unexplained(page: EvaluationPage, outcome: int) -> dict[bool, float]:
     return added
 
 
-def _untried_segment(page: EvaluationPage, alternatives: Alternatives, features: StateFeatures | None) -> str:
+def _untried_segment(page: EvaluationRows, alternatives: Alternatives, features: StateFeatures | None) -> str:
     """Returns in words where the log hardly tries the policy's decisions; empty if it tries them or it is unknown."""
     hardly_tried = alternatives.hardly_tried
     if features is None or page.number is None or not len(hardly_tried):
@@ -462,7 +468,7 @@ def _untried_segment(page: EvaluationPage, alternatives: Alternatives, features:
     return features.describe(page.number[own_rows].numpy(), inside[own_rows].numpy())
 
 
-def find_shared_draws(page: EvaluationPage, features: StateFeatures | None) -> SharedDraws:
+def find_shared_draws(page: EvaluationRows, features: StateFeatures | None) -> SharedDraws:
     """Returns which rows share draws of the action; in a log of several machines, of the first process's rows.
 
     Args:
@@ -491,7 +497,7 @@ def find_shared_draws(page: EvaluationPage, features: StateFeatures | None) -> S
     )
 
 
-def repeats_of(page: EvaluationPage, index: Tensor) -> Repeats:
+def repeats_of(page: EvaluationRows, index: Tensor) -> Repeats:
     """Returns the function for `shared_draws`, given the indices of the log's rows, [n]."""
     counts = page.relative_sample_weight
 
@@ -517,7 +523,7 @@ def _file_order(number: Tensor, features: StateFeatures) -> Tensor:
 
 
 def estimates_of_page(
-    page: EvaluationPage, *, gamma: float, config: EvaluationConfig, missing: Mapping[str, str]
+    page: EvaluationRows, *, gamma: float, config: EvaluationConfig, missing: Mapping[str, str]
 ) -> dict[str, float]:
     """Returns every estimate but MAGIC, without intervals, by tag: {`CPE/{outcome}/{estimator}`: value}.
 
@@ -539,13 +545,13 @@ def estimates_of_page(
     return {tag: value for tag, value in tags.items() if math.isfinite(value)}
 
 
-def effective_episodes(page: EvaluationPage, *, gamma: float, config: EvaluationConfig) -> float:
+def effective_episodes(page: EvaluationRows, *, gamma: float, config: EvaluationConfig) -> float:
     """Returns only Overlap.effective_episodes; the arguments are those of evaluate_page."""
     page, _ = limit(page, config)
     if not len(page):
         return 0.0
     sums = sums_of_page(page.only(0, 1), gamma)
-    return float(sums.effective_episodes()[sums.judged_step])
+    return float(sums.effective_episodes()[sums.effective_horizon])
 
 
 def missing_estimates(*, rows: int, without_propensity: int, unfitted: str, unestimated: str = "") -> dict[str, str]:
@@ -596,7 +602,7 @@ def _difference(model: Estimate, against: Estimate, figure: Interval) -> Estimat
     return replace(model, figure=figure, normalized=math.nan, difference=figure, verdict=worse.verdict, reason=reason)
 
 
-def limit(page: EvaluationPage, config: EvaluationConfig) -> tuple[EvaluationPage, int]:
+def limit(page: EvaluationRows, config: EvaluationConfig) -> tuple[EvaluationRows, int]:
     """Returns the page of the first config.max_horizon rows of each episode, and how many others are left out."""
     beyond = int((page.lengths - config.max_horizon).clamp(min=0).sum())
     if not beyond:
@@ -612,7 +618,7 @@ def _bags(episodes: int, rows: int, horizon: int) -> int:
     return episodes if episodes <= _MOST_BAGS else min(_MOST_BAGS, max(_FEWEST_BAGS, rows // horizon))
 
 
-def sums_of_page(page: EvaluationPage, gamma: float, names: Sequence[str] = EVERY) -> EpisodeSums:
+def sums_of_page(page: EvaluationRows, gamma: float, names: Sequence[str] = EVERY) -> EpisodeSums:
     """Returns the terms of a page's episodes."""
     # the rows of a group are copied: without a limit in bytes, many choices or outcomes would double the page
     groups = episode_groups(page.lengths, max_cells=min(_GROUP_ROWS, max(1, _GROUP_BYTES // page.row_bytes)))
@@ -641,7 +647,7 @@ def _bases(
     bounds: tuple[float, float] | None,
     alternatives: Alternatives,
     values: Tensor,
-) -> dict[str, Basis]:
+) -> dict[str, IntervalInput]:
     """Returns the basis of each figure of an outcome by its name; figures with the same evidence share its object.
 
     Args:
@@ -659,7 +665,7 @@ def _bases(
         name = estimator.name
         if name in missing:
             undefined = torch.full_like(samples[mean_reward.name], torch.nan)
-            bases[name] = Basis(samples=undefined, question=None, missing=missing[name])
+            bases[name] = IntervalInput(samples=undefined, question=None, missing=missing[name])
             continue
         evidence = estimator.evidence
         if evidence is not None and evidence not in contributions:
@@ -675,14 +681,14 @@ def _bases(
                 contribution = replace(contribution, alternatives=alternatives, of_row=of_row)
             # returns of single rows are their rewards
             contributions[evidence] = next(filter(contribution.equals, contributions.values()), contribution)
-        bases[name] = Basis(
+        bases[name] = IntervalInput(
             samples=samples[name], question=None if evidence is None else (contributions[evidence], None)
         )
     return bases
 
 
 def _family(
-    bases: Mapping[str, Basis],
+    bases: Mapping[str, IntervalInput],
     ends: dict[Question, tuple[float, float]],
     overlap: Overlap,
     observed: _Observed,
@@ -690,7 +696,7 @@ def _family(
     sequential: bool,
     is_reward: bool,
     level: float,
-) -> Family:
+) -> ReturnOrReward:
     """Returns the estimates of one quantity of an outcome, with intervals and verdicts.
 
     Args:
@@ -754,7 +760,7 @@ def _family(
             basis=bases[name],
         )
 
-    return Family(
+    return ReturnOrReward(
         logged=logged_figure,
         continued=continued_figure if cut and not bases[names[0]].missing else None,
         events=events,
@@ -763,21 +769,21 @@ def _family(
     )
 
 
-def _are_modelled(bases: Mapping[str, Basis], names: Sequence[str]) -> bool:
+def _are_modelled(bases: Mapping[str, IntervalInput], names: Sequence[str]) -> bool:
     return any(not bases[name].missing for name in names if ESTIMATORS[name].model)
 
 
-def _logged(bases: Mapping[str, Basis], *, sequential: bool) -> tuple[Basis, Basis]:
+def _logged(bases: Mapping[str, IntervalInput], *, sequential: bool) -> tuple[IntervalInput, IntervalInput]:
     """Returns the bases of the logged value, and of that value continued by the value model after cut records."""
     if not sequential:
         return bases[mean_reward.name], bases[mean_reward.name]
     logged = bases[mean_return.name]
     rest = bases[continuation.name]
-    return logged, Basis(samples=logged.samples + rest.samples, question=rest.question)
+    return logged, IntervalInput(samples=logged.samples + rest.samples, question=rest.question)
 
 
 def figures_of(
-    bases: Sequence[Basis], level: float, ends: dict[Question, tuple[float, float]] | None = None
+    bases: Sequence[IntervalInput], level: float, ends: dict[Question, tuple[float, float]] | None = None
 ) -> list[Interval]:
     """Returns each estimate or difference with an interval that contains it, at a confidence level.
 

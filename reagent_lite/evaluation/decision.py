@@ -15,7 +15,7 @@ from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.cpe import ESTIMATE, CPEResult, Estimate
 from reagent_lite.evaluation.gate import Gate
 from reagent_lite.evaluation.interval import Interval, number, percent
-from reagent_lite.evaluation.overlap import FEWEST_SIZES, Events, Overlap
+from reagent_lite.evaluation.overlap import FEWEST_SIZES, Overlap, RareOutcomes
 from reagent_lite.evaluation.played import MODEL, RANDOM, EstimatedReturn, Played
 from reagent_lite.evaluation.verdict import Verdict, has_small_propensities, untried_decisions
 from reagent_lite.export.exploration import EXPLORE, lack_of_exploration
@@ -86,7 +86,7 @@ class Comparison:
     reference: Interval | None
     rows: tuple[Estimate, ...]
     continued: Interval | None = None
-    events: Events | None = None
+    events: RareOutcomes | None = None
     outlying: str = ""
     simulated: Interval | None = None
 
@@ -235,7 +235,7 @@ def evidence_of(
     )
 
 
-class Standing(StrEnum):
+class Conclusion(StrEnum):
     """Conclusion of a finding about a policy."""
 
     BETTER = "better"
@@ -257,7 +257,7 @@ class Finding:
     """
 
     source: FindingSource
-    standing: Standing
+    standing: Conclusion
     reason: str
     next_step: str
     weak: bool = False
@@ -288,13 +288,13 @@ class ShipDecision:
 
 
 _ANY = None
-_TABLE: tuple[tuple[bool | None, bool | None, bool | None, Choice, tuple[Standing, ...]], ...] = (
+_TABLE: tuple[tuple[bool | None, bool | None, bool | None, Choice, tuple[Conclusion, ...]], ...] = (
     # publish_if or a guardrail failed, better, worse: choice, the findings behind it
-    (True, _ANY, _ANY, Choice.DO_NOT_SHIP, (Standing.WORSE,)),
-    (False, False, True, Choice.DO_NOT_SHIP, (Standing.WORSE,)),
-    (False, True, False, Choice.SHIP, (Standing.BETTER,)),
-    (False, True, True, Choice.NOT_ENOUGH, (Standing.WORSE, Standing.BETTER)),
-    (False, False, False, Choice.NOT_ENOUGH, (Standing.UNDECIDED,)),
+    (True, _ANY, _ANY, Choice.DO_NOT_SHIP, (Conclusion.WORSE,)),
+    (False, False, True, Choice.DO_NOT_SHIP, (Conclusion.WORSE,)),
+    (False, True, False, Choice.SHIP, (Conclusion.BETTER,)),
+    (False, True, True, Choice.NOT_ENOUGH, (Conclusion.WORSE, Conclusion.BETTER)),
+    (False, False, False, Choice.NOT_ENOUGH, (Conclusion.UNDECIDED,)),
 )
 """The first row that fits is the decision."""
 
@@ -303,24 +303,26 @@ def decide_findings(evidence: Evidence) -> ShipDecision:
     """Returns the decision for all findings, by the table above.
 
     Being better than random actions does not count if a comparison with another policy is undecided. Estimates on
-    episodes from a policy's training data flatter it and do not count in its favour.
+    episodes from a policy's training data flatter it and do not count in its favor.
     """
     findings = tuple(_exploring(_withdraw_flattered(finding, evidence), evidence) for finding in _findings(evidence))
-    by_standing = {standing: [finding for finding in findings if finding.standing is standing] for standing in Standing}
-    if by_standing[Standing.UNDECIDED]:
-        by_standing[Standing.BETTER] = [finding for finding in by_standing[Standing.BETTER] if not finding.weak]
-    worse = by_standing[Standing.WORSE]
+    by_standing = {
+        standing: [finding for finding in findings if finding.standing is standing] for standing in Conclusion
+    }
+    if by_standing[Conclusion.UNDECIDED]:
+        by_standing[Conclusion.BETTER] = [finding for finding in by_standing[Conclusion.BETTER] if not finding.weak]
+    worse = by_standing[Conclusion.WORSE]
     blocked = bool(worse) and worse[0].source in (FindingSource.GATE, FindingSource.GUARDRAIL)
-    facts = (blocked, bool(by_standing[Standing.BETTER]), bool(worse))
+    facts = (blocked, bool(by_standing[Conclusion.BETTER]), bool(worse))
     choice, standings = next(
         (choice, standings)
         for *conditions, choice, standings in _TABLE
         if all(condition in (_ANY, fact) for condition, fact in zip(conditions, facts, strict=True))
     )
     used = [by_standing[standing][0] for standing in standings]
-    if choice is Choice.SHIP and by_standing[Standing.UNGUARDED]:
+    if choice is Choice.SHIP and by_standing[Conclusion.UNGUARDED]:
         choice = Choice.DISCUSS
-        used += by_standing[Standing.UNGUARDED]
+        used += by_standing[Conclusion.UNGUARDED]
     return ShipDecision(
         choice=choice,
         reason="; but ".join(finding.reason for finding in used),
@@ -375,49 +377,49 @@ _SCORE_OTHERS = (
 _SCORE_SOME = "give more episodes, or eval_data_path, in which every action is known; or run workflows.evaluate."
 _LEARN_IN_SIMULATION = "keep the policy in use; learn longer: simulation.total_steps, or epochs beside data."
 _NEXT = {
-    (FindingSource.GATE, Standing.WORSE): _LEARN,
-    (FindingSource.GUARDRAIL, Standing.WORSE): _LEARN,
-    (FindingSource.GUARDRAIL, Standing.UNGUARDED): (
+    (FindingSource.GATE, Conclusion.WORSE): _LEARN,
+    (FindingSource.GUARDRAIL, Conclusion.WORSE): _LEARN,
+    (FindingSource.GUARDRAIL, Conclusion.UNGUARDED): (
         "discuss whether this risk is worth the gain, log more episodes, or give it a small share of the decisions."
     ),
-    (FindingSource.LOG, Standing.BETTER): _TRY,
-    (FindingSource.LOG, Standing.WORSE): _LEARN,
-    (FindingSource.BESIDE, Standing.BETTER): _TRY,
-    (FindingSource.BESIDE, Standing.WORSE): _LEARN,
-    (FindingSource.BESIDE, Standing.UNDECIDED): _LEARN,
-    (FindingSource.SIMULATION, Standing.BETTER): _COMPARE,
-    (FindingSource.SIMULATION, Standing.WORSE): _LEARN_IN_SIMULATION,
-    (FindingSource.SIMULATION, Standing.UNDECIDED): _LEARN_IN_SIMULATION,
+    (FindingSource.LOG, Conclusion.BETTER): _TRY,
+    (FindingSource.LOG, Conclusion.WORSE): _LEARN,
+    (FindingSource.BESIDE, Conclusion.BETTER): _TRY,
+    (FindingSource.BESIDE, Conclusion.WORSE): _LEARN,
+    (FindingSource.BESIDE, Conclusion.UNDECIDED): _LEARN,
+    (FindingSource.SIMULATION, Conclusion.BETTER): _COMPARE,
+    (FindingSource.SIMULATION, Conclusion.WORSE): _LEARN_IN_SIMULATION,
+    (FindingSource.SIMULATION, Conclusion.UNDECIDED): _LEARN_IN_SIMULATION,
 }
 """Next steps by finding; those after an undecided finding from a log follow from its numbers."""
-_BY_SIDE = {1: Standing.BETTER, -1: Standing.WORSE, 0: Standing.UNDECIDED}
+_BY_SIDE = {1: Conclusion.BETTER, -1: Conclusion.WORSE, 0: Conclusion.UNDECIDED}
 
 
 def _finding(
-    source: FindingSource, standing: Standing, reason: str, next_step: str = "", *, weak: bool = False
+    source: FindingSource, standing: Conclusion, reason: str, next_step: str = "", *, weak: bool = False
 ) -> Finding:
     next_step = next_step or _NEXT[source, standing]
     return Finding(source=source, standing=standing, reason=reason, next_step=next_step, weak=weak)
 
 
 def _withdraw_flattered(finding: Finding, evidence: Evidence) -> Finding:
-    """Returns the finding, or an undecided one if it favours a policy that has learned from scored episodes."""
+    """Returns the finding, or an undecided one if it favors a policy that has learned from scored episodes."""
     flattered = {
-        Standing.BETTER: "policy" if evidence.seen else "",
-        Standing.WORSE: OTHER if evidence.other_seen else "",
+        Conclusion.BETTER: "policy" if evidence.seen else "",
+        Conclusion.WORSE: OTHER if evidence.other_seen else "",
     }.get(finding.standing, "")
     if not flattered or finding.source is not FindingSource.LOG:
         return finding
     return replace(
         finding,
-        standing=Standing.UNDECIDED,
+        standing=Conclusion.UNDECIDED,
         reason=f"{finding.reason}; but the {flattered} has learned from scored episodes, which flatters it",
         next_step=_SCORE_OTHERS,
     )
 
 
 def _exploring(finding: Finding, evidence: Evidence) -> Finding:
-    """Returns the finding; one that favours a policy whose log cannot evaluate another policy says so."""
+    """Returns the finding; one that favors a policy whose log cannot evaluate another policy says so."""
     overlap = None if evidence.result is None else evidence.result.overlap
     lack = "" if overlap is None else lack_of_exploration(overlap.certain_share)
     if not lack or finding.next_step != _TRY:
@@ -429,10 +431,10 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
     """Yields findings for and against a policy, the strongest source first."""
     gate = evidence.gate
     if gate is not None and not gate.passed:  # a fulfilled condition says nothing about the logged policy
-        yield _finding(FindingSource.GATE, Standing.WORSE, f"publish_if blocks the export: {gate.reason}")
+        yield _finding(FindingSource.GATE, Conclusion.WORSE, f"publish_if blocks the export: {gate.reason}")
     deciding = [comparison for comparison in evidence.comparisons if comparison.decides]
     violated_first = sorted(
-        _check_guardrails(evidence, deciding), key=lambda finding: finding.standing is not Standing.WORSE
+        _check_guardrails(evidence, deciding), key=lambda finding: finding.standing is not Conclusion.WORSE
     )
     yield from violated_first
     for comparison in deciding:
@@ -447,7 +449,7 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
             )
             yield _finding(FindingSource.BESIDE, _BY_SIDE[side], reason)
     if not deciding and (evidence.result or not evidence.played):
-        yield _finding(FindingSource.LOG, Standing.UNDECIDED, "no episodes could be scored", _SCORE_SOME)
+        yield _finding(FindingSource.LOG, Conclusion.UNDECIDED, "no episodes could be scored", _SCORE_SOME)
     if evidence.played is not None:
         yield _from_simulation(evidence.played)
 
@@ -465,16 +467,16 @@ def _check_guardrails(evidence: Evidence, deciding: Sequence[Comparison]) -> Ite
         ]
         if not trusted:
             reason = f"the log does not show whether metric {name} is worse by more than {number(limit)}"
-            yield _finding(source, Standing.UNGUARDED, reason)
+            yield _finding(source, Conclusion.UNGUARDED, reason)
             continue
         row = min(trusted, key=_width)
         low, high = row.difference.low, row.difference.high
         least, most = (low, high) if guardrail.better == "lower" else (-high, -low)
         difference = f"metric {name} differs by {row.difference}"
         if least > limit:
-            yield _finding(source, Standing.WORSE, f"{difference}, and is worse by more than {number(limit)}")
+            yield _finding(source, Conclusion.WORSE, f"{difference}, and is worse by more than {number(limit)}")
         elif most > limit:
-            yield _finding(source, Standing.UNGUARDED, f"{difference}, and may be worse by more than {number(limit)}")
+            yield _finding(source, Conclusion.UNGUARDED, f"{difference}, and may be worse by more than {number(limit)}")
 
 
 def _is_like(comparison: Comparison, other: Comparison) -> bool:
@@ -495,12 +497,12 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
         reason = f"no estimate of the {comparison.unit} can be trusted in comparison with the {reference}"
         # the first estimate rests on a model alone, the second has the reason why weights are not enough
         reason += "".join(f": {row.reason}" for row in comparison.rows[1:2] or comparison.rows)
-        return _finding(FindingSource.LOG, Standing.UNDECIDED, reason, _remedy(comparison, result))
+        return _finding(FindingSource.LOG, Conclusion.UNDECIDED, reason, _remedy(comparison, result))
     calibration = None if result is None else result.calibration
     sides = {row.difference.side for row in trusted}
     if {1, -1} <= sides:
         reason = f"trustworthy estimates contradict each other about the {name}"
-        return _finding(FindingSource.LOG, Standing.UNDECIDED, reason, _TRY_BOTH if calibration else _CHECK)
+        return _finding(FindingSource.LOG, Conclusion.UNDECIDED, reason, _TRY_BOTH if calibration else _CHECK)
     row = min(trusted, key=_width)
     if calibration is not None and len(sides) > 1:  # propensities are estimated: all have to agree
         row = next(other for other in trusted if not other.difference.side)
@@ -512,7 +514,7 @@ def _from_log(comparison: Comparison, result: CPEResult | None) -> Finding:
                 f"the policy does the same as the {name}: it takes {percent(changed)} of the decisions otherwise, and "
                 f"its {comparison.unit} differs by {row.difference} from {comparison.reference}"
             )
-            return _finding(FindingSource.LOG, Standing.UNDECIDED, reason, _SAME)
+            return _finding(FindingSource.LOG, Conclusion.UNDECIDED, reason, _SAME)
     estimates = f"{row.name.replace('_', ' ')} estimates a"
     doubt = "" if side else ", which may be 0"
     if comparison.reference is None:

@@ -19,10 +19,10 @@ from reagent_lite.evaluation.decision import (
     evidence_of,
 )
 from reagent_lite.evaluation.estimates import Estimates, EvaluatedPolicy
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.exported_model import ExportedModel
 from reagent_lite.evaluation.interval import none_if_infinite
-from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.played import AGAINST, EstimatedReturn, Played
 
 _NOT_WRITTEN = ("basis", "weighted", "gamma", "hidden_cause")
@@ -97,7 +97,7 @@ def scalars(result: CPEResult) -> dict[str, float]:
     return {tag: value for tag, value in tags.items() if math.isfinite(value)}
 
 
-def reward_model_scalars(page: EvaluationPage, action_names: tuple[str, ...]) -> dict[str, float]:
+def reward_model_scalars(page: EvaluationRows, action_names: tuple[str, ...]) -> dict[str, float]:
     """Returns {`reward/model/{a}/mean`: value}: the reward model's mean over rows in which the action is allowed."""
     allowed = [page.mask[:, k] for k in range(len(action_names))]
     return {

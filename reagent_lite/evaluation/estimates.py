@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from reagent_lite.algorithms.cpe_heads import PolicyProbabilities
+from reagent_lite.algorithms.reward_and_q_models import PolicyProbabilities
 from reagent_lite.config.evaluate_config import UNIFORM, EvaluateConfig
 from reagent_lite.config.paths import show_paths
 from reagent_lite.data.copy.texts import require_texts
@@ -25,11 +25,11 @@ from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import DataError, Problem, pluralize
 from reagent_lite.evaluation.behavior import estimated_behavior, replaced_propensities, without_propensity
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, differences
-from reagent_lite.evaluation.evaluator import NO_COLUMNS, EpisodeColumns, EvaluationRows, PolicyEvaluator, own_seed
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
+from reagent_lite.evaluation.evaluator import NO_COLUMNS, EpisodeColumns, EvaluationInput, PolicyEvaluator, own_seed
 from reagent_lite.evaluation.explanation import Explanation
-from reagent_lite.evaluation.exported_model import ExportedModel, ExportedPolicy, Reading
+from reagent_lite.evaluation.exported_model import ExportedModel, ExportedPolicy, FeatureReader
 from reagent_lite.evaluation.given_policy import GivenPolicy
-from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.policy_models import split_log
 from reagent_lite.evaluation.scored_episodes import TrainEvalLogs, scored_episodes, spread
 from reagent_lite.export.choices import Choices
@@ -56,9 +56,9 @@ class EvaluationLog:
     """
 
     copy: TrainingCopy
-    evaluated: EvaluationRows
+    evaluated: EvaluationInput
     columns: Mapping[str, PolicyColumn]
-    reading: Reading
+    reading: FeatureReader
     seen: tuple[bool, ...]
     warnings: tuple[str, ...]
 
@@ -140,7 +140,7 @@ class EvaluationLog:
             checked = reading.normalization["action" if copy.parametric else "state"].column_names
             behavior = estimated_behavior(sides, rows, reading.spec(copy), reading.reader(copy), checked)
             rows = rows.with_propensity(behavior.propensity)
-        evaluated = EvaluationRows(
+        evaluated = EvaluationInput(
             sides=sides,
             # the policy's probabilities are computed only for rows that are read
             split=replace(split, fitted=spread(split.fitted, config.evaluation.max_fit_rows)),
@@ -234,8 +234,8 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
     )
 
 
-def _reading(copy: TrainingCopy, config: EvaluateConfig, *, fitted: bool) -> Reading:
-    return Reading.fitted(copy, config) if fitted else Reading.raw(copy)
+def _reading(copy: TrainingCopy, config: EvaluateConfig, *, fitted: bool) -> FeatureReader:
+    return FeatureReader.fitted(copy, config) if fitted else FeatureReader.raw(copy)
 
 
 def _is_modelled(policy: EvaluatedPolicy, columns: Mapping[str, PolicyColumn]) -> bool:
@@ -263,7 +263,7 @@ def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: EvaluationL
     return PolicyEvaluator(rows, probabilities, heads, title=policy.key, candidate_features=features, cached=exported)
 
 
-def _shares(page: EvaluationPage, log: EvaluationLog) -> dict[str, Any]:
+def _shares(page: EvaluationRows, log: EvaluationLog) -> dict[str, Any]:
     """Returns how often log and policy take each named action."""
     counts = page.relative_sample_weight
     return {
@@ -313,7 +313,7 @@ def _list_ids(ids: Sequence[int]) -> str:
     return ", ".join(map(str, ids[:_NAMED_FEATURES])) + more if len(ids) else "none"
 
 
-def _never_logged(policy: EvaluatedPolicy, page: EvaluationPage, log: EvaluationLog) -> list[str]:
+def _never_logged(policy: EvaluatedPolicy, page: EvaluationRows, log: EvaluationLog) -> list[str]:
     """Returns sentences on named actions that the policy takes and the log never has, the likeliest first."""
     share = page.model_propensities.mean(0).numpy()[: len(log.copy.action_names)]  # empty for candidates
     action = np.asarray(log.copy.action)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from reagent_lite.algorithms.cpe_heads import CPEHeads, PolicyProbabilities
+from reagent_lite.algorithms.reward_and_q_models import PolicyProbabilities, RewardAndQModels
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.console import progress, with_progress
 from reagent_lite.data.sampling.plan import ReadPlan
@@ -34,9 +34,9 @@ from reagent_lite.evaluation.cpe import (
     evaluate_page,
     missing_estimates,
 )
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows, build_evaluation_rows, gather_page
 from reagent_lite.evaluation.explanation import Explanation, Reader, explain
 from reagent_lite.evaluation.interval import number
-from reagent_lite.evaluation.page import EvaluationPage, build_page, gather_page
 from reagent_lite.evaluation.policy_models import (
     Learning,
     PolicyModels,
@@ -86,7 +86,7 @@ NO_COLUMNS: Final = EpisodeColumns()
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationRows:
+class EvaluationInput:
     """This process's rows of a log, the same for every policy that is evaluated on them.
 
     Attributes:
@@ -102,7 +102,7 @@ class EvaluationRows:
         seed: seed of initial models, of the order of rows, and of resamples.
         learning: how much the policy learns in this run; None for a policy that was learned before.
         unknown: reasons why estimators lack probabilities of the policy, by the estimator's name.
-        behavior: estimated behaviour policy, the source of the propensities of `rows`; None if these were logged.
+        behavior: estimated behavior policy, the source of the propensities of `rows`; None if these were logged.
         items: the item table; None without one.
         by_episode: units and weights of the scored data's episodes.
     """
@@ -179,9 +179,9 @@ class PolicyEvaluator:
 
     def __init__(
         self,
-        log: EvaluationRows,
+        log: EvaluationInput,
         policy: PolicyProbabilities,
-        heads: CPEHeads,
+        heads: RewardAndQModels,
         *,
         title: str = "the policy",
         candidate_features: tuple[FeatureSpec, ...] = (),
@@ -226,7 +226,7 @@ class PolicyEvaluator:
         log.fit_rows.release()
         return losses
 
-    def page(self, *, final: bool) -> tuple[EvaluationPage | None, dict[str, Any]]:
+    def page(self, *, final: bool) -> tuple[EvaluationRows | None, dict[str, Any]]:
         """Returns the page of all ranks' scored rows (None on ranks other than 0), and the chosen candidates as JSON.
 
         Args:
@@ -248,12 +248,12 @@ class PolicyEvaluator:
             )
         return self._gathered(part, scored), choices
 
-    def values(self, page: EvaluationPage) -> dict[str, float]:
+    def values(self, page: EvaluationRows) -> dict[str, float]:
         """Returns the cheap estimates by TensorBoard tag, without intervals."""
         log = self.log
         return estimates_of_page(page, gamma=log.gamma, config=log.settings, missing=self.missing)
 
-    def result(self, page: EvaluationPage) -> CPEResult:
+    def result(self, page: EvaluationRows) -> CPEResult:
         """Returns all estimates with intervals and verdicts."""
         log = self.log
         with progress(f"estimating {self._title}", "outcomes", brief=True) as show:
@@ -271,7 +271,7 @@ class PolicyEvaluator:
 
     def explanation(
         self,
-        page: EvaluationPage,
+        page: EvaluationRows,
         result: CPEResult,
         *,
         seen: bool,
@@ -354,13 +354,13 @@ class PolicyEvaluator:
             enough += episodes >= log.settings.min_effective_episodes
         return bool(log.group.all_reduce(enough))
 
-    def _part_of_page(self, title: str, scored: ScoredEpisodes, models: CPEHeads | None) -> EvaluationPage:
+    def _part_of_page(self, title: str, scored: ScoredEpisodes, models: RewardAndQModels | None) -> EvaluationRows:
         log = self.log
         rows = rows_in_order(log.rows, scored.numbers, log.group.device)
         episode = log.sides.scored.episode[scored.numbers]
         units = log.by_episode.units
         weights = log.by_episode.weights
-        return build_page(
+        return build_evaluation_rows(
             self._shown(title, rows, len(scored.numbers)),
             scored.episode,
             policy=self.policy,
@@ -374,7 +374,7 @@ class PolicyEvaluator:
             },
         )
 
-    def _gathered(self, part: EvaluationPage, scored: ScoredEpisodes) -> EvaluationPage | None:
+    def _gathered(self, part: EvaluationRows, scored: ScoredEpisodes) -> EvaluationRows | None:
         page = gather_page(part, torch.from_numpy(scored.sequence[scored.page_order]), self.log.group)
         self.log.rows.release()
         return page

@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reagent_lite.algorithms.cpe_heads import PolicyProbabilities
+from reagent_lite.algorithms.reward_and_q_models import PolicyProbabilities
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.evaluation.candidates import gather_candidate_features
 from reagent_lite.evaluation.cpe import WEIGHTED, limit
-from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.scored_episodes import spread
 from reagent_lite.evaluation.segment import StateFeatures, categories_of
 from reagent_lite.evaluation.segment_effects import EffectSettings, Segments, choosing_rows, effects_by_segment
@@ -175,7 +175,7 @@ class Reader:
     candidate: Sequence[Sequence[int]] = ()
 
 
-def explain(page: EvaluationPage, copy: TrainingCopy, reader: Reader, settings: EffectSettings) -> Explanation:
+def explain(page: EvaluationRows, copy: TrainingCopy, reader: Reader, settings: EffectSettings) -> Explanation:
     """Explains a policy on the scored rows of the first process's training copy.
 
     Args:
@@ -221,7 +221,7 @@ class _LoggedChoices:
         features: its state features.
     """
 
-    def __init__(self, page: EvaluationPage, copy: TrainingCopy, features: StateFeatures) -> None:
+    def __init__(self, page: EvaluationRows, copy: TrainingCopy, features: StateFeatures) -> None:
         self.page = page
         self.copy = copy
         self.features = features

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reagent_lite.algorithms.cpe_heads import CPEHeads, Read, build_cpe_heads
 from reagent_lite.algorithms.policy_learner import network_settings
+from reagent_lite.algorithms.reward_and_q_models import Read, RewardAndQModels, build_reward_and_q_models
 from reagent_lite.config import check
 from reagent_lite.config.algorithm import Q_TEMPERATURE
 from reagent_lite.config.evaluate_config import EvaluateConfig
@@ -39,7 +39,7 @@ from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class FeatureReader:
     """Normalization and network shapes with which models of a policy read the raw columns of a log.
 
     Attributes:
@@ -53,7 +53,7 @@ class Reading:
     missing_as_zero: bool = False
 
     @classmethod
-    def fitted(cls, copy: TrainingCopy, config: EvaluateConfig) -> "Reading":
+    def fitted(cls, copy: TrainingCopy, config: EvaluateConfig) -> "FeatureReader":
         """Returns the default network shapes, and normalization fitted to a log; rare features are not normalized.
 
         Raises:
@@ -74,7 +74,7 @@ class Reading:
         return cls(normalization={key: specs[name].spec for key, name in names.items()}, training=TrainingConfig())
 
     @classmethod
-    def raw(cls, copy: TrainingCopy) -> "Reading":
+    def raw(cls, copy: TrainingCopy) -> "FeatureReader":
         """Returns the default network shapes, and no normalization: for policies to which no model is fitted."""
 
         def raw(ids: tuple[int, ...]) -> NormalizationSpec:
@@ -108,9 +108,9 @@ class Reading:
 
         return read
 
-    def heads(self, copy: TrainingCopy, *, gamma: float, target_update_rate: float) -> CPEHeads:
+    def heads(self, copy: TrainingCopy, *, gamma: float, target_update_rate: float) -> RewardAndQModels:
         """Returns models of a policy that read a log's raw columns."""
-        return build_cpe_heads(
+        return build_reward_and_q_models(
             self.spec(copy),
             network_settings(self.training),
             gamma=gamma,
@@ -140,7 +140,7 @@ class ExportedModel:
     path: Path
     bundle: Bundle
     config: dict[str, Any]
-    reading: Reading
+    reading: FeatureReader
     time_discount: dict[str, Any] | None
 
     @classmethod
@@ -165,7 +165,7 @@ class ExportedModel:
                 )
             )
         specs = {name: parse_normalization(encoded[name], where=f"{folder}: {name}") for name in columns}
-        reading = Reading(
+        reading = FeatureReader(
             normalization=specs,
             training=check(TrainingConfig, config.get("training", {})),
             missing_as_zero=bool(config.get("rl", {}).get("set_missing_value_to_zero", False)),

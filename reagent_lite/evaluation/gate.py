@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reagent_lite.config.publish import PublishConfig
-from reagent_lite.evaluation.cpe import CPEResult, Estimate, Family
+from reagent_lite.evaluation.cpe import CPEResult, Estimate, ReturnOrReward
 from reagent_lite.evaluation.interval import none_if_infinite, number
 from reagent_lite.evaluation.verdict import Verdict
 
@@ -37,7 +37,7 @@ def apply_gate(result: CPEResult, condition: PublishConfig) -> Gate:
     return Gate(passed=False, reason=reason, document={**settings, **undefined, "reason": reason})
 
 
-def _decide(estimate: Estimate, family: Family, condition: PublishConfig, settings: dict[str, Any]) -> Gate:
+def _decide(estimate: Estimate, family: ReturnOrReward, condition: PublishConfig, settings: dict[str, Any]) -> Gate:
     above = condition.lower_bound_above
     bound, tested = (0.0, estimate.difference) if above == "logged" else (above, estimate.figure)
     lower = none_if_infinite(tested.low)

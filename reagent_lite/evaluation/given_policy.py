@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from reagent_lite.algorithms.cpe_heads import PolicyProbabilities
+from reagent_lite.algorithms.reward_and_q_models import PolicyProbabilities
 from reagent_lite.config.evaluate_config import COLUMN, LOGGED, UNIFORM, EvaluateConfig
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.data.sampling.source import FeatureColumns
 from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.cpe import MODELLED
-from reagent_lite.evaluation.evaluator import EvaluationRows
+from reagent_lite.evaluation.evaluator import EvaluationInput
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.types import Actions
 
@@ -49,7 +49,7 @@ class GivenPolicy:
         words = {UNIFORM: "uniform over the possible actions", LOGGED: "the logging policy"}
         return words.get(self.path, f"probabilities in column {self.column}")
 
-    def on(self, log: EvaluationRows, column: PolicyColumn | None) -> tuple[EvaluationRows, PolicyProbabilities]:
+    def on(self, log: EvaluationInput, column: PolicyColumn | None) -> tuple[EvaluationInput, PolicyProbabilities]:
         """Returns the log with the policy's input appended to its states, and the policy.
 
         Args:

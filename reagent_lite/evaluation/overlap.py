@@ -7,8 +7,8 @@ import torch
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.calibration import Calibration
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.interval import Interval, number
-from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.shared_draws import SharedDraws
 from reagent_lite.export.exploration import certain_share
 from reagent_lite.rl.bootstrap import effective_sample_size, percentile_interval
@@ -29,7 +29,7 @@ _MORE = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Events:
+class RareOutcomes:
     """Outcomes other than the usual one, if most outcomes are equal: clicks, purchases, failures.
 
     Attributes:
@@ -47,7 +47,9 @@ class Events:
         return f"{number(self.seen)} rare outcomes in matching decisions, {number(self.expected)} expected by chance"
 
 
-def matched_events(weights: torch.Tensor, outcomes: torch.Tensor, sample_weight: torch.Tensor) -> Events | None:
+def match_rare_outcomes(
+    weights: torch.Tensor, outcomes: torch.Tensor, sample_weight: torch.Tensor
+) -> RareOutcomes | None:
     """Counts events for weights [n] of outcomes [n]; None if no outcome is more frequent than all others together.
 
     Sample weights [n] count for what is usual. A log that holds all events and few other rows has as many events as the
@@ -57,7 +59,7 @@ def matched_events(weights: torch.Tensor, outcomes: torch.Tensor, sample_weight:
     event = distance != 0
     if not event.any() or float(sample_weight[event].sum() / sample_weight.sum()) >= _USUAL_SHARE:
         return None
-    return Events(
+    return RareOutcomes(
         unsized=_count_unsized(distance[event]),
         expected=float(effective_sample_size(weights) * event.double().mean()),
         seen=float(effective_sample_size((weights * sample_weight)[event])),
@@ -74,7 +76,7 @@ def _weighted_median(values: torch.Tensor, weights: torch.Tensor) -> torch.Tenso
 
 
 def _count_unsized(distance: torch.Tensor) -> int:
-    """Returns Events.unsized for the distances [n] of events from the usual outcome."""
+    """Returns RareOutcomes.unsized for the distances [n] of events from the usual outcome."""
     groups = [(distance.abs(), _SPREAD)]
     sides = [-distance[distance < 0], distance[distance > 0]]
     if all(map(len, sides)):
@@ -139,7 +141,8 @@ class Overlap:
         enough: required number of effective episodes, evaluation.min_effective_episodes.
         horizon: number of rows of the longest episode.
         horizon_reached: number of leading steps with at least `enough` effective episodes.
-        judged_step: step by which 95 % of discounted time has passed; the next three figures are of rho at this step.
+        effective_horizon: step by which 95 % of discounted time has passed; the next three figures are of rho at this
+            step.
         effective_episodes: (sum rho)^2 / sum rho^2.
         mean_episode_weight: mean rho, should be 1; its interval is a normal one, which needs no resamples.
         largest_episode_share: share of the largest rho in the sum of all rho.
@@ -172,7 +175,7 @@ class Overlap:
     enough: float
     horizon: int
     horizon_reached: int
-    judged_step: int
+    effective_horizon: int
     effective_episodes: float
     mean_episode_weight: Interval
     largest_episode_share: float
@@ -191,7 +194,7 @@ class Overlap:
 
 
 def measure_overlap(
-    page: EvaluationPage,
+    page: EvaluationRows,
     sums: EpisodeSums,
     mean_weight: torch.Tensor,
     alternatives: Alternatives,
@@ -215,7 +218,7 @@ def measure_overlap(
     by_step = sums.effective_episodes()
     # weights are at most e^600, so that means stay finite
     mean_by_step = sums.log_largest.clamp(max=600).exp() * sums.weights / sums.num_episodes
-    step = sums.judged_step
+    step = sums.effective_horizon
     total = float(counted.sum())
     shrunk = float((SHRINKAGE * counted / (weight.square() + SHRINKAGE)).sum())
     relative = sums.relative_weights(step)
@@ -240,7 +243,7 @@ def measure_overlap(
         enough=config.min_effective_episodes,
         horizon=len(by_step),
         horizon_reached=int(enough.long().cumprod(0).sum()),
-        judged_step=step,
+        effective_horizon=step,
         effective_episodes=float(by_step[step]),
         mean_episode_weight=_mean(float(mean_by_step[step]), relative, sums, level),
         largest_episode_share=_largest_share(sums.by_unit(relative)),

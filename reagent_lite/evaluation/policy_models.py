@@ -13,22 +13,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reagent_lite.algorithms.cpe_heads import (
+from reagent_lite.algorithms.optimizers import optimizer_class
+from reagent_lite.algorithms.reward_and_q_models import (
     CHECKED_ROWS,
     CHECKED_SHARE,
     FEWEST_STEPS,
-    CPEHeads,
     EarlyStopping,
     PolicyProbabilities,
-    fit_heads,
+    RewardAndQModels,
+    fit_reward_and_q_models,
 )
-from reagent_lite.algorithms.optimizers import optimizer_class
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.distributed.group import Group, rehearse
-from reagent_lite.evaluation.page import held_out
+from reagent_lite.evaluation.evaluation_rows import held_out
 from reagent_lite.evaluation.scored_episodes import ScoredEpisodes, TrainEvalLogs, find_hashes, spread
 from reagent_lite.training.checkpoint_folder import Tree, copy_tensors, load_optimizer, optimizer_state
 from reagent_lite.types import TransitionBatch
@@ -170,7 +170,7 @@ class PolicyModels:
         passes: number of passes over the fitted rows so far.
     """
 
-    def __init__(self, heads: CPEHeads, settings: EvaluationConfig, group: Group) -> None:
+    def __init__(self, heads: RewardAndQModels, settings: EvaluationConfig, group: Group) -> None:
         self.heads = heads
         self._group = group
         self.passes = 0
@@ -211,7 +211,7 @@ class PolicyModels:
         stop = None
         if sum(self._group.all_gather(len(checked))):
             stop = EarlyStopping(self.heads, lambda: self._loss(checked))
-        losses = fit_heads(self.heads, batches, policy, self._optimizer, loss=self._wrapped, stop=stop)
+        losses = fit_reward_and_q_models(self.heads, batches, policy, self._optimizer, loss=self._wrapped, stop=stop)
         return {name: float(self._group.all_reduce(loss)) / self._group.world_size for name, loss in losses.items()}
 
     @torch.no_grad()

@@ -22,7 +22,7 @@ from reagent_lite.data.rows.hashes import Hashes, mix
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import pluralize
-from reagent_lite.evaluation.page import held_out
+from reagent_lite.evaluation.evaluation_rows import held_out
 
 # largest block: about 30 MB; longer blocks are slower
 _DIGEST_ROWS = 1 << 16

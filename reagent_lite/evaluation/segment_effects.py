@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.calibration import Calibration
-from reagent_lite.evaluation.cpe import Family, evaluate_reward, limit, sums_of_page
+from reagent_lite.evaluation.cpe import ReturnOrReward, evaluate_reward, limit, sums_of_page
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows, held_out
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Overlap
-from reagent_lite.evaluation.page import EvaluationPage, held_out
 from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.shared_draws import SharedDraws
 from reagent_lite.evaluation.small_tree import grow_tree
@@ -143,7 +143,7 @@ class Segments:
         }
 
 
-def choosing_rows(page: EvaluationPage) -> NDArray[np.bool_]:
+def choosing_rows(page: EvaluationRows) -> NDArray[np.bool_]:
     """Returns which rows choose the segments and grow the trees, [N]: about a third of the units, whole ones."""
     unit = (page.episode if page.unit is None else page.unit).numpy()
     return held_out(unit.view(np.uint64) ^ _SALT, _CHOOSING_SHARE)
@@ -172,7 +172,7 @@ class EffectSettings:
     seed: int = 0
 
 
-def effects_by_segment(page: EvaluationPage, features: StateFeatures, settings: EffectSettings) -> Segments | None:
+def effects_by_segment(page: EvaluationRows, features: StateFeatures, settings: EffectSettings) -> Segments | None:
     """Chooses segments in which a policy's effect differs, and estimates it in each.
 
     Args:
@@ -244,7 +244,7 @@ def effects_by_segment(page: EvaluationPage, features: StateFeatures, settings: 
     )
 
 
-def _first_rows(page: EvaluationPage, *, by_row: bool) -> NDArray[np.int64]:
+def _first_rows(page: EvaluationRows, *, by_row: bool) -> NDArray[np.int64]:
     """Returns the numbers of all rows, or of the first rows of episodes."""
     if by_row:
         return np.arange(len(page))
@@ -252,7 +252,7 @@ def _first_rows(page: EvaluationPage, *, by_row: bool) -> NDArray[np.int64]:
     return np.flatnonzero(np.concatenate(([True], episode[1:] != episode[:-1])))
 
 
-def _effects_of(page: EvaluationPage, gamma: float, *, by_row: bool) -> NDArray[np.float64]:
+def _effects_of(page: EvaluationRows, gamma: float, *, by_row: bool) -> NDArray[np.float64]:
     """Returns a number for each row, or episode, whose expectation is the policy's effect, in the page's order.
 
     That is (w - 1) (r - mean r), as the expectation of w - 1 is 0 whatever the features are; for episodes the
@@ -274,7 +274,7 @@ def _effects_of(page: EvaluationPage, gamma: float, *, by_row: bool) -> NDArray[
 
 
 def _effect_of(
-    family: Family, overlap: Overlap, words: str, share: float, *, seen: bool, by_row: bool
+    family: ReturnOrReward, overlap: Overlap, words: str, share: float, *, seen: bool, by_row: bool
 ) -> SegmentEffect:
     """Returns the effect that the evaluation of a segment's rows found."""
     (estimate,) = (estimate for estimate in family.estimates if estimate.name == _ESTIMATORS[by_row].name)

@@ -6,7 +6,7 @@ that repeats the action of an earlier row, for which w - 1 is [a = a'] / p - 1. 
 learns meanwhile. If rows share a draw of the action, both are positive in the mean; the second also if the evaluated
 policy follows features that differ within a draw, the first also if rows share the draw of a policy:
 
-* neighbours in the file: a switchback's hour, a user's rows one after another, a retry that is logged twice;
+* neighbors in the file: a switchback's hour, a user's rows one after another, a retry that is logged twice;
 * a row and the last one before it with equal state features: an arm by hash of a user, rows of users in any order.
 """
 
@@ -82,7 +82,7 @@ def shared_draws(
 
 
 def is_sorted(column: Tensor, index: Tensor) -> bool:
-    """Returns whether a column [N] has several values and is sorted, so that neighbours are alike.
+    """Returns whether a column [N] has several values and is sorted, so that neighbors are alike.
 
     Args:
         column: the column.

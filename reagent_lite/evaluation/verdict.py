@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.interval import Interval, effective, number, percent
-from reagent_lite.evaluation.overlap import Events, Overlap
+from reagent_lite.evaluation.overlap import Overlap, RareOutcomes
 from reagent_lite.evaluation.trust import Verdict as Verdict
 from reagent_lite.rl.likelihood import ENOUGH_TRIES
 from reagent_lite.rl.sums import SWITCH_TAU
@@ -49,7 +49,7 @@ Reasoned = tuple[Verdict, str]
 """A verdict and its reason in words."""
 
 
-def weights_verdict(overlap: Overlap, *, sequential: bool, events: Events | None, modelled: bool) -> Reasoned:
+def weights_verdict(overlap: Overlap, *, sequential: bool, events: RareOutcomes | None, modelled: bool) -> Reasoned:
     """Returns the verdict on weighted estimates of the policy from this log.
 
     Args:
@@ -115,7 +115,7 @@ def estimate_verdict(
     weights: Reasoned,
     reliance: str,
     constant: bool,
-    events: Events | None,
+    events: RareOutcomes | None,
     outlying: str,
     untried: str = "",
     is_reward: bool,
@@ -263,7 +263,7 @@ def _faults_of_episodes(overlap: Overlap) -> Iterator[Reasoned]:
         return
     weight = number(mean.value) if mean.value > 0 else "0, or too small for a number,"
     evidence = (
-        f"(the mean weight of an episode up to step {overlap.judged_step} is {weight} instead of 1, with "
+        f"(the mean weight of an episode up to step {overlap.effective_horizon} is {weight} instead of 1, with "
         f"{effective(overlap.effective_episodes, 'episode')})"
     )
     if mean.value < 1:

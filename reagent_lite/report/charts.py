@@ -1,7 +1,7 @@
 """Charts as inline SVG on one scale: curves with bands, and estimates with their intervals.
 
-Colours and fonts come from the page's style sheet by class, so a drawing works in light and dark mode and in print.
-Dashes and shapes distinguish series without colour. A drawing is 480 units wide; on a phone it shrinks to two thirds,
+Colors and fonts come from the page's style sheet by class, so a drawing works in light and dark mode and in print.
+Dashes and shapes distinguish series without color. A drawing is 480 units wide; on a phone it shrinks to two thirds,
 and the style sheet makes its letters larger.
 """
 
@@ -209,7 +209,7 @@ def interval_chart(
         rows: name, estimate and verdict.
         references: references that the estimates are compared with, by name.
         simulated: the value in simulation, if there is one.
-        plain: whether trustworthy estimates are drawn without colour, because they do not decide.
+        plain: whether trustworthy estimates are drawn without color, because they do not decide.
         words_of: words for each verdict.
     """
     marks = dict(references) if simulated is None else {**references, _SIMULATED: simulated}
@@ -318,7 +318,7 @@ def _text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = 
 
 
 def _centre_text(x: float, y: float, words: str, *, kind: str = "label") -> Markup:
-    """Returns text centred at x, moved if it would otherwise cross the drawing's edges on a phone."""
+    """Returns text centered at x, moved if it would otherwise cross the drawing's edges on a phone."""
     half = _half_width(words)
     return _text(min(max(x, half), _WIDTH - half), y, words, anchor="middle", kind=kind)
 

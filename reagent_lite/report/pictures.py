@@ -19,7 +19,7 @@ from reagent_lite.whole_files import write_whole
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Okabe & Ito (2008), Color Universal Design: distinct with any colour vision
+# Okabe & Ito (2008), Color Universal Design: distinct with any color vision
 BLACK = "#000000"
 GREEN = "#009e73"
 BLUE = "#0072b2"
@@ -154,7 +154,7 @@ def frame(episode: Episode, step: int) -> "Image":
 # ---- scenes; geometry, signs and limits of CartPole follow Gymnasium
 
 Shapes = Iterator[tuple[Sequence[tuple[float, float]] | NDArray[np.floating], str, float]]
-"""Lines of (points, colour, width in pixels); a single point is a disc."""
+"""Lines of (points, color, width in pixels); a single point is a disc."""
 
 
 def _cartpole(episode: Episode, step: int) -> Shapes:
@@ -166,7 +166,7 @@ def _cartpole(episode: Episode, step: int) -> Shapes:
 
 
 def _square(episode: Episode, step: int) -> Shapes:
-    """Draws a disc for each agent in the colour of its type, pale for agents that have left the game."""
+    """Draws a disc for each agent in the color of its type, pale for agents that have left the game."""
     agents = episode.agents
     assert agents is not None
     yield [(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)], GREY, 2

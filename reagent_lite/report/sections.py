@@ -132,7 +132,7 @@ def estimates_section(evidence: Evidence, level: float, where: str, *, plain: bo
         evidence: comparisons, and the overlap of the log's weights.
         level: confidence level of the intervals.
         where: name of the file with the complete figures.
-        plain: whether trustworthy estimates are drawn without colour; estimates that do not decide always are.
+        plain: whether trustworthy estimates are drawn without color; estimates that do not decide always are.
     """
     comparisons = evidence.comparisons
     shown = comparisons[:_MOST_COMPARISONS]
@@ -172,7 +172,7 @@ def _evidence_note(overlap: Overlap | None) -> str:
     """Returns a sentence on the log's evidence about the policy, or "" if rows have no weights."""
     if overlap is None:
         return ""
-    at = f" (effective episodes at step {overlap.judged_step})" if overlap.horizon > 1 else ""
+    at = f" (effective episodes at step {overlap.effective_horizon})" if overlap.horizon > 1 else ""
     return (
         f"{pluralize(overlap.num_episodes, 'scored episode')}, worth {number(overlap.effective_episodes)} of the "
         f"policy's own{at}; the mean weight of a row is {overlap.mean_weight.written(overlap.mean_weight.value)} and "
@@ -263,7 +263,7 @@ def weights_section(overlap: Overlap | None, enough: float) -> PageSection:
     title = "Weights and overlap"
     if overlap is None:
         return PageSection(title=title)
-    step = overlap.judged_step
+    step = overlap.effective_horizon
     several = overlap.horizon > 1
     shares = {
         "Largest share of one row": overlap.largest_row_share,

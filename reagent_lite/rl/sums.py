@@ -377,7 +377,7 @@ class EpisodeSums:
         return [group.steps[:, outcome, self.means.index(name)] for group in self.groups]
 
     @cached_property
-    def judged_step(self) -> int:
+    def effective_horizon(self) -> int:
         """Step by which 95 % of discounted time has passed; later steps hardly count in a discounted return."""
         discount = torch.zeros_like(self.weights)
         for group in self.groups:
@@ -387,8 +387,8 @@ class EpisodeSums:
 
     @property
     def episode_weights(self) -> Tensor:
-        """Weight rho of every episode at `judged_step`, [n], at most e^600."""
-        step = self.judged_step
+        """Weight rho of every episode at `effective_horizon`, [n], at most e^600."""
+        step = self.effective_horizon
         largest = self.log_largest[step].clamp(max=600).exp()
         return self.relative_weights(step) * largest / self.per_episode("episodes", 0)
 

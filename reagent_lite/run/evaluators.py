@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reagent_lite.algorithms.cpe_heads import build_cpe_heads
 from reagent_lite.algorithms.learners import Learner
 from reagent_lite.algorithms.policy_learner import PolicyLearner, evaluating, network_settings
+from reagent_lite.algorithms.reward_and_q_models import build_reward_and_q_models
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.column_names import UNIT
 from reagent_lite.config.paths import show_paths
@@ -35,10 +35,10 @@ from reagent_lite.evaluation.cpe import CPEResult
 from reagent_lite.evaluation.document import LEARNED_FROM, WARM_START, Evaluation, as_json, reward_model_scalars
 from reagent_lite.evaluation.document import scalars as cpe_scalars
 from reagent_lite.evaluation.entropy import PolicyEntropy, SoftmaxRows
-from reagent_lite.evaluation.evaluator import EpisodeColumns, EvaluationRows, PolicyEvaluator, own_seed
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
+from reagent_lite.evaluation.evaluator import EpisodeColumns, EvaluationInput, PolicyEvaluator, own_seed
 from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.learner_figures import figures, mean_td_loss
-from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.policy_models import Learning, split_log
 from reagent_lite.evaluation.returns import play
@@ -345,7 +345,7 @@ class LogEvaluator(Evaluator):
             seen=seen,
         )
 
-    def _explanation(self, page: EvaluationPage, result: CPEResult) -> Explanation:
+    def _explanation(self, page: EvaluationRows, result: CPEResult) -> Explanation:
         """Returns who gets what, who gains and who loses; only on rank 0."""
         copy = self._data.sides.scored
         normalization = self._data.normalization
@@ -411,7 +411,7 @@ class LogEvaluator(Evaluator):
         num_rows = sum(scored.agreement.rows)
         for note in replaced_propensities(behavior, counts, num_rows) if group.is_first else ():
             logger.warning(note)
-        log = EvaluationRows(
+        log = EvaluationInput(
             sides=data.sides,
             split=split,
             rows=rows,
@@ -433,7 +433,7 @@ class LogEvaluator(Evaluator):
             deciding = pluralize(len(split.scored.hashes), "scored episode decides", "scored episodes decide")
             logger.info(f"evaluation: {deciding}, and {len(split.choosing.hashes):,} others choose among runs")
         with own_seed(config.seed + 1, group.device):
-            heads = build_cpe_heads(
+            heads = build_reward_and_q_models(
                 data.spec,
                 network_settings(config.training),
                 gamma=config.rl.gamma,

@@ -30,8 +30,8 @@ from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.distributed.worker import report_model_saved
 from reagent_lite.errors import ConfigError, Problem, suggest_nearest
 from reagent_lite.evaluation.document import Evaluation, estimate_rows
+from reagent_lite.evaluation.evaluation_rows import REWARD_NAME
 from reagent_lite.evaluation.gate import Gate, apply_gate
-from reagent_lite.evaluation.page import REWARD_NAME
 from reagent_lite.export.bundle_content import BundleContent
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
@@ -52,7 +52,7 @@ from reagent_lite.run.sources import Source
 from reagent_lite.sim.experience import ONLY
 from reagent_lite.training.checkpoint_folder import Checkpoints
 from reagent_lite.training.loop import RunPosition
-from reagent_lite.training.metrics import Conclusion
+from reagent_lite.training.metrics import RunSummary
 from reagent_lite.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def require_exportable(config: WorkflowConfig, group: Group, source: Source, lea
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome(Result):
+class TrainResult(Result):
     """The result of a run, printed as the last line of standard output.
 
     Attributes:
@@ -230,7 +230,7 @@ class Learned:
         return {name: value if np.isfinite(value) else None for name, value in scores.items()}
 
 
-def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learned, seconds: float) -> Outcome:
+def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learned, seconds: float) -> TrainResult:
     """Writes the model or the reason why there is none, pictures and report; every rank calls it, rank 0 writes.
 
     Args:
@@ -268,7 +268,7 @@ def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learn
     result = learned.evaluation.result
     explanation = learned.evaluation.explanation
     models = {kind: str(folder_of_model(config.folder, kind)) for kind in source.types}
-    return Outcome(
+    return TrainResult(
         model=None if reason else models.get(ONLY, models),
         decision=decision,
         steps=learned.position.step,
@@ -317,7 +317,7 @@ def _write_report(
         logger.info(f"report: {config.folder / PAGE}")
 
 
-def conclusion_of(outcome: Outcome, folder: Path) -> Conclusion:
+def conclusion_of(outcome: TrainResult, folder: Path) -> RunSummary:
     """Returns the outcome of a run for TensorBoard and trackers; rank 0 calls it."""
     assert outcome.brief is not None
     decision = outcome.brief.decision
@@ -325,7 +325,7 @@ def conclusion_of(outcome: Outcome, folder: Path) -> Conclusion:
     models = outcome.model if isinstance(outcome.model, dict) else {ONLY: outcome.model}
     files = [folder / name for name in ("config.json", PAGE, _NOT_PUBLISHED, PICTURE_FILE)]
     files += [Path(model) for model in models.values() if model is not None]
-    return Conclusion(
+    return RunSummary(
         step=outcome.steps,
         decision=decision.choice.value,
         text=str(decision),

@@ -35,8 +35,8 @@ from reagent_lite.run.learner import (
 from reagent_lite.run.output_folder import (
     FOLDER,
     Learned,
-    Outcome,
     OutputFolder,
+    TrainResult,
     conclusion_of,
     installed_versions,
     publish,
@@ -81,7 +81,7 @@ _SILENT = Callback()
 _AUTO = "softmax of q at the temperature with the logging policy's mean entropy"
 
 
-def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) -> Outcome:
+def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) -> TrainResult:
     """Trains a policy, evaluates it and exports it; continues an unfinished run in the same folder.
 
     Every rank calls it. The outcome on rank 0 is that of the run.

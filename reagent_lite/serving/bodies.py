@@ -128,7 +128,7 @@ class ItemList(_StateRow):
 
 
 class ItemRow(_EpisodeRow, ItemList):
-    """Request body: one decision among catalogue items."""
+    """Request body: one decision among catalog items."""
 
 
 class _Rows(Body):

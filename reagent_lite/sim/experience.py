@@ -144,12 +144,12 @@ class Experience(Protocol):
         """Sets the share of uniform draws."""
         ...
 
-    def run(self, steps: int, *, informed: bool = True) -> None:
+    def run(self, steps: int, *, follow_policy: bool = True) -> None:
         """Writes the rows of `steps` steps of every environment into the rings.
 
         Args:
             steps: number of steps of each environment.
-            informed: whether types that learn act by their policies; otherwise they draw uniformly.
+            follow_policy: whether types that learn act by their policies; otherwise they draw uniformly.
         """
         ...
 
@@ -216,15 +216,15 @@ class Rollout(Observer):
             self.actors[name].epsilon.fill_(epsilon)
 
     @torch.no_grad()
-    def run(self, steps: int, *, informed: bool = True) -> None:
+    def run(self, steps: int, *, follow_policy: bool = True) -> None:
         """Takes steps in every environment.
 
         Args:
             steps: number of steps of each environment.
-            informed: whether types that learn act by their policies; otherwise they draw uniformly.
+            follow_policy: whether types that learn act by their policies; otherwise they draw uniformly.
         """
         for _ in range(steps):
-            if informed:
+            if follow_policy:
                 self._informed()
             else:
                 play_step(self.env, self._uniform, self)
@@ -382,7 +382,7 @@ class RolloutSource:
         schedule = self._schedule
         self._step = step
         if not self._warm:
-            self.rollout.run(schedule.warmup, informed=False)
+            self.rollout.run(schedule.warmup, follow_policy=False)
             self.rollout.check()
             self._warm = True
         if step % schedule.updates == 0:

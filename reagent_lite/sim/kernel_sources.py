@@ -126,7 +126,7 @@ def compilation_unit(environment: Path, parameters: dict[str, float]) -> str:
 
 
 def built_from(environment: Path, parameters: dict[str, float], *, machinery: bool = True) -> tuple[str, ...]:
-    """Returns all texts that determine an environment's behaviour; without paths, so that checkouts share a cache.
+    """Returns all texts that determine an environment's behavior; without paths, so that checkouts share a cache.
 
     Args:
         environment: its file.

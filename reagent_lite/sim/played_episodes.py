@@ -4,7 +4,7 @@
 
 Environments play one episode after the other. Episodes are ordered by (round in which they start, number of their
 environment), and the first ones in this order are taken: a number of episodes, or as few as cover a number of rows.
-Taking the episodes that end first would favour short ones. An episode does not depend on earlier episodes, so the first
+Taking the episodes that end first would favor short ones. An episode does not depend on earlier episodes, so the first
 n in this order are n independent episodes. With a number of rows, the last episode is the one that crosses this number,
 and is more likely a long one: the bias of means is of the order of one episode in all.
 

@@ -13,7 +13,7 @@ from reagent_lite.config.tracking import TrackingConfig
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.distributed.nodes import Node, find_node
 from reagent_lite.doctor import machine
-from reagent_lite.doctor.checks import Row, of_error, ok, run_check, skip
+from reagent_lite.doctor.checks import CheckResult, of_error, ok, run_check, skip
 from reagent_lite.doctor.machines import meet
 from reagent_lite.doctor.share import check_share
 from reagent_lite.errors import ConfigError, ReagentLiteError
@@ -21,7 +21,7 @@ from reagent_lite.run.dry_run import dry_run
 from reagent_lite.tasks.train import WORKFLOWS, choose_workflow
 
 
-def examine(options: argparse.Namespace) -> tuple[list[Row], list[Row], Node | None]:
+def examine(options: argparse.Namespace) -> tuple[list[CheckResult], list[CheckResult], Node | None]:
     """Returns rows on this machine, rows on all machines together, and the number of this machine."""
     rows = [*run_check("versions", machine.check_versions)]
     name = options.workflow or choose_workflow(options.config, options.set)
@@ -58,7 +58,7 @@ def _of_this_machine(config: WorkflowConfig, flag: int | None) -> tuple[Workflow
     return config, node, source if node.count > 1 else "one machine"
 
 
-def _alone(config: WorkflowConfig, node: Node, processes: Processes) -> Iterator[Row]:
+def _alone(config: WorkflowConfig, node: Node, processes: Processes) -> Iterator[CheckResult]:
     yield from run_check("processes", lambda: machine.devices(processes))
     yield from run_check("network", lambda: machine.network(config, node))
     yield from run_check("share", lambda: check_share(config, node))

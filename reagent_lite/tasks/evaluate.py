@@ -39,7 +39,7 @@ from reagent_lite.evaluation.arena import Arena
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.estimates import EvaluatedPolicy, EvaluationLog, estimates_of
 from reagent_lite.evaluation.evaluator import EpisodeColumns, describe_weights
-from reagent_lite.evaluation.exported_model import ExportedModel, Reading
+from reagent_lite.evaluation.exported_model import ExportedModel, FeatureReader
 from reagent_lite.evaluation.given_policy import GivenPolicy
 from reagent_lite.export.choices import CHOICES
 from reagent_lite.item_table import ItemTable
@@ -306,7 +306,7 @@ def _rows_of(
     return run_timeline(timeline, items).train, None
 
 
-def _choose_threads(rows: int, reading: Reading) -> None:
+def _choose_threads(rows: int, reading: FeatureReader) -> None:
     """Sets torch's threads by the size of a forward pass, unless the user has set OMP_NUM_THREADS."""
     if "OMP_NUM_THREADS" not in os.environ:
         widths = (sum(spec.width for spec in reading.normalization.values()), *reading.training.layers[1:-1], 1)

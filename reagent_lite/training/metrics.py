@@ -77,7 +77,7 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conclusion:
+class RunSummary:
     """Outcome of a finished run.
 
     Attributes:
@@ -99,7 +99,7 @@ class Sink:
     def write(self, step: int, scalars: Mapping[str, float | None]) -> None:
         """Receives the scalars of a step; a value that is not finite is None."""
 
-    def conclude(self, conclusion: Conclusion) -> None:
+    def conclude(self, conclusion: RunSummary) -> None:
         """Receives the outcome of the run, after its last scalars."""
 
     def keep(self) -> None:
@@ -233,7 +233,7 @@ class TensorBoard(_FileSink):
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items() if value is not None]
         self._add(step=step, summary=Summary(value=values))
 
-    def conclude(self, conclusion: Conclusion) -> None:
+    def conclude(self, conclusion: RunSummary) -> None:
         """Adds the decision as text."""
         from tensorboard.plugins.text.summary_v2 import text_pb
 
@@ -291,7 +291,7 @@ class MetricsWriter(ExitStack):
         for sink in self._sinks:
             sink.write(step, finite)
 
-    def conclude(self, conclusion: Conclusion) -> None:
+    def conclude(self, conclusion: RunSummary) -> None:
         """Writes the outcome of the run."""
         for sink in self._sinks:
             sink.conclude(conclusion)

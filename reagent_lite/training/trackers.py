@@ -22,7 +22,7 @@ from reagent_lite.config.section import Section
 from reagent_lite.config.tracking import MlflowConfig, WandbConfig
 from reagent_lite.console import logger
 from reagent_lite.errors import ConfigError, Preempted, Problem, install, is_installed
-from reagent_lite.training.metrics import Conclusion, Sink
+from reagent_lite.training.metrics import RunSummary, Sink
 
 _RUN_TAG = "reagent_lite.run"
 _FINISHED = "FINISHED"
@@ -42,7 +42,7 @@ class _Client(Protocol):
     """A run in another program; any method may raise, and may take long."""
 
     def write(self, step: int, scalars: Mapping[str, float], seconds: float) -> None: ...
-    def conclude(self, conclusion: Conclusion) -> None: ...
+    def conclude(self, conclusion: RunSummary) -> None: ...
     def finish(self, status: str) -> None: ...
 
 
@@ -81,7 +81,7 @@ class _Mlflow:
         metrics = [self._entities.Metric(name, value, milliseconds, step) for name, value in new.items()]
         self._client.log_batch(self._run, metrics=metrics)
 
-    def conclude(self, conclusion: Conclusion) -> None:
+    def conclude(self, conclusion: RunSummary) -> None:
         self._client.set_tag(self._run, "decision", conclusion.decision)
         self._client.set_tag(self._run, "mlflow.note.content", conclusion.text)
         for file in conclusion.files:
@@ -112,7 +112,7 @@ class _Wandb:
     def write(self, step: int, scalars: Mapping[str, float], seconds: float) -> None:
         self._run.log(dict(scalars), step=step)
 
-    def conclude(self, conclusion: Conclusion) -> None:
+    def conclude(self, conclusion: RunSummary) -> None:
         self._run.summary["decision"] = conclusion.decision
         self._run.notes = conclusion.text
         artifact = self._wandb.Artifact(f"run-{self._run.id}", type="run")
@@ -147,7 +147,7 @@ class Tracker(Sink):
         finite = {name: value for name, value in scalars.items() if value is not None}
         self._calls.put(partial(self._client.write, step, finite, time.time()))
 
-    def conclude(self, conclusion: Conclusion) -> None:
+    def conclude(self, conclusion: RunSummary) -> None:
         """Hands over decision and files."""
         self._calls.put(partial(self._client.conclude, conclusion))
 

@@ -10,7 +10,7 @@ from oracles.batches import StateValues, make_batch, random_batch
 from oracles.bundles import Habit
 from torch import Tensor
 
-from reagent_lite.algorithms.bcq import LikelyInTheLog, LoggingPolicy
+from reagent_lite.algorithms.bcq import BCQActionFilter, LoggingPolicy
 from reagent_lite.algorithms.dqn import DQN, DQNSettings
 from reagent_lite.data.sampling.mixture import join_batches
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
@@ -84,7 +84,7 @@ def test_the_estimated_logging_policy_by_hand(parametric: bool) -> None:
     policy.share.fill_(0.2)
     row = (torch.ones(1, 1), torch.tensor([[True, True, False]]), torch.eye(3).unsqueeze(0) if parametric else None)
     torch.testing.assert_close(policy(*row).squeeze(2).exp(), torch.tensor([[0.7, 0.3, 0.0]]))
-    assert LikelyInTheLog(policy, 0.5)(*row).tolist() == [[True, False, False]]
+    assert BCQActionFilter(policy, 0.5)(*row).tolist() == [[True, False, False]]
     assert not list(policy.parameters())
 
 

@@ -27,7 +27,7 @@ import torch
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.cpe import evaluate_page
-from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.rl.td import expected_value
 from tests.benchmarks.turns import options_of, run, show
 
@@ -35,7 +35,7 @@ CHOICES = 10
 CONFIG = EvaluationConfig(max_episodes=2**40)
 
 
-def make_page(rows: int, longest: int, outcomes: int) -> EvaluationPage:
+def make_page(rows: int, longest: int, outcomes: int) -> EvaluationRows:
     """Episodes of 1 to `longest` rows, uniformly; logged uniformly, evaluated policy within a factor of it."""
     generator = torch.Generator().manual_seed(0)
 
@@ -44,7 +44,7 @@ def make_page(rows: int, longest: int, outcomes: int) -> EvaluationPage:
 
     lengths = torch.randint(1, longest + 1, (rows,), generator=generator)
     policy = (0.3 * normal(rows, CHOICES)).softmax(1)
-    return EvaluationPage(
+    return EvaluationRows(
         names=("Reward", *(f"metric_{number}" for number in range(1, outcomes))),
         episode=torch.arange(rows).repeat_interleave(lengths)[:rows].clone(),
         action=torch.randint(CHOICES, (rows,), generator=generator),
@@ -60,28 +60,28 @@ def make_page(rows: int, longest: int, outcomes: int) -> EvaluationPage:
     )
 
 
-def direct_pass(page: EvaluationPage) -> None:
+def direct_pass(page: EvaluationRows) -> None:
     for target in range(len(page.names)):
         expected_value(page.reward_model[:, :, target], page.model_propensities).mean()
 
 
-def dot_pass(page: EvaluationPage) -> None:
+def dot_pass(page: EvaluationRows) -> None:
     for target in range(len(page.names)):
         torch.dot(page.reward_model[:, :, target].flatten(), page.model_propensities.flatten()) / len(page)
 
 
-def everything(page: EvaluationPage) -> None:
+def everything(page: EvaluationRows) -> None:
     evaluate_page(page, gamma=0.99, config=CONFIG, generator=torch.Generator().manual_seed(0))
 
 
-def seconds(work: Callable[[EvaluationPage], None], page: EvaluationPage) -> tuple[float, float]:
+def seconds(work: Callable[[EvaluationRows], None], page: EvaluationRows) -> tuple[float, float]:
     """Returns wall-clock and processor time."""
     start, busy = time.perf_counter(), time.process_time()
     work(page)
     return time.perf_counter() - start, time.process_time() - busy
 
 
-def measured(page: EvaluationPage, repeats: int) -> dict[str, object]:
+def measured(page: EvaluationRows, repeats: int) -> dict[str, object]:
     everything(make_page(1000, 3, len(page.names)))
     direct_pass(page)
     times = [[seconds(work, page) for work in (direct_pass, everything, dot_pass)] for _ in range(repeats)]
@@ -103,7 +103,7 @@ def resident(field: str) -> int:
     return int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
 
-def peak(page: EvaluationPage) -> dict[str, object]:
+def peak(page: EvaluationRows) -> dict[str, object]:
     """Peak memory of `evaluate_page` beyond the page; for a process that does nothing else."""
     everything(make_page(1000, 3, len(page.names)))  # libraries and thread pools
     size = sum(getattr(page, f.name).nbytes for f in fields(page) if f.name != "names")

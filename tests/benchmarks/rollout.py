@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reagent_lite.evaluation.page import EvaluationPage, tables_of
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows, tables_of
 from reagent_lite.rl.estimators import inverse_propensity, per_decision, sequential_doubly_robust
 from reagent_lite.rl.sequences import FRACTIONS, LEAST_INFORMATIVE, AsymptoticSequence, grow
 from reagent_lite.rl.two_policies import difference_bounds, relative_difference
@@ -385,7 +385,7 @@ def third_policy(played: Any, propensity: Floats) -> tuple[float, float, float]:
     last = np.tile(np.arange(steps) == steps - 1, count)
     left = np.tile(np.arange(steps, 0, -1), count)[:, None, None]
     as_tensor = torch.from_numpy
-    page = EvaluationPage(
+    page = EvaluationRows(
         names=("Reward",),
         episode=torch.arange(count).repeat_interleave(steps),
         action=as_tensor(played.action.ravel()),

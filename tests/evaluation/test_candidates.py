@@ -12,11 +12,11 @@ from oracles.pages import bandit_page
 from oracles.runs import ALONE
 
 from reagent_lite.evaluation.candidates import NamedItems, tally
-from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.item_table import ItemTable
 
 
-def page_of(propensities: list[list[float]], action: list[int], propensity: list[float]) -> EvaluationPage:
+def page_of(propensities: list[list[float]], action: list[int], propensity: list[float]) -> EvaluationRows:
     """A page whose lists end where a probability is NaN."""
     table = torch.tensor(propensities, dtype=torch.float64)
     return dataclasses.replace(

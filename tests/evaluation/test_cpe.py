@@ -14,7 +14,7 @@ from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation import cpe
 from reagent_lite.evaluation.cpe import Estimate, differences, limit
 from reagent_lite.evaluation.document import as_json, reward_model_scalars, scalars
-from reagent_lite.evaluation.page import BY_OUTCOME, EvaluationPage
+from reagent_lite.evaluation.evaluation_rows import BY_OUTCOME, EvaluationRows
 from reagent_lite.evaluation.verdict import Verdict
 
 REWARDS = (3 + np.random.default_rng(0).standard_normal(200)).tolist()
@@ -135,7 +135,7 @@ def test_diagnostics_by_hand() -> None:
     page.model_propensities[3] = torch.tensor([0.75, 0.25])
     overlap = evaluated(page, gamma=1.0).overlap
     expected = {
-        "num_rows": 4, "horizon": 2, "horizon_reached": 0, "judged_step": 1, "cut_share": 0,
+        "num_rows": 4, "horizon": 2, "horizon_reached": 0, "effective_horizon": 1, "cut_share": 0,
         "effective_rows": 3,  # 3^2 / (.25 * 3 + 2.25)
         "effective_groups": 1.8,  # 3^2 / (1^2 + 2^2)
         "largest_row_share": 0.5, "largest_episode_share": 0.75,  # rho: .5, .25 and .5, .75
@@ -150,13 +150,13 @@ def test_diagnostics_by_hand() -> None:
 def test_weights_are_taken_where_95_percent_of_discounted_time_has_passed() -> None:
     # 100 rows at gamma .5: 95 % of 2 have passed once 2 - .5^t > 1.9, at t = 4 (1.9375)
     overlap = evaluated(bandit_page([1.0] * 200, episode=[0] * 100 + [1] * 100), gamma=0.5).overlap
-    assert (overlap.judged_step, overlap.horizon) == (4, 100)
+    assert (overlap.effective_horizon, overlap.horizon) == (4, 100)
 
 
 # ---- two policies
 
 
-def compared(first: EvaluationPage, other: EvaluationPage, **limits: int) -> dict[str, Estimate]:
+def compared(first: EvaluationRows, other: EvaluationRows, **limits: int) -> dict[str, Estimate]:
     return {each.name: each for each in differences(evaluated(first, **limits), evaluated(other, **limits))["Reward"]}
 
 

@@ -15,8 +15,8 @@ from reagent_lite.evaluation.calibration import Tally
 from reagent_lite.evaluation.curvature import Terms, quantiles
 from reagent_lite.evaluation.decision import Choice
 from reagent_lite.evaluation.estimates import ALONE
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.interval import Interval
-from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.verdict import reliance_on_propensities
 
 
@@ -115,7 +115,7 @@ def test_what_propensities_add_through_predicted_rewards() -> None:
     half = torch.full((4,), 0.5, dtype=torch.float64)
     model = torch.tensor([[0.75, 0.25], [0.25, 0.75]] * 2, dtype=torch.float64)
     reward = torch.tensor([[1.0], [0.0]] * 2, dtype=torch.float64)
-    page = EvaluationPage(
+    page = EvaluationRows(
         names=("Reward",), episode=torch.arange(4), action=torch.zeros(4, dtype=torch.int64),
         mask=torch.ones(4, 2, dtype=torch.bool), steps=torch.ones(4).double(), bootstrap=torch.zeros(4).double(),
         propensity=half, model_propensities=model, outcomes=reward, q_values=torch.zeros(4, 2, 1).double(),

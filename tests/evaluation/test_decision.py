@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from oracles.reports import FIGURE, OVERLAP, RESULT, around, comparison, estimated, game, undefined
 
-from reagent_lite.evaluation.cpe import CPEResult, Estimate, Family, OutcomeResult
+from reagent_lite.evaluation.cpe import CPEResult, Estimate, OutcomeResult, ReturnOrReward
 from reagent_lite.evaluation.decision import (
     Choice,
     Comparison,
@@ -16,7 +16,7 @@ from reagent_lite.evaluation.decision import (
     evidence_of,
 )
 from reagent_lite.evaluation.gate import Gate
-from reagent_lite.evaluation.overlap import Events
+from reagent_lite.evaluation.overlap import RareOutcomes
 from reagent_lite.evaluation.played import EstimatedReturn
 from reagent_lite.evaluation.verdict import Verdict
 
@@ -120,7 +120,7 @@ def test_episodes_that_the_log_has_are_not_asked_for(rows: list[Estimate]) -> No
          "12 (11 to 13) an episode (discounted), the logged policy continued by the value model earns 10 (9 to 11)"),
         (Evidence(comparisons=(replace(CONTINUED, rows=(estimated(PDIS, 12, 1),)),)), SHIP,
          "today's earns 4 (3 to 5) (+50%); Per"),
-        (Evidence(comparisons=(replace(EQUAL, events=Events(unsized=0, expected=1.2, seen=0.0)),)),
+        (Evidence(comparisons=(replace(EQUAL, events=RareOutcomes(unsized=0, expected=1.2, seen=0.0)),)),
          UNCLEAR, ", which may be 0 (0 rare outcomes in matching decisions, 1.2 expected by chance)"),
         # what flatters a policy speaks against it, not for it
         (Evidence(comparisons=(BETTER,), seen=True), UNCLEAR, "; but the policy has learned from scored episodes"),
@@ -161,7 +161,7 @@ def test_a_policy_that_does_not_explore_is_not_shipped_for_its_propensities(
 @pytest.mark.parametrize(("by_time", "choice"), [(False, SHIP), (True, UNCLEAR)])
 def test_simulation_is_beside_the_log_if_it_is_the_same_quantity(by_time: bool, choice: Choice) -> None:
     """A return of 15 in simulation against 10 logged, unless the log is discounted by time."""
-    family = Family(logged=around(10.0, 1.0), continued=None, estimates=(undefined(PDIS),), events=None)
+    family = ReturnOrReward(logged=around(10.0, 1.0), continued=None, estimates=(undefined(PDIS),), events=None)
     result = replace(RESULT, outcomes=(OutcomeResult(name="Reward", one_step=family, sequential=family),))
     estimated_return = EstimatedReturn.of(result.overlap, gamma=0.8, by_time=by_time, horizon=1000)
     decision = decide_findings(evidence_of(result, game(around(15, 1), around(2, 1), around(13, 1)), estimated_return))
@@ -192,7 +192,7 @@ UNSURE = comparison(undefined("IPS_Reward"))
         ([UNSURE], replace(RESULT, overlap=None), ["evaluate on a log with whole episodes"]),
         ([], RESULT, ["give more episodes"]),
         # few events of different sizes, 25 of 100 in 30 episodes: four times as many episodes
-        ([replace(UNSURE, events=Events(unsized=25, expected=8.0, seen=7.0))], RESULT,
+        ([replace(UNSURE, events=RareOutcomes(unsized=25, expected=8.0, seen=7.0))], RESULT,
          ["say in evaluation.reward_range", "about 120 episodes to score in place of 30, for 100 rare outcomes"]),
         ([replace(UNSURE, outlying="the 5 lowest outcomes")], RESULT,
          ["say in evaluation.reward_range which rewards are possible, or log more episodes; and evaluate again."]),
@@ -210,7 +210,7 @@ def test_the_next_step_is_what_the_log_lacks(unsure: list[Comparison], result: C
 
 def test_the_reward_s_return_decides_and_metrics_have_their_own_title() -> None:
     families = {
-        kind: Family(logged=FIGURE, continued=None, estimates=(estimated(name, 2.0, 1.0),), events=None)
+        kind: ReturnOrReward(logged=FIGURE, continued=None, estimates=(estimated(name, 2.0, 1.0),), events=None)
         for kind, name in (("one_step", "IPS_Reward"), ("sequential", "MAGIC"))
     }
     result = replace(RESULT, outcomes=tuple(OutcomeResult(name=name, **families) for name in ("Reward", "reward")))
@@ -238,9 +238,11 @@ def test_the_reward_s_return_decides_and_metrics_have_their_own_title() -> None:
 
 
 def test_what_a_log_says_of_its_outcomes_is_the_same_for_two_models() -> None:
-    by_row = Family(logged=FIGURE, continued=None, estimates=(undefined("IPS_Reward"),), events=None, outlying="lowest")
+    by_row = ReturnOrReward(
+        logged=FIGURE, continued=None, estimates=(undefined("IPS_Reward"),), events=None, outlying="lowest"
+    )
     returns = replace(
-        by_row, estimates=(undefined(PDIS),), outlying="", events=Events(unsized=25, expected=8.0, seen=7.0)
+        by_row, estimates=(undefined(PDIS),), outlying="", events=RareOutcomes(unsized=25, expected=8.0, seen=7.0)
     )
     outcome = OutcomeResult(name="Reward", one_step=by_row, sequential=returns)
     estimated_return = EstimatedReturn.of(RESULT.overlap, gamma=0.8, by_time=False, horizon=1000)

@@ -10,7 +10,7 @@ from oracles.pages import bandit_page
 from oracles.tables import estimates
 from torch import Tensor
 
-from reagent_lite.evaluation.page import build_page, episode_groups, held_out, tables_of
+from reagent_lite.evaluation.evaluation_rows import build_evaluation_rows, episode_groups, held_out, tables_of
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.types import Actions
 
@@ -26,7 +26,7 @@ class StateModels:
 def test_rows_are_grouped_by_episode_in_order_of_time_without_padding():
     batch = make_batch([[1.0], [2.0], [3.0], [4.0], [5.0]], [[0.0]] * 5, [0, 1, 0, 1, 0],
                        [10.0, 20.0, 30.0, 40.0, 50.0], weight=torch.tensor([0.25] * 4 + [0.0]))  # fmt: skip
-    page = build_page(batch.split([3, 2]), np.array([7, 3, 7, 3]), policy=uniform, models=StateModels())
+    page = build_evaluation_rows(batch.split([3, 2]), np.array([7, 3, 7, 3]), policy=uniform, models=StateModels())
     expected = {
         "episode": [3, 3, 7, 7], "position": [0, 1, 0, 1], "rank": [0, 0, 1, 1], "action": [1, 1, 0, 0],
         "outcomes": [[20], [40], [10], [30]], "model_propensities": [[0.5, 0.5]] * 4,
@@ -42,7 +42,7 @@ def test_candidate_lists_of_unequal_length_make_one_page():
     narrow = random_batch(2, 2, 2, seed=1, num_features=3)
     narrow = dataclasses.replace(narrow, action=torch.tensor([1, 0]), actions=dataclasses.replace(
         narrow.actions, mask=torch.ones(2, 2, dtype=torch.bool)))  # fmt: skip
-    page = build_page([wide, narrow], np.arange(5), policy=uniform, models=StateModels())
+    page = build_evaluation_rows([wide, narrow], np.arange(5), policy=uniform, models=StateModels())
     expected = {"mask": [[True, True, False, False]] * 2, "model_propensities": [[0.5, 0.5, 0, 0]] * 2,
                 "action": [1, 0], "weight": [0.5, 0.5]}  # fmt: skip
     assert {name: getattr(page, name)[3:].tolist() for name in expected} == expected
@@ -51,7 +51,9 @@ def test_candidate_lists_of_unequal_length_make_one_page():
 
 def test_probabilities_are_normalized_in_double_precision():
     batch = make_batch([[1.0]], [[0.0]], [0], [1.0], num_choices=3)
-    page = build_page([batch], np.array([0]), policy=lambda s, a: a.mask * (1 + 1e-6) / 3, models=StateModels())
+    page = build_evaluation_rows(
+        [batch], np.array([0]), policy=lambda s, a: a.mask * (1 + 1e-6) / 3, models=StateModels()
+    )
     assert page.model_propensities.sum().item() == pytest.approx(1, abs=1e-15)
 
 
@@ -70,7 +72,7 @@ def test_estimates_of_an_episode_that_was_cut(bootstrap: tuple[float, float], ex
     # two steps to a true end are worth 1.5
     batch = make_batch([[1.0]] * 2, [[1.0]] * 2, [0, 0], [1.0, 1.0], propensity=torch.full((2,), 0.5),
                        bootstrap=torch.tensor(bootstrap))  # fmt: skip
-    page = build_page([batch], np.array([0, 0]), policy=uniform, models=StateModels())
+    page = build_evaluation_rows([batch], np.array([0, 0]), policy=uniform, models=StateModels())
     assert page.next_value.squeeze(1).tolist() == [2 * b for b in bootstrap]
     (table,) = tables_of(page, 0.5)
     assert table.tail.tolist() == [[0, 0.25 * 2 * bootstrap[1]]]

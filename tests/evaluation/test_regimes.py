@@ -15,7 +15,7 @@ from oracles.segments import Segment
 from oracles.users import Users
 
 from reagent_lite.evaluation.cpe import evaluate_page
-from reagent_lite.evaluation.decision import FindingSource, Standing, decide_findings, evidence_of
+from reagent_lite.evaluation.decision import Conclusion, FindingSource, decide_findings, evidence_of
 from reagent_lite.evaluation.played import MODEL, RANDOM, EstimatedReturn, Played
 
 LOGS = 40
@@ -90,7 +90,7 @@ def test_a_policy_that_plays_as_the_logging_policy_is_seldom_told_apart_from_it(
                            dict(zip((MODEL, RANDOM), tables, strict=True)), level=0.95)  # fmt: skip
         estimated_return = EstimatedReturn.of(result.overlap, gamma=1.0, by_time=False, horizon=1000)
         told_apart += any(
-            finding.source is FindingSource.BESIDE and finding.standing in (Standing.BETTER, Standing.WORSE)
+            finding.source is FindingSource.BESIDE and finding.standing in (Conclusion.BETTER, Conclusion.WORSE)
             for finding in decide_findings(evidence_of(result, played, estimated_return)).findings
         )
     assert told_apart / LOGS <= MOST_FALSE

@@ -15,12 +15,12 @@ import reagent_lite
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.errors import DataError
 from reagent_lite.evaluation.cpe import CPEResult, evaluate_page, missing_estimates
-from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 
 COLUMNS = {"state_features": ["x"]}
 
 
-def page_of_pairs(episodes: int, steps: int) -> EvaluationPage:
+def page_of_pairs(episodes: int, steps: int) -> EvaluationRows:
     """Every episode is there twice, next to each other."""
     rng = np.random.default_rng(3)
     rows = episodes * steps
@@ -38,7 +38,7 @@ def page_of_pairs(episodes: int, steps: int) -> EvaluationPage:
         "next_value": torch.from_numpy(rng.random((rows, 1))),
     }
     twice = torch.arange(rows).view(episodes, 1, steps).expand(-1, 2, -1).flatten()
-    page = EvaluationPage(
+    page = EvaluationRows(
         names=("Reward",),
         episode=torch.arange(2 * episodes).repeat_interleave(steps),
         **{name: column[twice] for name, column in columns.items()},
@@ -46,7 +46,7 @@ def page_of_pairs(episodes: int, steps: int) -> EvaluationPage:
     return page
 
 
-def evaluated(page: EvaluationPage, resamples: int = 100) -> CPEResult:
+def evaluated(page: EvaluationRows, resamples: int = 100) -> CPEResult:
     config = EvaluationConfig(bootstrap_resamples=resamples)
     return evaluate_page(page, gamma=0.9, config=config, generator=torch.Generator().manual_seed(0))
 
@@ -109,7 +109,7 @@ def test_intervals_of_a_log_of_events_hold_the_truth(rare: float) -> None:
         model = np.stack([np.full(20_000, 0.3), np.full(20_000, 0.7)], 1)
         rows = int(kept.sum())
         zero = torch.zeros(rows, 2, 1, dtype=torch.float64)
-        page = EvaluationPage(
+        page = EvaluationRows(
             names=("Reward",),
             episode=torch.arange(rows),
             action=torch.from_numpy(action[kept]),

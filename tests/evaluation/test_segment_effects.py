@@ -9,7 +9,7 @@ from oracles.regimes import drawn
 from oracles.segment_effects import LOSERS, SegmentRegime, draw, effects_of_cells, outcome_of
 
 from reagent_lite.config.evaluation import EvaluationConfig, GuardrailConfig
-from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.segment_effects import (
     EffectSettings,
@@ -24,7 +24,7 @@ CONFIG = EvaluationConfig()
 LOSER = SegmentRegime(effect="loser", size=1.0)
 
 
-def effects(page: EvaluationPage, features: StateFeatures, gamma: float = 1.0, **keys: object) -> Segments:
+def effects(page: EvaluationRows, features: StateFeatures, gamma: float = 1.0, **keys: object) -> Segments:
     settings = EffectSettings(gamma=gamma, **{"config": CONFIG} | keys)  # type: ignore[arg-type]
     segments = effects_by_segment(page, features, settings)
     assert segments is not None
@@ -32,11 +32,11 @@ def effects(page: EvaluationPage, features: StateFeatures, gamma: float = 1.0, *
 
 
 @pytest.fixture(scope="module")
-def log() -> tuple[EvaluationPage, StateFeatures, np.ndarray]:
+def log() -> tuple[EvaluationRows, StateFeatures, np.ndarray]:
     return draw(LOSER, 3)
 
 
-def test_losers_are_found_and_the_sum_is_weighted(log: tuple[EvaluationPage, StateFeatures, np.ndarray]) -> None:
+def test_losers_are_found_and_the_sum_is_weighted(log: tuple[EvaluationRows, StateFeatures, np.ndarray]) -> None:
     page, features, cell = log
     segments = effects(page, features)
     assert segments.unit == "row"
@@ -63,7 +63,7 @@ def test_losers_are_found_and_the_sum_is_weighted(log: tuple[EvaluationPage, Sta
     assert segments.effects[0].effective == pytest.approx(float(weight.sum() ** 2 / weight.square().sum()))
 
 
-def test_guardrails_and_segments_divide_the_level(log: tuple[EvaluationPage, StateFeatures, np.ndarray]) -> None:
+def test_guardrails_and_segments_divide_the_level(log: tuple[EvaluationRows, StateFeatures, np.ndarray]) -> None:
     page, features, _ = log
     rail = {"clicks": GuardrailConfig(at_most_worse_by=0.1)}
     guarded = effects(page, features, config=EvaluationConfig(guardrails=rail))
@@ -74,7 +74,7 @@ def test_guardrails_and_segments_divide_the_level(log: tuple[EvaluationPage, Sta
 
 
 def test_a_policy_that_has_seen_the_rows_is_not_said_to_gain(
-    log: tuple[EvaluationPage, StateFeatures, np.ndarray],
+    log: tuple[EvaluationRows, StateFeatures, np.ndarray],
 ) -> None:
     page, features, _ = log
     seen = effects(page, features, seen=True)
@@ -82,7 +82,7 @@ def test_a_policy_that_has_seen_the_rows_is_not_said_to_gain(
     assert {effect.verdict for effect in seen.effects} == {Verdict.SUPPORT}
 
 
-def test_a_segment_with_wrong_propensities_is_not_used(log: tuple[EvaluationPage, StateFeatures, np.ndarray]) -> None:
+def test_a_segment_with_wrong_propensities_is_not_used(log: tuple[EvaluationRows, StateFeatures, np.ndarray]) -> None:
     page, features, cell = log
     wrong = torch.from_numpy(LOSERS[cell])
     halved = replace(page, propensity=torch.where(wrong, page.propensity / 2, page.propensity))
@@ -111,7 +111,7 @@ def test_whole_units_choose_or_estimate() -> None:
     assert (estimated == estimated[:, :1]).all()
 
 
-def test_equal_policies_have_one_segment_and_no_effect(log: tuple[EvaluationPage, StateFeatures, np.ndarray]) -> None:
+def test_equal_policies_have_one_segment_and_no_effect(log: tuple[EvaluationRows, StateFeatures, np.ndarray]) -> None:
     page, features, _ = log
     equal = page.model_propensities.clone()
     equal[torch.arange(len(page)), page.action] = page.propensity

@@ -9,8 +9,8 @@ import torch
 from oracles.pages import bandit_page, estimate_of, evaluated, weighing
 from scipy.stats import sem
 
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.overlap import measure_untried
-from reagent_lite.evaluation.page import EvaluationPage
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.likelihood import Alternatives
 
@@ -96,7 +96,7 @@ UNUSABLE = Verdict.DO_NOT_USE
          "cannot be checked"),
     ],
 )  # fmt: skip
-def test_verdicts(page: EvaluationPage, keys: dict[str, Any], names: tuple[str, ...], verdict: Verdict, reason: str
+def test_verdicts(page: EvaluationRows, keys: dict[str, Any], names: tuple[str, ...], verdict: Verdict, reason: str
 ) -> None:  # fmt: skip
     result = evaluated(page, **keys)
     estimates = [estimate_of(result, name) for name in names]
@@ -106,7 +106,7 @@ def test_verdicts(page: EvaluationPage, keys: dict[str, Any], names: tuple[str, 
 # ---- whole episodes: their mean weight should be 1, and products hide what rows do not show
 
 
-def alike(weights: list[float]) -> EvaluationPage:
+def alike(weights: list[float]) -> EvaluationRows:
     """30 episodes whose rows have these weights, in order, and rewards of 3 plus or minus 1."""
     number = [n for n in range(30) for _ in weights]
     return weighing(bandit_page([3.0 + (-1) ** n for n in number], episode=number), weights * 30)
@@ -131,7 +131,7 @@ def test_rows_that_are_a_little_off_multiply(
     weights: list[float], step: int, mean: float, product: float, verdict: Verdict, says: str
 ) -> None:
     result = evaluated(alike(weights), gamma=1.0)
-    assert (result.overlap.judged_step, result.overlap.mean_weight.value) == (step, pytest.approx(mean))
+    assert (result.overlap.effective_horizon, result.overlap.mean_weight.value) == (step, pytest.approx(mean))
     assert dataclasses.astuple(result.overlap.mean_episode_weight) == pytest.approx([product] * 3)  # none varies
     estimates = [estimate_of(result, name) for name in WEIGHTED]
     reason = says.format(f"mean weight of an episode up to step {step}")
@@ -170,7 +170,7 @@ def test_a_range_is_asked_for_rewards_only() -> None:
 # ---- decisions that the log hardly tries
 
 
-def hardly_tried(rewards: list[float], rows: int) -> EvaluationPage:
+def hardly_tried(rewards: list[float], rows: int) -> EvaluationRows:
     """The policy does what was logged, but in the first rows, where the log tries its action in 0.2 %."""
     page = bandit_page(rewards, propensity=0.998, model_propensity=1.0)
     page.model_propensities[:rows] = torch.tensor([0.0, 1.0], dtype=torch.float64)
@@ -189,7 +189,7 @@ def hardly_tried(rewards: list[float], rows: int) -> EvaluationPage:
     ],
 )  # fmt: skip
 def test_rewards_that_no_row_has_may_be_earned_where_the_log_hardly_tries(
-    page: EvaluationPage, keys: dict[str, Any], verdict: Verdict, reason: str
+    page: EvaluationRows, keys: dict[str, Any], verdict: Verdict, reason: str
 ) -> None:
     estimate = estimate_of(evaluated(page, **keys), "IPS_Reward")
     assert estimate.verdict is verdict

@@ -22,7 +22,7 @@ import torch
 from oracles.bundles import Habit, Linear, Taste, content
 from torch import Tensor, nn
 
-from reagent_lite.algorithms.bcq import LikelyInTheLog
+from reagent_lite.algorithms.bcq import BCQActionFilter
 from reagent_lite.export.bundle_content import BundleContent, SampleRows
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
@@ -102,10 +102,10 @@ def exported(name: str, make: Callable[..., Predictor], **parts: Any) -> Any:
 
 discrete_folder = exported("discrete_folder", discrete)
 softmax_folder = exported("softmax_folder", discrete, policy=Softmax(2.0))
-restricted_folder = exported("restricted_folder", discrete, restriction=LikelyInTheLog(Habit([0.5, 0.04, 0.46]), 0.1))
+restricted_folder = exported("restricted_folder", discrete, restriction=BCQActionFilter(Habit([0.5, 0.04, 0.46]), 0.1))
 parametric_folder = exported("parametric_folder", parametric)
 restricted_parametric_folder = exported(
-    "restricted_parametric_folder", parametric, restriction=LikelyInTheLog(Taste(), 0.1)
+    "restricted_parametric_folder", parametric, restriction=BCQActionFilter(Taste(), 0.1)
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import reagent_lite
-from reagent_lite.algorithms.bcq import LikelyInTheLog
+from reagent_lite.algorithms.bcq import BCQActionFilter
 from reagent_lite.distributed import group
 from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import BundleError
@@ -67,7 +67,7 @@ def predictor_of(head: str, *, candidates: bool, dueling: bool, restricted: bool
     scorer = Scorer(build_q_network(spec, settings), values)
     if restricted:
         behavior_cloning = build_q_network(spec, NetworkSettings(hidden=(16,), activations=("relu",), batch_norm=True))
-        parts["restriction"] = LikelyInTheLog(behavior_cloning, 0.4)
+        parts["restriction"] = BCQActionFilter(behavior_cloning, 0.4)
     made: Predictor = (
         ParametricPredictor(
             Preprocessor(SPEC, missing_as_zero=dueling),

@@ -19,7 +19,7 @@ from oracles.bundles import Habit
 from oracles.reports import decided
 from safetensors.torch import load_file
 
-from reagent_lite.algorithms.bcq import LikelyInTheLog
+from reagent_lite.algorithms.bcq import BCQActionFilter
 from reagent_lite.errors import BundleError
 from reagent_lite.export import load_bundle
 from reagent_lite.export.bundle_content import BundleContent, SampleRows
@@ -73,8 +73,8 @@ def test_tolerance_is_used(
     ("part", "value", "words"),
     [
         ("policy", EpsilonGreedy(), r"model.onnx, propensities: .* got 0\.2"),
-        ("restriction", LikelyInTheLog(Habit([0.5, 0.04, 0.46]), 0.1), r"model.onnx, choices: 5 of 15 differ"),
-        ("restriction", LikelyInTheLog(Habit([float("nan")] * 3), 0.1), "choices of the live network"),
+        ("restriction", BCQActionFilter(Habit([0.5, 0.04, 0.46]), 0.1), r"model.onnx, choices: 5 of 15 differ"),
+        ("restriction", BCQActionFilter(Habit([float("nan")] * 3), 0.1), "choices of the live network"),
     ],
 )
 def test_a_file_of_another_policy_or_imitator_and_one_that_diverged_are_found(

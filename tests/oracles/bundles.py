@@ -13,7 +13,7 @@ from oracles.gridworld import Array
 from oracles.transitions import code_of_text
 from torch import Tensor, nn
 
-from reagent_lite.algorithms.bcq import LikelyInTheLog
+from reagent_lite.algorithms.bcq import BCQActionFilter
 from reagent_lite.data.features.normalization_files import normalization_json
 from reagent_lite.export.bundle_content import BundleContent, SampleRows
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor
@@ -76,7 +76,7 @@ def linear_bundle(
     weight: Array,
     names: tuple[str, ...],
     ids: tuple[int, ...],
-    restriction: LikelyInTheLog | None = None,
+    restriction: BCQActionFilter | None = None,
     policy: TargetPolicy = PLAIN,
     columns: dict[str, Any] | None = None,
 ) -> Path:

@@ -9,12 +9,12 @@ from oracles import gridworld
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, evaluate_page
-from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 
 
-def gridworld_page(log: gridworld.Log, policy: gridworld.Array, q: gridworld.Array) -> EvaluationPage:
+def gridworld_page(log: gridworld.Log, policy: gridworld.Array, q: gridworld.Array) -> EvaluationRows:
     """The page of a log for a policy [25, 4] with values q [25, 4]; the reward model is exact."""
-    return EvaluationPage(
+    return EvaluationRows(
         names=("Reward",),
         episode=torch.from_numpy(log.episode),
         action=torch.from_numpy(log.action),
@@ -42,12 +42,12 @@ def bandit_page(
     propensity: float = 0.5,
     model_propensity: float = 0.5,
     metric: list[float] | None = None,
-) -> EvaluationPage:
+) -> EvaluationRows:
     """Rows of two choices of which the first is logged; models predict 0. One episode per row unless given."""
     n = len(reward)
     outcomes = [reward] if metric is None else [reward, metric]
     pi = torch.tensor([model_propensity, 1 - model_propensity], dtype=torch.float64)
-    return EvaluationPage(
+    return EvaluationRows(
         names=("Reward",) if metric is None else ("Reward", "clicks"),
         episode=torch.tensor(episode or list(range(n))),
         action=torch.zeros(n, dtype=torch.int64),
@@ -63,13 +63,13 @@ def bandit_page(
     )
 
 
-def weighing(page: EvaluationPage, weights: list[float]) -> EvaluationPage:
+def weighing(page: EvaluationRows, weights: list[float]) -> EvaluationRows:
     """The page with these weights of rows, 0 to 2; the log chose with probability 1/2."""
     probability = torch.tensor(weights, dtype=torch.float64) / 2
     return dataclasses.replace(page, model_propensities=torch.stack((probability, 1 - probability), 1))
 
 
-def evaluated(page: EvaluationPage, *, gamma: float = 0.9, seed: int = 0, **keys: Any) -> CPEResult:
+def evaluated(page: EvaluationRows, *, gamma: float = 0.9, seed: int = 0, **keys: Any) -> CPEResult:
     """The evaluation of a page, with 200 resamples unless the config's keys say otherwise."""
     return evaluate_page(
         page,

@@ -11,7 +11,7 @@ import torch
 
 from reagent_lite.evaluation.cpe import MODELLED, evaluate_page
 from reagent_lite.evaluation.decision import Choice, Evidence, compare_with_log, decide_findings
-from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.verdict import Verdict
 
 from .gridworld import Array
@@ -100,7 +100,7 @@ def _normal(values: Array) -> _Interval:
     return float(values.mean()) - half, float(values.mean()) + half
 
 
-def _ours(page: EvaluationPage, seed: int) -> tuple[_Interval, Choice]:
+def _ours(page: EvaluationRows, seed: int) -> tuple[_Interval, Choice]:
     """Returns our interval of the difference, NaN unless it is trustworthy, and the decision."""
     result = evaluate_page(
         page,

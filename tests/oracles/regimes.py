@@ -19,7 +19,7 @@ from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.cpe import MODELLED, evaluate_page
 from reagent_lite.evaluation.decision import Choice, Evidence, compare_with_log, decide_findings
-from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.verdict import Verdict
 
@@ -123,7 +123,7 @@ class LogOfRegime:
     Unless it is modelled, there are no models of the reward. With gamma 0 the exact values are those of a row.
     """
 
-    page: EvaluationPage
+    page: EvaluationRows
     value: float
     logged: float
     calibration: Calibration | None = None
@@ -153,7 +153,7 @@ def _rewards(regime: Regime, mean: Array, rng: np.random.Generator) -> Array:
 
 def page_of(
     taken: Array, propensity: Array, reward: Array, model: Array, expected: Array, rest: Array
-) -> EvaluationPage:
+) -> EvaluationRows:
     """Returns a page of two choices, the logged action and all others together; arguments [episodes, horizon]."""
     episodes, horizon = reward.shape
 
@@ -165,7 +165,7 @@ def page_of(
         return torch.stack((flat(of_taken), flat(others)), 1).unsqueeze(2)
 
     count = episodes * horizon
-    return EvaluationPage(
+    return EvaluationRows(
         names=("Reward",),
         episode=torch.arange(episodes).repeat_interleave(horizon),
         action=torch.zeros(count, dtype=torch.int64),

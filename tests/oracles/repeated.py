@@ -14,7 +14,7 @@ from oracles import gridworld
 from oracles.pages import gridworld_page
 from oracles.tables import estimates
 
-from reagent_lite.evaluation.page import tables_of
+from reagent_lite.evaluation.evaluation_rows import tables_of
 from reagent_lite.rl.bootstrap import resamples
 from reagent_lite.rl.estimators import magic
 from reagent_lite.rl.sums import EpisodeSums, EpisodeTable

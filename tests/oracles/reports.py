@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from reagent_lite.evaluation.cpe import Basis, CPEResult, Estimate
+from reagent_lite.evaluation.cpe import CPEResult, Estimate, IntervalInput
 from reagent_lite.evaluation.decision import (
     Choice,
     Comparison,
+    Conclusion,
     Evidence,
     Finding,
     FindingSource,
     ShipDecision,
-    Standing,
 )
 from reagent_lite.evaluation.explanation import Explanation, Importance, PolicyGroup, PolicyTree
 from reagent_lite.evaluation.interval import Interval
@@ -45,7 +45,7 @@ FIGURE = Interval(value=2.0, low=1.0, high=3.0)
 OVERLAP = Overlap(
     num_rows=1200, num_episodes=30, effective_rows=400.0, effective_groups=25.0, mean_weight=FIGURE,
     largest_row_share=0.25, matched_rows=900, rows_above_tau=3,
-    shrunk_share=0.125, unsupported_share=0.0, enough=10.0, horizon=40, horizon_reached=7, judged_step=3,
+    shrunk_share=0.125, unsupported_share=0.0, enough=10.0, horizon=40, horizon_reached=7, effective_horizon=3,
     effective_episodes=12.5,
     mean_episode_weight=FIGURE, largest_episode_share=0.5, effective_episodes_by_step=(30.0, 4.0),
     mean_weight_by_step=(1.0, 0.5), cut_share=0.125,
@@ -104,7 +104,7 @@ def estimate(
     name: str, figure: Interval, difference: Interval, normalized: float, verdict: Verdict, reason: str
 ) -> Estimate:
     return Estimate(name=name, figure=figure, difference=difference, normalized=normalized, verdict=verdict,
-                    reason=reason, basis=Basis(samples=torch.zeros(0), question=None))  # fmt: skip
+                    reason=reason, basis=IntervalInput(samples=torch.zeros(0), question=None))  # fmt: skip
 
 
 def comparison(*rows: Estimate) -> Comparison:
@@ -159,7 +159,7 @@ def estimates(*rows: Comparison, result: CPEResult | None = None, plain: bool = 
 
 
 def decided(choice: Choice = Choice.SHIP, words: str = "why") -> ShipDecision:
-    finding = Finding(source=FindingSource.LOG, standing=Standing.BETTER, reason=f"{words} too", next_step=words)
+    finding = Finding(source=FindingSource.LOG, standing=Conclusion.BETTER, reason=f"{words} too", next_step=words)
     return ShipDecision(choice=choice, reason=words, next_step=words, findings=(finding,))
 
 

@@ -14,7 +14,7 @@ from oracles.logs import candidate_rows, random_rows, write_json, write_lines
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.distributed.group import Group, ProcessRanks
-from reagent_lite.run.output_folder import Outcome
+from reagent_lite.run.output_folder import TrainResult
 from reagent_lite.run.runner import train
 
 Tree = dict[str, Any]
@@ -28,7 +28,7 @@ def checked(tree: Tree, workflow: str | None = None) -> WorkflowConfig:
     return check(DqnConfig if named else ParametricDqnConfig, tree)
 
 
-def trained(tree: Tree, workflow: str | None = None) -> Outcome:
+def trained(tree: Tree, workflow: str | None = None) -> TrainResult:
     """Trains in this process, without a command line."""
     return train(checked(tree, workflow), ALONE)
 

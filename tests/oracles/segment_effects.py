@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.evaluation.page import EvaluationPage
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.segment_effects import EffectSettings, SegmentChange, effects_by_segment
 from reagent_lite.evaluation.verdict import Verdict
@@ -91,7 +91,7 @@ def effects_of_cells(regime: SegmentRegime) -> Array:
     return np.asarray(effect * regime.discounted_rows)
 
 
-def draw(regime: SegmentRegime, seed: int) -> tuple[EvaluationPage, StateFeatures, NDArray[np.int64]]:
+def draw(regime: SegmentRegime, seed: int) -> tuple[EvaluationRows, StateFeatures, NDArray[np.int64]]:
     """Draws a log: its page, the features of its rows, and the kind of user of each row."""
     rng = np.random.default_rng(seed)
     horizon = regime.horizon
@@ -124,7 +124,7 @@ def draw(regime: SegmentRegime, seed: int) -> tuple[EvaluationPage, StateFeature
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))
 
     zeros = torch.zeros(1, 1, 1, dtype=torch.float64).expand(n, regime.actions, 1)
-    page = EvaluationPage(
+    page = EvaluationRows(
         names=("Reward",),
         episode=torch.from_numpy(row // horizon),
         action=torch.from_numpy(action),

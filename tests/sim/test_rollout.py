@@ -53,10 +53,10 @@ def drawn(batches: RolloutSource, step: int) -> Any:
     return next(batches)
 
 
-def played(steps: int, epsilon: float, limit: int = 30, *, informed: bool = True) -> Rollout:
+def played(steps: int, epsilon: float, limit: int = 30, *, follow_policy: bool = True) -> Rollout:
     rollout = rollout_of(cartpoles(limit), ring())
     rollout.explore(epsilon)
-    rollout.run(steps, informed=informed)
+    rollout.run(steps, follow_policy=follow_policy)
     return rollout
 
 
@@ -73,7 +73,7 @@ def test_stored_transitions_are_the_environments() -> None:
 
 
 def test_the_warm_up_draws_uniformly() -> None:
-    assert (played(20, 0.0, informed=False).rings[ONLY].sample(500).batch.propensity == 0.5).all()
+    assert (played(20, 0.0, follow_policy=False).rings[ONLY].sample(500).batch.propensity == 0.5).all()
 
 
 def test_finished_episodes_are_counted_once() -> None:

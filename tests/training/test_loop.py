@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.training.loop import Optimization, Running, RunPosition, StepReport, fit
-from reagent_lite.training.metrics import Conclusion, JsonLines, Meter, MetricsWriter, TensorBoard
+from reagent_lite.training.metrics import JsonLines, Meter, MetricsWriter, RunSummary, TensorBoard
 
 
 class Line(nn.Module):
@@ -149,7 +149,7 @@ def test_figures_are_written_twice_nan_is_null_and_a_resumed_run_goes_on(tmp_pat
     with written(tmp_path, lines=2) as writer:
         writer.write(3, {"x": 3.0})
         assert writer.reported()["lines"] == 3
-        writer.conclude(Conclusion(step=3, decision="ship", text="Ship: it pays.", files=()))
+        writer.conclude(RunSummary(step=3, decision="ship", text="Ship: it pays.", files=()))
     with MetricsWriter() as writer:  # of another rank
         writer.write(1, {"x": 1.0})
         assert writer.reported() == {"lines": 1, "figures": {}}

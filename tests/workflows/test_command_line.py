@@ -17,7 +17,7 @@ from oracles.runs import ROOT, Runner, absent, merged
 from reagent_lite.cli import message_of
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.errors import KernelBuildError, NoRowsError, Preempted, Problem
-from reagent_lite.run.output_folder import Outcome
+from reagent_lite.run.output_folder import TrainResult
 from reagent_lite.tasks import train as launch
 from reagent_lite.tasks.train import main
 
@@ -57,10 +57,10 @@ def test_aliases_and_the_last_line(
         "scores": {"x": None},
     }  # fmt: skip
 
-    def train(config: DqnConfig, group: Any) -> Outcome:
+    def train(config: DqnConfig, group: Any) -> TrainResult:
         print("chatter")
         assert config.node_index == 0
-        return Outcome(**outcome)
+        return TrainResult(**outcome)
 
     monkeypatch.setattr(launch, "train", train)
     assert started([flag, config_file(tmp_path), index, "0"]) == 0

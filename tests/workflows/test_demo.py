@@ -15,18 +15,18 @@ CONFIG = read_tree(ROOT / "configs/offers/dqn.json")[0] | {"training_data_path":
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> reagent_lite.Outcome:
+def run(tmp_path_factory: pytest.TempPathFactory) -> reagent_lite.TrainResult:
     return trained(tmp_path_factory.mktemp("demo"), 0)
 
 
-def trained(folder: Path, seed: int) -> reagent_lite.Outcome:
+def trained(folder: Path, seed: int) -> reagent_lite.TrainResult:
     """Trains on the log of a seed as the demo does."""
     log = folder / "log.csv"
     SHOP["write_log"](log, rows=4000, seed=seed)
     return reagent_lite.train(CONFIG | {"model_output_path": str(folder / "offers"), "seed": seed}, log)
 
 
-def confirmed(run: reagent_lite.Outcome) -> None:
+def confirmed(run: reagent_lite.TrainResult) -> None:
     """Asserts that trustworthy estimates decide, and that what the shop really pays agrees with them."""
     assert run.decision is not None
     assert run.decision["choice"] == "ship"
@@ -38,7 +38,7 @@ def confirmed(run: reagent_lite.Outcome) -> None:
     assert ((estimates["low"] < model) & (model < estimates["high"])).all()
 
 
-def test_the_shop_confirms_the_decision(run: reagent_lite.Outcome) -> None:
+def test_the_shop_confirms_the_decision(run: reagent_lite.TrainResult) -> None:
     confirmed(run)
 
 
@@ -53,7 +53,7 @@ def test_the_log_is_what_the_shop_writes(tmp_path: Path) -> None:
     assert (tmp_path / "log.csv").read_text() == (ROOT / "configs/offers/log.csv").read_text()
 
 
-def test_the_picture_of_the_readme_is_current(run: reagent_lite.Outcome) -> None:
+def test_the_picture_of_the_readme_is_current(run: reagent_lite.TrainResult) -> None:
     picture = runpy.run_path(str(ROOT / "docs/picture.py"))
     hash_of_picture = picture["shown"](Path(run.folder, "report.html").read_text())
     assert hash_of_picture == (ROOT / "docs/report.sha256").read_text().strip(), "run python docs/picture.py"
@@ -61,7 +61,7 @@ def test_the_picture_of_the_readme_is_current(run: reagent_lite.Outcome) -> None
 
 
 @needs_browser
-def test_the_report_fits_a_phone_and_a_desk(run: reagent_lite.Outcome, tmp_path: Path) -> None:
+def test_the_report_fits_a_phone_and_a_desk(run: reagent_lite.TrainResult, tmp_path: Path) -> None:
     with browsing(tmp_path / "profile") as browser:
         for width in (390, 1280):
             browser.open(Path(run.folder, "report.html"), width=width)

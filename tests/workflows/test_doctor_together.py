@@ -20,16 +20,16 @@ from reagent_lite.distributed.key_value_store import Link, connect
 from reagent_lite.distributed.meeting_file import Record
 from reagent_lite.distributed.membership import Membership
 from reagent_lite.distributed.network import Address
-from reagent_lite.doctor.checks import Row
+from reagent_lite.doctor.checks import CheckResult
 from reagent_lite.doctor.machines import _clocks, reach_others, watch_share
 from reagent_lite.mounts import find_mount
 
 
-def together(work: Callable[[Membership], list[Row]]) -> list[list[Row]]:
+def together(work: Callable[[Membership], list[CheckResult]]) -> list[list[CheckResult]]:
     """Runs the work of two machines in two threads that share a store, and returns the rows of each."""
     with store() as server, ThreadPoolExecutor(2) as threads:
 
-        def run(node: int) -> list[Row]:
+        def run(node: int) -> list[CheckResult]:
             link = Link(lambda: connect("127.0.0.1", server.port, "", 15.0))
             record = Record(**RECORD)  # type: ignore[arg-type]
             both = tuple(Declaration(node=i, host="h", pid=1, processes=1, device="cpu") for i in (0, 1))

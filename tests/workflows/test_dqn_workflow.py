@@ -25,7 +25,7 @@ from reagent_lite.errors import BundleError, ConfigError, DataError, Unavailable
 from reagent_lite.export import load_bundle
 from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.logged import prepare
-from reagent_lite.run.output_folder import Outcome
+from reagent_lite.run.output_folder import TrainResult
 from reagent_lite.run.runner import Callback, train
 from reagent_lite.types import SourceSpec
 
@@ -310,7 +310,7 @@ def test_warm_start(
     assert {name.split(".")[0] for name in before} == parts
     assert ("| logit of the policy" in Path("out/model/MODEL_CARD.md").read_text()) == ("algorithm" in change)
 
-    def started(path: str, anew: bool, change: dict[str, Any]) -> Outcome:
+    def started(path: str, anew: bool, change: dict[str, Any]) -> TrainResult:
         training = {"warm_start_model_path": path, "do_not_warm_start_optimizer": anew, "learning_rate": 1e-12,
                     "l2_decay": 0.0}  # fmt: skip
         return trained(merged(small, {"training": training, "model_output_path": "second", **change}))

@@ -12,8 +12,8 @@ from oracles.runs import ALONE, absent
 from torch import Tensor
 
 from reagent_lite import console
-from reagent_lite.algorithms import cpe_heads
-from reagent_lite.algorithms.cpe_heads import CPEHeads
+from reagent_lite.algorithms import reward_and_q_models
+from reagent_lite.algorithms.reward_and_q_models import RewardAndQModels
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.evaluation import policy_models, scored_episodes
@@ -29,14 +29,14 @@ from reagent_lite.types import TransitionBatch
 def fitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each step in which models are fitted."""
     steps: list[int] = []
-    forward = CPEHeads.forward
+    forward = RewardAndQModels.forward
 
-    def counting(self: CPEHeads, batch: TransitionBatch, next_propensities: Tensor) -> Any:
+    def counting(self: RewardAndQModels, batch: TransitionBatch, next_propensities: Tensor) -> Any:
         if torch.is_grad_enabled():
             steps.append(len(batch.reward))
         return forward(self, batch, next_propensities)
 
-    monkeypatch.setattr(CPEHeads, "forward", counting)
+    monkeypatch.setattr(RewardAndQModels, "forward", counting)
     return steps
 
 
@@ -81,9 +81,9 @@ def test_a_fit_is_bounded_by_rows(run: Any, tmp_path: Path, fitted: list[int], m
 def test_a_fit_to_noise_ends_early(
     run: Any, tmp_path: Path, fitted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (cpe_heads, policy_models):
+    for module in (reward_and_q_models, policy_models):
         monkeypatch.setattr(module, "FEWEST_STEPS", 20)
-    monkeypatch.setattr(cpe_heads, "_CHECK_EVERY", 5)
+    monkeypatch.setattr(reward_and_q_models, "_CHECK_EVERY", 5)
     run(tmp_path, final_fit_passes=300)
     assert 50 <= len(fitted) < 1000
 

@@ -20,7 +20,7 @@ from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation import scored_episodes as evaluated_episodes
 from reagent_lite.evaluation.document import Evaluation
-from reagent_lite.evaluation.page import held_out
+from reagent_lite.evaluation.evaluation_rows import held_out
 from reagent_lite.evaluation.scored_episodes import TrainEvalLogs, draw_hashes, episode_digests, scored_episodes
 from reagent_lite.run.evaluators import LogEvaluator
 from reagent_lite.run.learner import build_learner

@@ -17,7 +17,7 @@ from reagent_lite.export import Bundle, load_bundle
 from reagent_lite.export.choices import Choices
 from reagent_lite.rl.policies import policy_of
 from reagent_lite.run.environments import FINAL, open_simulation
-from reagent_lite.run.output_folder import Outcome
+from reagent_lite.run.output_folder import TrainResult
 from reagent_lite.sim.experience import Actor
 from reagent_lite.tasks.evaluate import evaluate
 
@@ -33,7 +33,7 @@ def tree(folder: Path, env: str, **keys: Any) -> dict[str, Any]:
     }, keys)  # fmt: skip
 
 
-def played(given: dict[str, Any], workflow: str = "dqn") -> tuple[Outcome, Bundle]:
+def played(given: dict[str, Any], workflow: str = "dqn") -> tuple[TrainResult, Bundle]:
     """Trains, and compares the figures of the run with those of the exported model on its final episodes."""
     outcome, config = trained(given, workflow), checked(given, workflow)
     env, bundle = open_simulation(config, ALONE).envs(0, EPISODES, stream=FINAL), load_bundle(outcome.model)

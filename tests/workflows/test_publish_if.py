@@ -12,7 +12,7 @@ from oracles.runs import merged, trained
 
 from reagent_lite.config.publish import PublishConfig
 from reagent_lite.estimator_names import ESTIMATORS_IN_WORDS
-from reagent_lite.evaluation.cpe import CPEResult, Family, OutcomeResult
+from reagent_lite.evaluation.cpe import CPEResult, OutcomeResult, ReturnOrReward
 from reagent_lite.evaluation.gate import apply_gate
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.verdict import Verdict
@@ -22,9 +22,9 @@ from reagent_lite.rl.estimators import ESTIMATORS
 def evaluation(low: float = 1.0, difference: float = 0.5, verdict: Verdict = Verdict.SUPPORT) -> CPEResult:
     """A result with one estimate: 2 against 1.5, with lower bounds as given."""
     figure, paired = Interval(value=2.0, low=low, high=3.0), Interval(value=0.5, low=difference, high=0.9)
-    family = Family(logged=around(1.5, 0.5), continued=around(1.75, 0.5), events=None,
+    family = ReturnOrReward(logged=around(1.5, 0.5), continued=around(1.75, 0.5), events=None,
                     estimates=(estimate("MAGIC", figure, paired, 1.3, verdict, "because"),))  # fmt: skip
-    one_step = Family(logged=around(0.1, 0.1), continued=None, events=None, estimates=())
+    one_step = ReturnOrReward(logged=around(0.1, 0.1), continued=None, events=None, estimates=())
     return replace(RESULT, outcomes=(OutcomeResult(name="clicks", one_step=one_step, sequential=family),))
 
 

@@ -25,7 +25,7 @@ from reagent_lite.data.sampling.mixture import MixedSource
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedRows, LoggedSource
 from reagent_lite.distributed.group import Group
-from reagent_lite.evaluation.page import held_out
+from reagent_lite.evaluation.evaluation_rows import held_out
 from reagent_lite.evaluation.policy_models import split_log
 from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.logged import prepare

@@ -26,7 +26,7 @@ from reagent_lite.errors import ConfigError, Preempted
 from reagent_lite.run.runner import Callback, train
 from reagent_lite.training import trackers
 from reagent_lite.training.checkpoint_folder import CheckpointFolder
-from reagent_lite.training.metrics import Conclusion, MetricsWriter, Sink
+from reagent_lite.training.metrics import MetricsWriter, RunSummary, Sink
 
 # SQLAlchemy deprecates what MLflow's tables are declared with
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
@@ -185,7 +185,7 @@ def test_a_server_that_goes_away_is_one_warning_and_its_password_is_never_shown(
             writer.add(trackers.trackers(checked({**tracked, "tracking": {"mlflow": {}}}), "run"))
         for step in (1, 2, 3):
             writer.write(step, {"x": 1.0})
-        writer.conclude(Conclusion(step=3, decision="ship", text="", files=()))
+        writer.conclude(RunSummary(step=3, decision="ship", text="", files=()))
     assert {*users} == {"Basic " + b64encode(b"user:hidden").decode()}
     starting, ends = logged(caplog)
     assert ends.startswith("tracking.mlflow has stopped: MlflowException: ")

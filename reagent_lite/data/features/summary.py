@@ -1,4 +1,4 @@
-"""Features of rows, summarised part by part: exact counts, moments and extremes, and a sample chosen by hash.
+"""Features of rows, summarized part by part: exact counts, moments and extremes, and a sample chosen by hash.
 
     values [n, F] and a hash of each row ─► ColumnSummary ─┐
     values [n, F] and a hash of each row ─► ColumnSummary ─┴► Merge ─► ColumnSummary of all rows ─► bytes ─► Merge …
@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 
 STATE = "state_features"
 ACTION = "action"
-"""Columns that are summarised."""
+"""Columns that are summarized."""
 
 MISSING = np.float32(MISSING_VALUE)
 """A value that the preprocessor treats as missing, and statistics as well."""

@@ -2,7 +2,7 @@
 
 Writers of logs choose among several Arrow types for the same values, and a column whose values have no common type is
 read as JSON texts. `parse_column` returns one kind of array for both. Distinct texts are decoded in Python, once; the
-work on rows is vectorised.
+work on rows is vectorized.
 """
 
 from __future__ import annotations

@@ -212,8 +212,8 @@ class Collector:
 
     def _play_some(self) -> None:
         """Plays a chunk with the newest policy; uniformly random until the learner has read its warm-up."""
-        informed = self._policy is not None and self._policy.progress.env_steps >= self._warmup
-        self._recorder.play(self._informed if informed else self._uniform)
+        follow_policy = self._policy is not None and self._policy.progress.env_steps >= self._warmup
+        self._recorder.play(self._informed if follow_policy else self._uniform)
 
     def _write(self) -> None:
         """Writes the episodes that have ended as one file.

@@ -309,7 +309,7 @@ class CollectedReplay:
     def explore(self, epsilon: float) -> None:
         """Does nothing, as the collectors explore."""
 
-    def run(self, steps: int, *, informed: bool = True) -> None:
+    def run(self, steps: int, *, follow_policy: bool = True) -> None:
         """Reads `steps` steps of every environment, and waits for collectors if there are too few.
 
         Raises:

@@ -1,6 +1,7 @@
 """The evaluation page: scored rows of a log with the evaluated policy's probabilities and its models' predictions.
 
-batches ─► build_page ─► EvaluationPage [N, K] ─► episode_groups ─► tables_of ─► rl.sums.EpisodeTable [n, L] per outcome
+batches ─► build_evaluation_rows ─► EvaluationRows [N, K] ─► episode_groups ─► tables_of
+  ─► rl.sums.EpisodeTable [n, L] per outcome
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reagent_lite.algorithms.cpe_heads import CPEHeads, PolicyProbabilities, outcomes_of
+from reagent_lite.algorithms.reward_and_q_models import PolicyProbabilities, RewardAndQModels, outcomes_of
 from reagent_lite.data.rows.hashes import mix
 from reagent_lite.distributed.group import Group
 from reagent_lite.rl.sums import EpisodeTable
@@ -34,7 +35,7 @@ _DTYPES = {"action": torch.int64, "mask": torch.bool}  # the others are float64
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationPage:
+class EvaluationRows:
     """N logged rows, episode by episode and in order of time; K is the largest number of choices of a row.
 
     Attributes:
@@ -79,7 +80,7 @@ class EvaluationPage:
     def __len__(self) -> int:
         return len(self.action)
 
-    def rows(self, index: Tensor) -> EvaluationPage:
+    def rows(self, index: Tensor) -> EvaluationRows:
         """Returns the page of some rows by their indices, [n]; adjacent rows are not copied."""
         adjacent = len(index) > 0 and bool((index[1:] - index[:-1] == 1).all())
         start = int(index[0]) if adjacent else 0
@@ -89,9 +90,9 @@ class EvaluationPage:
                 return values.narrow(0, start, len(index))
             return values.index_select(0, index)  # half the time of values[index]
 
-        return EvaluationPage(names=self.names, **{name: at_index(values) for name, values in self.columns.items()})
+        return EvaluationRows(names=self.names, **{name: at_index(values) for name, values in self.columns.items()})
 
-    def only(self, first: int, stop: int) -> EvaluationPage:
+    def only(self, first: int, stop: int) -> EvaluationRows:
         """Returns the page of the outcomes first to stop, without copying them."""
         parts = {name: getattr(self, name)[..., first:stop] for name in BY_OUTCOME}
         return replace(self, names=self.names[first:stop], **parts)
@@ -146,15 +147,15 @@ class EvaluationPage:
         return select_choice(values, self.action)
 
 
-def build_page(
+def build_evaluation_rows(
     batches: Iterable[TransitionBatch],
     episodes: NDArray[np.int64],
     *,
     policy: PolicyProbabilities,
-    models: CPEHeads | None,
+    models: RewardAndQModels | None,
     metric_names: tuple[str, ...] = (),
     further: Mapping[str, NDArray[Any] | None] | None = None,
-) -> EvaluationPage:
+) -> EvaluationRows:
     """Evaluates policy and models on logged rows.
 
     Args:
@@ -183,10 +184,10 @@ def build_page(
         zero = torch.zeros(1, 1, 1, dtype=torch.float64)
         predicted = zero.expand(len(order), num_choices, len(names))
         columns |= {"reward_model": predicted, "q_values": predicted, "next_value": predicted[:, 0]}
-    return EvaluationPage(names=names, **columns)
+    return EvaluationRows(names=names, **columns)
 
 
-def gather_page(part: EvaluationPage, sequence: Tensor, group: Group) -> EvaluationPage | None:
+def gather_page(part: EvaluationRows, sequence: Tensor, group: Group) -> EvaluationRows | None:
     """Returns the page of all ranks' rows on rank 0, ordered by (episode, sequence), and None on the other ranks.
 
     The result does not depend on how rows are divided among ranks. Rank 0 holds the whole page, its own part and, for
@@ -208,7 +209,7 @@ def gather_page(part: EvaluationPage, sequence: Tensor, group: Group) -> Evaluat
         whole = _join_parts(group.gather(pad_column(name, column, num_choices)), indices, sum(sizes))
         if whole is not None:
             columns[name] = whole
-    return EvaluationPage(names=part.names, **columns) if group.is_first else None
+    return EvaluationRows(names=part.names, **columns) if group.is_first else None
 
 
 def pad_column(name: str, column: Tensor, num_choices: int) -> Tensor:
@@ -219,7 +220,7 @@ def pad_column(name: str, column: Tensor, num_choices: int) -> Tensor:
     return F.pad(column, (*(0, 0) * (column.dim() - 2), 0, missing))
 
 
-def tables_of(page: EvaluationPage, gamma: float) -> tuple[EpisodeTable, ...]:
+def tables_of(page: EvaluationRows, gamma: float) -> tuple[EpisodeTable, ...]:
     """Returns the rows of a page by episode, a table per outcome; the tables share tensors without outcomes.
 
     A row is discounted by gamma to the power of the steps that the earlier rows of its episode span.
@@ -304,7 +305,9 @@ def held_out(episode_hash: NDArray[np.uint64], share: float) -> NDArray[np.bool_
     return np.asarray((mix(episode_hash.astype(np.uint64)) >> np.uint64(11)).astype(np.float64) < share * 2.0**53)
 
 
-def _columns_of(batch: TransitionBatch, policy: PolicyProbabilities, models: CPEHeads | None) -> dict[str, Tensor]:
+def _columns_of(
+    batch: TransitionBatch, policy: PolicyProbabilities, models: RewardAndQModels | None
+) -> dict[str, Tensor]:
     predictions = {}
     if models is not None:
         reward_model, q_values = models.predict(batch.state, batch.actions)
@@ -331,7 +334,7 @@ def _columns_of(batch: TransitionBatch, policy: PolicyProbabilities, models: CPE
 
 def _empty_columns(names: tuple[str, ...]) -> dict[str, Tensor]:
     columns = {}
-    for field in fields(EvaluationPage)[1:]:
+    for field in fields(EvaluationRows)[1:]:
         if field.name in ("episode", *_KNOWN_BEFORE):
             continue
         choices = (1,) * (field.name in BY_CHOICE)

@@ -44,7 +44,7 @@ def outcomes_of(batch: TransitionBatch) -> Tensor:
     return torch.cat((batch.reward.unsqueeze(1), batch.metrics), 1)
 
 
-class CPEHeads(nn.Module):
+class RewardAndQModels(nn.Module):
     """Reward model and value model of one policy; Le, Voloshin & Yue (2019), fitted Q evaluation.
 
     Networks predict in units of `reward_scale` and `value_scale`, as differences from `mean`. One learning rate
@@ -142,14 +142,14 @@ class CPEHeads(nn.Module):
         return values * actions.mask.unsqueeze(2)
 
 
-def build_cpe_heads(
+def build_reward_and_q_models(
     spec: SourceSpec,
     settings: NetworkSettings,
     *,
     gamma: float,
     target_update_rate: float,
     read: Read = pass_through,
-) -> CPEHeads:
+) -> RewardAndQModels:
     """Returns heads as wide and deep as the Q-network, with one small initial output per choice and outcome.
 
     With random initial values, a small log does not have enough steps to correct them. Streams, dropout and batch
@@ -162,7 +162,7 @@ def build_cpe_heads(
     for network in (reward_network, value_network):
         *_, last_weight, _ = network.parameters()
         last_weight.data.mul_(_INITIAL_SCALE)
-    return CPEHeads(
+    return RewardAndQModels(
         reward_network,
         value_network,
         gamma=gamma,
@@ -183,7 +183,7 @@ class EarlyStopping:
         loss: returns the mean loss on the held-out rows.
     """
 
-    def __init__(self, heads: CPEHeads, loss: Callable[[], float]) -> None:
+    def __init__(self, heads: RewardAndQModels, loss: Callable[[], float]) -> None:
         horizon = float((heads.value_scale / heads.reward_scale).max())
         self._earliest = max(FEWEST_STEPS, math.ceil(5 * horizon / heads.target_update_rate))
         self._loss = loss
@@ -203,8 +203,8 @@ class EarlyStopping:
         return self._checks_without_gain == _PATIENCE
 
 
-def fit_heads(
-    heads: CPEHeads,
+def fit_reward_and_q_models(
+    heads: RewardAndQModels,
     batches: Iterable[TransitionBatch],
     policy: PolicyProbabilities,
     optimizer: torch.optim.Optimizer,

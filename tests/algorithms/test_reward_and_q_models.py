@@ -7,7 +7,12 @@ import torch
 from oracles.batches import make_batch, random_batch, uniform
 from torch import Tensor, nn
 
-from reagent_lite.algorithms.cpe_heads import CPEHeads, EarlyStopping, build_cpe_heads, fit_heads
+from reagent_lite.algorithms.reward_and_q_models import (
+    EarlyStopping,
+    RewardAndQModels,
+    build_reward_and_q_models,
+    fit_reward_and_q_models,
+)
 from reagent_lite.models.q_networks import BatchNorm, NetworkSettings
 from reagent_lite.types import Actions, SourceSpec
 
@@ -28,8 +33,10 @@ class Table(nn.Module):
         return values if features is None else torch.einsum("bkt,bcf->bct", values, features.sum(2, keepdim=True))
 
 
-def heads_of(reward: Tensor, value: Tensor, gamma: float = 0.5) -> CPEHeads:
-    return CPEHeads(Table(reward), Table(value), gamma=gamma, target_update_rate=0.5, num_outcomes=reward.shape[2])
+def heads_of(reward: Tensor, value: Tensor, gamma: float = 0.5) -> RewardAndQModels:
+    return RewardAndQModels(
+        Table(reward), Table(value), gamma=gamma, target_update_rate=0.5, num_outcomes=reward.shape[2]
+    )
 
 
 def test_loss_by_hand():
@@ -103,7 +110,7 @@ def test_a_fit_ends_when_the_held_out_loss_no_longer_falls():
 
 def test_candidates_are_scored_like_named_actions():
     spec = SourceSpec(num_state_features=3, num_action_features=2, metric_names=("clicks",))
-    heads = build_cpe_heads(spec, SETTINGS, gamma=0.9, target_update_rate=0.1)
+    heads = build_reward_and_q_models(spec, SETTINGS, gamma=0.9, target_update_rate=0.1)
     metrics = torch.randn(6, 1, generator=torch.Generator().manual_seed(1))
     batch = dataclasses.replace(random_batch(6, 3, 4, seed=0, num_features=2), metrics=metrics)
     _, metrics = heads(batch, uniform(batch.next_state, batch.next_actions))
@@ -116,7 +123,7 @@ def test_candidates_are_scored_like_named_actions():
 
 
 def test_streams_and_dropout_of_the_q_network_are_left_out():
-    heads = build_cpe_heads(
+    heads = build_reward_and_q_models(
         SourceSpec(num_state_features=3, action_names=("a", "b")),
         dataclasses.replace(SETTINGS, dueling=True, dropout=0.5, batch_norm=True, outputs=51),
         gamma=0.9,
@@ -129,9 +136,9 @@ def test_streams_and_dropout_of_the_q_network_are_left_out():
 def test_each_batch_is_used_once():
     heads = heads_of(torch.zeros(2, 2, 1), torch.zeros(2, 2, 1))
     optimizer = torch.optim.SGD(heads.parameters(), lr=0.1)
-    assert fit_heads(heads, [], uniform, optimizer) == {}
+    assert fit_reward_and_q_models(heads, [], uniform, optimizer) == {}
     batch = make_batch(torch.eye(2), torch.eye(2), [0, 1], [1.0, 1.0])
-    assert set(fit_heads(heads, iter([batch] * 3), uniform, optimizer)) == {"reward_loss", "value_loss"}
+    assert set(fit_reward_and_q_models(heads, iter([batch] * 3), uniform, optimizer)) == {"reward_loss", "value_loss"}
     # w <- w - .1 * 2 * .5 (w - 1), three times: 1 - .9^3
     assert heads.reward_network.table[0, 0, 0].item() == pytest.approx(1 - 0.9**3)
 
