@@ -61,7 +61,7 @@ def _signature(function: Any) -> str:
     """Returns the parameters and their defaults, without types, which the text has."""
     parameters = inspect.signature(function).parameters.values()
     bare = [each.replace(annotation=inspect.Parameter.empty) for each in parameters if each.name != "self"]
-    return str(inspect.Signature(bare))
+    return str(inspect.Signature(bare)).replace("'", '"')  # as the formatter has it
 
 
 def _markdown(text: str) -> Iterator[str]:

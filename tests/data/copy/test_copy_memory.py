@@ -11,7 +11,7 @@ from oracles.event_files import blocks_of
 from oracles.events import NAMES, random_events, timeline_config
 from oracles.logs import candidate_rows, write_lines
 
-from reagent_lite.data.copy import event_log, lists, order, spool
+from reagent_lite.data.copy import event_log, lists, spool
 from reagent_lite.data.copy.spool import TextSpool
 from reagent_lite.data.copy.spooled_log import SpooledLog
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
@@ -21,7 +21,7 @@ from reagent_lite.data.formats import format_table
 def small_parts(patch: pytest.MonkeyPatch, rows: int) -> None:
     """Has the arrays of a copy made of parts of so many rows."""
     for module, name in (
-        (order, "_AT_ONCE"), (order, "_FEWEST_AT_ONCE"), (event_log, "_EVENTS_AT_ONCE"), (lists, "_SORTED_AT_ONCE"),
+        (spool, "_AT_ONCE"), (spool, "_FEWEST_AT_ONCE"), (event_log, "_EVENTS_AT_ONCE"), (lists, "_SORTED_AT_ONCE"),
     ):  # fmt: skip
         patch.setattr(module, name, rows)
 
