@@ -280,6 +280,12 @@ class _Outcome:
         low, high = self.ends
         return self.limit is not None and (low >= self.limit if self.sign > 0 else high <= self.limit)
 
+    @property
+    def is_within(self) -> bool:
+        """Whether a guardrail is known to be within its limit."""
+        low, high = self.ends
+        return self.limit is not None and (high <= self.limit if self.sign > 0 else low >= self.limit)
+
     def difference(self, units: int) -> OutcomeDifference:
         """Returns the difference after so many units."""
         low, high = self.ends
@@ -442,11 +448,13 @@ class Comparer:
                 )
         if side := self._outcomes[0].side:
             word: RolloutDecision = "better" if side > 0 else "worse"
-            return word, f"The new policy is {word} {after}: the reward differs by {reward.interval} per unit"
+            unknown = [outcome.name for outcome in self._outcomes[1:] if word == "better" and not outcome.is_within]
+            still = f"; not known yet: whether {', '.join(unknown)} is within its limit" if unknown else ""
+            return word, f"The new policy is {word} {after}: the reward differs by {reward.interval} per unit{still}"
         so_far = f": the reward differs by {reward.interval} per unit" if reward.value is not None else ""
         to_go = int(float(f"{reward.units_to_go or 0:.2g}"))
         more = f", about {pluralize(to_go, 'more unit')} to go" if to_go else ""
-        return "not told apart", f"The new policy is not told apart from the current one {after}{so_far}{more}"
+        return "not told apart", f"Too early to say whether the new policy is better or worse, {after}{so_far}{more}"
 
 
 def _marks() -> Iterator[int]:

@@ -145,9 +145,10 @@ def test_figures_by_hand() -> None:
     ("lift", "harm", "decision", "word"),
     [
         (0.2, 0.0, "better", "reward differs by"),
+        (0.2, 0.01, "better", "per unit; not known yet: whether complaints is within its limit"),
         (-0.2, 0.0, "worse", "reward differs by"),
         (0.2, 0.2, "worse", "complaints differs by"),
-        (0.0, 0.0, "not told apart", "not told apart"),
+        (0.0, 0.0, "not told apart", "Too early to say"),
     ],
 )
 @pytest.mark.parametrize("ranges", [True, False])

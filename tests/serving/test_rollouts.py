@@ -406,7 +406,7 @@ def test_page_and_metrics(serve: Serve) -> None:
     server.reward(server.decide({"mdp_id": "u0"}), 1.0, metrics={"complaints": 0.0})
     server.compare()
     page = server.clients[0].get("/rollout").text
-    assert "not told apart from the current one after 30 units" in page
+    assert "Too early to say whether the new policy is better or worse, after 30 units" in page
     assert "Complaints per unit" in page
     assert "No decision has the metric" not in page
     assert "Decisions of ended episodes, not compared" in page
