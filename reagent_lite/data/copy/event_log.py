@@ -1,6 +1,6 @@
 """The training copy of events: sorted once, paired as a timeline pairs them, but without a timeline's files.
 
-checked events, spooled ─► sorted by episode ─► kept, complete, spans (timeline/episodes.py) ─► arrays of the copy
+checked events, spooled ─► sorted by episode ─► kept, complete, spans (timeline/event_spans.py) ─► arrays of the copy
 """
 
 from __future__ import annotations

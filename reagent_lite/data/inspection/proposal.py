@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -320,17 +321,17 @@ class _Proposal:
 
     def _lacking(self, name: str, what: str, some: Sequence[str]) -> None:
         maybe = f"; it may be {join_names(some)}" if some else ""
-        example = some[0] if some else "..."
-        self.problems.append(
-            f"no column is known to be the {name}, {what}{maybe}: say which, as by --set columns.{name}={example}"
-        )
+        example = shlex.quote(f"columns.{name}={some[0] if some else '...'}")
+        self.problems.append(f"no column is known to be the {name}, {what}{maybe}: say which, as by --set {example}")
 
     def check_reward(self) -> None:
         column = self._column("reward")
         if column is None:
-            self._lacking(
-                "reward", "what is to be large", [column.name for column in self._columns if column.is_number]
-            )
+            answers = [column.name for column in self._columns if column.is_answers]
+            numbers = [
+                column.name for column in self._columns if column.is_number and not self._may_be_propensity(column, 2)
+            ]
+            self._lacking("reward", "what is to be large", [*answers, *numbers])
             return
         if not column.is_answers and not (column.is_number and are_finite(column.present)):
             example = json.dumps({"reward": {"column": column.name, "map": dict.fromkeys(list(column.counts)[:1], 1)}})

@@ -1,6 +1,6 @@
 """Reads, checks and selects events for an engine to sort, and collects facts about them.
 
-    files ─► readers ─► rows/table.py: checked columns ─► dates, sample of episodes ─► an engine
+    files ─► readers ─► rows/typed_columns.py: checked columns ─► dates, sample of episodes ─► an engine
 
 Every row gets additional columns: `_folder` and `_place` come from a hash of mdp_id, so that an episode is in one file,
 in whatever order its rows come; `_rule` is the rule that the row breaks, or null; `_file` and `_line` are its origin.
@@ -71,7 +71,7 @@ class EventFacts:
         hashes: sha256 of each file.
         days: first and last value of ds; empty if the config does not depend on it.
         seen: columns that have a value in some row.
-        kinds: {extra column: kinds of its values}, see rows/table.py.
+        kinds: {extra column: kinds of its values}, see rows/typed_columns.py.
         features: feature ids that have a name.
         texts: whether some features have texts as values.
         unlisted: number of rows with an action and an empty list of candidates.

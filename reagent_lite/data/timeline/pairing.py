@@ -4,7 +4,7 @@
                                        paired: each row with what follows its span, up to `steps` rows; not for events
                                        written: files of Parquet, whole episodes each
 
-The arithmetic on rows is that of episodes.py, which the training copy shares.
+The arithmetic on rows is that of event_spans.py, which the training copy shares.
 """
 
 from __future__ import annotations
