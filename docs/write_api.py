@@ -69,8 +69,8 @@ def _markdown(text: str) -> Iterator[str]:
     section = ""
     entry = ""
     for line in [*text.splitlines(), "end"]:
-        if found := _SECTION.match(line):
-            section = found[1]
+        if heading := _SECTION.match(line):
+            section = heading[1]
             yield f"**{section}**\n"
         elif section and line.startswith("    "):
             is_continued = line.startswith("        ") or (section == "Returns" and entry)

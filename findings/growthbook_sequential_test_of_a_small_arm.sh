@@ -31,7 +31,7 @@ print("gbstats", version("gbstats"), "numpy", version("numpy"), "scipy", version
 def ever_different(share, first, seed):
     """Returns the share of runs without a difference that a look after `first` units calls different."""
     random = np.random.default_rng(seed)
-    found = 0
+    told_apart = 0
     for _ in range(RUNS):
         new = random.binomial(EVERY, share, UNITS // EVERY)
         units = np.cumsum([EVERY - new, new], axis=1)
@@ -45,9 +45,9 @@ def ever_different(share, first, seed):
             ]
             result = SequentialTwoSidedTTest(*arms, CONFIG).compute_result()
             if result.error_message is None and (result.ci[0] > 0 or result.ci[1] < 0):
-                found += 1
+                told_apart += 1
                 break
-    return found / RUNS
+    return told_apart / RUNS
 
 
 half = ever_different(0.5, 0, 1)

@@ -53,13 +53,13 @@ def shape(kind, axis, rows):
 
 kinds = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceProd", "ReduceL2", "ReduceLogSumExp", "ArgMax", "ArgMin")
 for kind in kinds:
-    found = {(axis, rows): shape(kind, axis, rows) for axis in (-1, 2, -2, 1) for rows in (0, 1, 3)}
-    print(f"{kind}: [0, 2, 4] over -1 {found[-1, 0]}, over 2 {found[2, 0]}; [3, 2, 4] over -1 {found[-1, 3]}")
+    shapes = {(axis, rows): shape(kind, axis, rows) for axis in (-1, 2, -2, 1) for rows in (0, 1, 3)}
+    print(f"{kind}: [0, 2, 4] over -1 {shapes[-1, 0]}, over 2 {shapes[2, 0]}; [3, 2, 4] over -1 {shapes[-1, 3]}")
     for rows in (1, 3):
-        assert found[-1, rows] == found[2, rows] == (rows, 2)
-        assert found[-2, rows] == found[1, rows] == (rows, 4)
-    assert found[2, 0] == (0, 2) and found[1, 0] == (0, 4), "axes counted from the first are right"
-    right = found[-1, 0] == (0, 2), found[-2, 0] == (0, 4)
+        assert shapes[-1, rows] == shapes[2, rows] == (rows, 2)
+        assert shapes[-2, rows] == shapes[1, rows] == (rows, 4)
+    assert shapes[2, 0] == (0, 2) and shapes[1, 0] == (0, 4), "axes counted from the first are right"
+    right = shapes[-1, 0] == (0, 2), shapes[-2, 0] == (0, 4)
     assert right == ((True, True) if sys.argv[1] == "1.32.0" else (False, False)), right
 reference = ReferenceEvaluator(model("ReduceSum", -1)).run(None, {"x": np.ones((0, 2, 4), np.float32)})[0].shape
 print("onnx's reference evaluator: ReduceSum of [0, 2, 4] over -1", reference)

@@ -179,9 +179,9 @@ class _Leaf:
 
 
 _Split = tuple[float, tuple[_Leaf, _Leaf]]
-"""What a split explains, and its two leaves."""
+"""The gain of a split, and its two leaves."""
 _Half = tuple[float, Condition]
-"""What a condition explains of one target, and the condition."""
+"""The gain of one target by a condition, and the condition."""
 
 
 class _Splitter:

@@ -62,10 +62,10 @@ def index_type(count: int) -> type[np.integer[Any]]:
 
 def take(values: NDArray[Any], rows: Indices) -> NDArray[Any]:
     """Returns values[rows]; unlike numpy's, it does not need eight more bytes for each row."""
-    taken = np.empty(len(rows), values.dtype)
+    result = np.empty(len(rows), values.dtype)
     for part in parts_of(len(rows)):
-        taken[part] = values[rows[part]]
-    return taken
+        result[part] = values[rows[part]]
+    return result
 
 
 def find_order(slots: NDArray[np.int64], mdp_ids: pa.Array, sequence: NDArray[np.int64] | None) -> Order:
