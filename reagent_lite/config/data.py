@@ -18,8 +18,8 @@ class DataConfig(Section):
     item_id: ItemId = ITEM_ID
     possible_items: PossibleItems = None
     training_copy_dir: LocalPath | None = None
-    """Folder on this machine's disk for the memory-mapped copy; absent: beside the data, or in the user's cache if that
-    folder is not writable."""
+    """Folder on this machine's disk for the memory-mapped copy; absent: next to the data, or in the user's cache if
+    that folder is not writable."""
     global_minibatch_size: Count | None = None
     """Rows per minibatch over all processes, instead of training.minibatch_size per process."""
     layout: Literal["shards", "replicas", "split"] = "shards"

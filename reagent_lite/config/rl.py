@@ -85,7 +85,7 @@ class RLConfig(Section):
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields combinations that contradict each other."""
+        """Yields a Problem for each combination that contradicts itself."""
         if self.q_network_loss == "bce_with_logits" and self.gamma != 0:
             yield self.wrong(
                 "q_network_loss",

@@ -101,7 +101,7 @@ class TimelineSection(Section):
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields faults beyond single keys; paths and gamma may have defaults, as in a training config."""
+        """Yields Problems beyond single keys; paths and gamma may have defaults, as in a training config."""
         if self.evalTableName is not None and self.evalTableName.rstrip("/") == self.outputTableName.rstrip("/"):
             yield self.wrong("evalTableName", "another folder than outputTableName")
         if self.startDs is not None and self.endDs is not None and self.startDs > self.endDs:
@@ -152,7 +152,7 @@ class TimelineConfig(Section):
     machine."""
     temporary_directory: str | None = None
     """Folder for data that does not fit into memory, on this machine or on a disk that all machines of Spark see;
-    absent: beside the output."""
+    absent: next to the output."""
     timeline: TimelineSection = TimelineSection()
     query: QuerySection = QuerySection()
     columns: LogColumns = {}
@@ -193,7 +193,7 @@ class TimelineConfig(Section):
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields a missing address of Spark, and a missing discount."""
+        """Yields Problems if the address of Spark or the discount is missing."""
         if self.engine == "spark" and self.master is None:
             yield self.wrong("master", "a Spark master such as local[4], or sc://host of Spark Connect")
         timeline = self.timeline

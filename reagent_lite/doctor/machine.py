@@ -125,7 +125,8 @@ def check_model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | No
     with tempfile.TemporaryFile(dir=existing) as probe:
         probe.write(b"probe")
     free = free_disk_bytes(existing)
-    text = f"{folder}: writable, {size_text(free)} free"
+    state = "writable" if existing == folder else f"not there yet; {existing}, where it will be made, is writable"
+    text = f"{folder}: {state}, {size_text(free)} free"
     if spec is None:  # the size of the model is known only after the data has been read
         return ok(name, text)
     need = networks(config, spec).bytes * (config.checkpoint.keep + 1 + _MODEL_COPIES)

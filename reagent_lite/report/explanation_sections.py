@@ -80,8 +80,11 @@ def _segments_section(segments: Segments, choices: tuple[PolicyGroup, ...]) -> P
     return PageSection(
         title=_GAINS,
         notes=(how, alike),
-        charts=(chart,),
-        tables=(effects, *_choices_table({names[index]: choices[index] for index, _ in numbered if choices})),
+        charts=(chart,) if several else (),
+        tables=(
+            *((effects,) if several else ()),
+            *_choices_table({names[index]: choices[index] for index, _ in numbered if choices}),
+        ),
         in_brief=1,
     )
 

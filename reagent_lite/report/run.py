@@ -1,4 +1,4 @@
-"""The report of a training run: report.html beside the model.
+"""The report of a training run: report.html next to the model.
 
 config, evaluation, counts ─┐
 metrics.jsonl ──────────────┼─► Report ─► report.html
@@ -53,9 +53,13 @@ _MOST_LETTERS = 400
 _MOST_CONFIG_LETTERS = 100_000
 _AGAINST_OTHERS = "train again while models of other runs play the other types: simulation.policies."
 _SCORES = {
-    "td_loss/mean": "TD loss on evaluated rows",
-    "value/model/mean": "Mean value of the policy's choices, a discounted return",
+    "td_loss/mean": ("TD loss on evaluated rows", "Loss of predicted rewards on evaluated rows"),
+    "value/model/mean": (
+        "Mean value of the policy's choices, a discounted return",
+        "Mean reward that the model predicts for the policy's choices",
+    ),
 }
+"""Names of scores where later rewards count, and where they do not (gamma 0)."""
 _SHIFT_SIGN = {"stable": "●", "moderate": "◇", "large": "✕"}
 
 
@@ -229,7 +233,7 @@ def evaluation_of_run(
         facts=(
             *_kept_facts(evaluation.document),
             *_reward_facts(evaluation.document),
-            *((name, scores[tag]) for tag, name in _SCORES.items() if tag in scores),
+            *((names[not config.rl.gamma], scores[tag]) for tag, names in _SCORES.items() if tag in scores),
         ),
         sections=evaluation_sections(
             evidence,

@@ -16,6 +16,7 @@ from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import ProcessRanks
 from reagent_lite.distributed.launcher import Processes
+from reagent_lite.distributed.meeting_file import MeetingFile
 from reagent_lite.errors import ConfigError, NoCompilerError, ReagentLiteError, needing, pluralize
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
@@ -147,6 +148,8 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
     spec = result_of(lambda: _spec(config, data.copy, None if env is None else env.spec))
     if not config.node_index:  # only rank 0 has trackers
         result_of(lambda: require_trackers(config), ConfigError)
+    if config.num_nodes > 1 and (config.init_method or "").startswith("file:"):
+        result_of(lambda: MeetingFile.of(str(config.init_method)).require_usable(writable=not config.node_index))
     ranks = ProcessRanks.read()
     world = processes.count * config.num_nodes if ranks is None else ranks.world_size
     needs = [] if env is None else _simulation_needs(config, env, types, world)

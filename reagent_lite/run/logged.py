@@ -36,7 +36,7 @@ from reagent_lite.data.copy.training_copy import (
 )
 from reagent_lite.data.features.normalization_files import left_out_features, normalization_json
 from reagent_lite.data.formats.blocks import InputFile
-from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
+from reagent_lite.data.log_shares import counts_in_words, shares_in_words, shares_of_counts
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.sampling.discounts import TimeDiscounts, require_discounts, time_discounts
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
@@ -44,7 +44,7 @@ from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import LoggedRows, build_rows, padding_rows
 from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import DataError, NoRowsError, Problem, join_names, named_counts, pluralize, raise_any
+from reagent_lite.errors import DataError, NoRowsError, Problem, join_names, pluralize, raise_any
 from reagent_lite.evaluation.evaluator import describe_weights
 from reagent_lite.evaluation.scored_episodes import (
     FEWEST_TO_VALIDATE,
@@ -348,7 +348,7 @@ def _copy(
         files = data_files(path, data.columns) if partition is not None else ()
     repeats = path != config.training_data_path  # the same episodes may be in the eval data of several machines
     agreement = shards.agree(CopySummary.of(copy, group.node, given, files), name, repeats=repeats)
-    logger.info(f"{title}: {name}: {named_counts(agreement.counts)}")
+    logger.info(f"{title}: {name}: {counts_in_words(agreement.counts)}")
     if shares := shares_of_counts(path, agreement.counts):
         logger.info(f"{title} by log: {shares_in_words(shares)}")
     for note in agreement.notes if group.is_first else ():
@@ -397,7 +397,7 @@ def _others(copy: TrainingCopy, normalization: Normalization, shards: Shards, ti
 
 
 def _cached_others(copy: TrainingCopy, side: str, spec: NormalizationSpec) -> dict[int, int]:
-    """Returns the result of `count_others`, which is stored beside the copy for later runs."""
+    """Returns the result of `count_others`, which is stored next to the copy for later runs."""
     file = file_beside(copy, "others", [side, normalization_json(spec)], ".json")
     with suppress(OSError, ValueError):
         return {id_of(feature): int(count) for feature, count in json.loads(file.read_bytes()).items()}

@@ -7,7 +7,7 @@ Exported models are evaluated on any log, in simulation, or both; other policies
                                       └► columns of policies
 3 play      each model plays in the environment, from the same starts
 4 estimate  for each policy: heads fitted to it ─► page ─► estimators; for two policies also the difference
-5 report    JSON file, HTML file beside it, text
+5 report    JSON file, HTML file next to it, text
 
 One process on the CPU does all of this: the exported model runs in onnxruntime.
 """

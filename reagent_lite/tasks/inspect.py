@@ -61,13 +61,12 @@ def inspect(config: InspectConfig) -> Described:
         logger.info(line)
     if target is not None:
         if inspected.config is None:
-            expected = "a log that a config can be written for"
-            raise DataError([Problem(config.data_path, expected, reason) for reason in inspected.problems])
+            raise DataError([Problem.stating(config.data_path, reason) for reason in inspected.problems])
         document = json.dumps(inspected.config, indent=2, ensure_ascii=False).encode() + b"\n"
         if (kept := _keep_edited(target, document)) is not None:
             logger.warning(f"{target} was another config, which is kept as {kept}")
         write_whole(target, document)
-        logger.info(f"written to {target}: python -m workflows.{inspected.workflow} --config {config.output_path}")
+        logger.info(f"written to {target}: reagent-lite train --config {config.output_path}")
     return Described(
         config=None if target is None else str(target),
         workflow=inspected.workflow,

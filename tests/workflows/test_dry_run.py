@@ -74,6 +74,7 @@ def test_machines_processes_and_ranks(plan: Plan) -> None:
         ("data:", "layout shards"),
     ):
         assert words in only(lines, start)
+    assert "share /share: expected a folder that every machine reaches" in only(lines, "warning: share")
 
 
 def test_one_process_alone_or_over_all_gpus(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,10 +76,10 @@ def test_from_a_file_of_clicks_to_a_config(tmp_path: Path, run: Runner) -> None:
         "4 distinct strings: treated as categories",
         "used as reward: its name is 'click'",
         "propensity_score: in (0, 1] in every row",
-        "no episodes: each row is a decision",
+        "no episodes: each row is an independent decision",
         "to decide: reward: click; revenue",
         "constant left out, one value",
-        "python -m workflows.dqn --config",
+        "reagent-lite train --config",
     )
     assert done.outcome["columns"]["offer"] == {"kind": "text", "present": 1.0, "distinct": 3, "read_as": "action"}
 

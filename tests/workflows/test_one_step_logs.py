@@ -19,7 +19,7 @@ from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.errors import DataError, NoRowsError
 from reagent_lite.tasks.shard import shard
 
-ALONE = "each row is a decision of its own, as no column says what follows one; a discount (gamma) has no effect"
+ALONE = "each row is an independent decision, as no column says what follows one; a discount (gamma) has no effect"
 
 
 def rows(count: int = 200, *, parametric: bool = False) -> list[dict[str, Any]]:

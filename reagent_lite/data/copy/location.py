@@ -175,7 +175,7 @@ def locations_of(
 def parents_of(path: DataPath | None, directory: str | None) -> list[Path]:
     """Returns the folders for files made from data, the preferred one first.
 
-    It is the user's choice; else one beside local data (of several logs, the first), and one in the user's cache.
+    It is the user's choice; else one next to local data (of several logs, the first), and one in the user's cache.
 
     Args:
         path: the path of the data; None for files that do not belong beside it.

@@ -118,7 +118,7 @@ class TextSpool:
     """Texts that are appended to files.
 
     Args:
-        file: the file for the texts; the positions of their ends are in a second one beside it.
+        file: the file for the texts; the positions of their ends are in a second one next to it.
     """
 
     def __init__(self, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""The training copy: a log's transitions as memory-mapped arrays, written once beside the data.
+"""The training copy: a log's transitions as memory-mapped arrays, written once next to the data.
 
     inputs ─► 1 blocks of Arrow columns ─► 2 checked rows ─► 3 spooled in file order ─► 4 sorted, written, renamed
               formats/                     rows/               build.py                   build.py, location.py

@@ -74,7 +74,7 @@ class TransitionLog(SpooledLog[Transitions]):
             )
         if episodes and self.seen_columns.isdisjoint(ends):
             expected = f"one of the columns {', '.join(ends)}, to know where episodes end"
-            todo = f"If each row is a decision of its own, leave out {' and '.join(episodes)}"
+            todo = f"If each row is an independent decision, leave out {' and '.join(episodes)}"
             raise DataError(Problem(files[0].location(), expected, "none of them", todo))
 
     def transitions(self) -> Transitions:

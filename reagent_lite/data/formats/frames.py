@@ -108,7 +108,7 @@ def path_of(log: Log, name: str = "data") -> str:
         with written.open("rb") as source:
             digest = hashlib.file_digest(source, "sha256").hexdigest()
         sync(written)
-        folder = cache / digest[:32]  # training copies are made beside the file, and removed with it
+        folder = cache / digest[:32]  # training copies are made next to the file, and removed with it
         folder.mkdir(exist_ok=True)
         os.utime(folder)
         file = folder / f"{name}.arrow"

@@ -19,7 +19,7 @@ from reagent_lite.strict_json import parse_json
 
 ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
 NOT_DATA = ("manifest.json", ".truth.json")
-"""Ends of names beside data files: their hashes, and the true return of the policy that wrote them."""
+"""Ends of names next to data files: their hashes, and the true return of the policy that wrote them."""
 _RUN_FILES = ("config.json", "metrics.jsonl", "not_published.json", "state_features_norm.json", "action_norm.json")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 """Extensions of compressed files, and Arrow's names of the compressions."""

@@ -34,6 +34,7 @@ from reagent_lite.data.inspection.fields import Guess, choose_fields, fits, gues
 from reagent_lite.data.inspection.inspected import Inspected
 from reagent_lite.data.inspection.log_columns import LARGEST, LogColumn, are_finite, first_columns, write_value
 from reagent_lite.data.inspection.raw_columns import Raw
+from reagent_lite.data.rows.block_columns import ANSWERS
 from reagent_lite.data.rows.item_files import ROW_LABELS, given_items
 from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import ReagentLiteError, join_names, pluralize, suggest_nearest
@@ -212,16 +213,16 @@ class _Proposal:
         if not follows:
             if ids is None or order is None:
                 lacking = "that says which rows are one episode" if ids is None else "that says their order"
-                self._drop(EPISODE_COLUMNS, f"there is no column {lacking}, so each row is a decision of its own")
+                self._drop(EPISODE_COLUMNS, f"there is no column {lacking}, so each row is an independent decision")
             elif lengths and lengths[-1] == 1:
                 self._drop(
-                    EPISODE_COLUMNS, f"no value of {ids.name} has two rows, so each row is a decision of its own"
+                    EPISODE_COLUMNS, f"no value of {ids.name} has two rows, so each row is an independent decision"
                 )
             elif "terminal" not in self.fields and ids.name.lower().startswith(_PEOPLE):
                 self._drop(
                     EPISODE_COLUMNS,
-                    f"rows of one {ids.name} are not known to depend on each other, so each is a decision of its own; "
-                    "if their rewards resemble each other, keep mdp_id with rl.gamma 0, see docs/data.md",
+                    f"rows of one {ids.name} are not known to depend on each other, so each is an independent "
+                    "decision; if their rewards resemble each other, keep mdp_id with rl.gamma 0, see docs/data.md",
                 )
         kept = {name for name in EPISODE_COLUMNS if name in self.fields}
         ends = {"terminal", "next_action", "possible_next_actions"} & kept
@@ -234,7 +235,7 @@ class _Proposal:
         if shown and not ends and not {"mdp_id", "sequence_number"} <= kept:
             self.problems.append(
                 f"{join_names(shown)} without a column that says where episodes end, such as terminal; "
-                "if each row is a decision of its own, remove the column from the log"
+                "if each row is an independent decision, remove the column from the log"
             )
         elif ids is not None and order is None and ends and not follows:
             free = [column for column in self._columns if column.name not in self.fields.values()]
@@ -246,7 +247,7 @@ class _Proposal:
         )
         if not shown:
             self._alone = True
-            return "no episodes: each row is a decision of its own"
+            return "no episodes: each row is an independent decision"
         self.decide.append("rl.gamma: what a later reward counts, 0.99 for each row by default")
         if not ends:
             self.decide.append(
@@ -269,7 +270,8 @@ class _Proposal:
         """Returns the names of the actions; None if they are candidates with features."""
         column = self._column("action")
         if column is None or not column.present:
-            few = [column for column in self._columns if column.distinct <= MOST_ACTIONS]
+            used = self.fields.values()
+            few = [each for each in self._columns if each.distinct <= MOST_ACTIONS and each.name not in used]
             some = [column.name for column in few if column.kind == "text"]
             some = some or [column.name for column in few if column.is_number]
             self._lacking("action", "what was decided", some)
@@ -339,7 +341,10 @@ class _Proposal:
                 f"{column.name}, read as reward, is not a finite number in every row, or yes or no; columns can say "
                 f"what its strings stand for, as in {example}"
             )
-        elif missing := self._rows - len(column.present):
+        if column.is_answers:
+            counted = {f"{text} counts as {ANSWERS[text.strip().lower()]:g}" for text in column.counts}
+            self.decide.append(f"reward: {column.name}: {join_names(sorted(counted, reverse=True))}")
+        if missing := self._rows - len(column.present):
             self._without_reward = True
             self.decide.append(
                 f"{column.name}: {pluralize(missing, 'row')} without a reward left out with their episodes by "

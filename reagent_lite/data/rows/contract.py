@@ -50,7 +50,7 @@ TODO_NAMES = (
     "and of timelines with actionDiscrete true; ids of items need the item table, data.items"
 )
 TODO_MAPS = "Maps are actions of workflows.parametric_dqn, and of timelines with actionDiscrete false"
-ALONE = "each row is a decision of its own, as no column says what follows one; a discount (gamma) has no effect"
+ALONE = "each row is an independent decision, as no column says what follows one; a discount (gamma) has no effect"
 """Note about a log that has none of EPISODE_COLUMNS."""
 COMPARED = "They are compared by their features"
 _NUMERAL = re.compile("0|[1-9][0-9]{0,17}")

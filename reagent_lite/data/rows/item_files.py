@@ -66,7 +66,7 @@ def read_items(path: str, id_column: str) -> ItemTable:
         vocabulary.require_one_kind(SIDE_OF[ACTION], part.features, part.levels, part.faults.block)
     feature_ids = tuple(sorted({feature for part in parts for feature in part.features.ids}))
     if not feature_ids:
-        raise DataError(Problem(files[0].location(), f"columns of features beside {id_column!r}", "none"))
+        raise DataError(Problem(files[0].location(), f"columns of features besides {id_column!r}", "none"))
     table = ItemTable(
         ids=tuple(item for part in parts for item in part.ids),
         feature_ids=feature_ids,

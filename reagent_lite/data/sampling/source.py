@@ -1,6 +1,6 @@
 """Logged rows as a BatchSource: one gather fills many batches, the batches are views of it.
 
- training copy ─► normalized columns (once, memory-mapped beside it) ─► LoggedRows ─┐
+ training copy ─► normalized columns (once, memory-mapped next to it) ─► LoggedRows ─┐
                                                           read plan ─► row numbers ─┴► gather ─► TransitionBatch, …
 
 Measured: gathering batch by batch takes about as long as a small network's forward pass; in blocks, next to nothing.

@@ -236,7 +236,7 @@ def output_folders(config: TimelineConfig) -> tuple[Path, ...]:
 
 
 def _work_folder(config: TimelineConfig, target: Path) -> AbstractContextManager[Path]:
-    """Returns a temporary folder for data that does not fit into memory; by default it is beside the output."""
+    """Returns a temporary folder for data that does not fit into memory; by default it is next to the output."""
     parent = Path(config.temporary_directory).expanduser().absolute() if config.temporary_directory else target.parent
     require_writable(parent, "temporary_directory")
     return work_folder(parent, target.name)

@@ -76,7 +76,7 @@ def test_every_format_gives_the_same_table(extension: str, tmp_path: Path) -> No
          "items.jsonl:6: expected finite numbers in the item table, got inf for 'price' as float32"),
     ]),
     ("items.csv", "item_id,price\n", "expected an item table with a row for each item, got none in 1 file"),
-    ("items.csv", "item_id\na\nb\n", "expected columns of features beside 'item_id', got none"),
+    ("items.csv", "item_id\na\nb\n", "expected columns of features besides 'item_id', got none"),
     ("items.csv", "sku,price\na,1\n", "expected a column 'item_id' with the ids of the items, got columns price, sku"),
     ("items.csv", "item_id,color\na,red\nb,blue\nc,7\n", "items.csv:4: expected a string for 'color'"),
 ])  # fmt: skip

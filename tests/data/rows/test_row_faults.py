@@ -245,7 +245,7 @@ def test_an_action_is_shown_as_the_file_has_it(tmp_path: Path, form: str) -> Non
         for name in ("state_features", "action", "reward")
     ),
     ([{"state_features": {"0": 1.0}, "action": 0, "reward": 1.0, "mdp_id": "a"}], ACTIONS, "",
-     "one of the columns terminal, possible_next_actions, next_action", "If each row is a decision of its own"),
+     "one of the columns terminal, possible_next_actions, next_action", "If each row is an independent decision"),
     # an event whose episode is not named looks like this
     ([GOOD, {**GOOD, "next_state_features": None}], ACTIONS, ":2", "next_state_features in a row that is not terminal",
      ".*events: rows with mdp_id and sequence_number"),
