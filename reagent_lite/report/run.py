@@ -167,8 +167,9 @@ def report_of_run(folder: Path, figures: RunFigures) -> Report:
     config = figures.config
     evaluation = figures.evaluation
     series = read_series(folder / "metrics.jsonl")
+    algorithm = config.algorithm.upper() if config.takes_steps else config.algorithm.capitalize()
     return Report(
-        title=f"{'' if config.actions else 'Parametric '}{config.algorithm.upper()} run: {folder.resolve().name}",
+        title=f"{'' if config.actions else 'Parametric '}{algorithm} run: {folder.resolve().name}",
         decision=evaluation.decision,
         notes=evaluation.notes,
         facts=(*_facts(figures), *evaluation.facts),
@@ -309,7 +310,7 @@ def _facts(figures: RunFigures) -> tuple[tuple[str, Cell], ...]:
     env = f"simulation of {config.simulation.env}" if config.simulation else ""
     return (
         ("Learned from", show_paths(config.training_data_path) or env),
-        ("Optimizer steps", figures.steps),
+        *((("Optimizer steps", figures.steps),) if config.takes_steps else ()),
         ("Rows learned from, repeats included", figures.rows),
         *_discount_facts(config, figures.facts.discounts),
         ("Policy", figures.policy),
@@ -322,7 +323,8 @@ def _facts(figures: RunFigures) -> tuple[tuple[str, Cell], ...]:
 
 def _discount_facts(config: WorkflowConfig, discounts: TimeDiscounts | None) -> Iterator[tuple[str, Cell]]:
     if not config.rl.use_seq_num_diff_as_time_diff:
-        yield "Discount per step", f"{config.rl.gamma:g}"
+        if config.rl.gamma:
+            yield "Discount per step", f"{config.rl.gamma:g}"
         return
     yield f"Discount per {config.rl.time_diff_unit_length:g} of time_diff", f"{config.rl.gamma:g}"
     if discounts is not None:
