@@ -347,7 +347,7 @@ class _Observed:
         weights: [n] importance weights.
         outcomes: [n] outcomes, or discounted sums of them.
         counts: [n] relative sample weights.
-        unexplained: result of _unexplained; empty if it is unknown.
+        unexplained: result of _measure_unexplained; empty if it is unknown.
     """
 
     weights: Tensor
@@ -357,7 +357,9 @@ class _Observed:
 
     @classmethod
     def of_rows(cls, page: EvaluationRows, outcome: int) -> "_Observed":
-        return cls(page.weight, page.outcomes[:, outcome], page.relative_sample_weight, _unexplained(page, outcome))
+        return cls(
+            page.weight, page.outcomes[:, outcome], page.relative_sample_weight, _measure_unexplained(page, outcome)
+        )
 
     @classmethod
     def of_episodes(cls, sums: EpisodeSums, outcome: int, of_rows: "_Observed") -> "_Observed":
@@ -417,10 +419,10 @@ class _Draws:
         if all(estimator.evidence is not None or estimator is mean_weight for estimator in estimators):
             whole = sums.estimates([torch.ones(1, sums.num_episodes, dtype=torch.uint8)], estimators)
             weights = sums.only(mean_weight.takes)
-            return tuple(map(operator.or_, whole, self._resampled(weights, [mean_weight])))
-        return self._resampled(sums, estimators)
+            return tuple(map(operator.or_, whole, self._resample(weights, [mean_weight])))
+        return self._resample(sums, estimators)
 
-    def _resampled(self, sums: EpisodeSums, estimators: Sequence[Estimator]) -> tuple[dict[str, Tensor], ...]:
+    def _resample(self, sums: EpisodeSums, estimators: Sequence[Estimator]) -> tuple[dict[str, Tensor], ...]:
         bags = self.samples.num_episodes
         of_episode = self.bag if sums.unit is None else self.bag[sums.unit]
         units = None if bags == sums.num_episodes else sums.joined(of_episode, bags)
@@ -432,7 +434,7 @@ def _hidden_cause(page: EvaluationRows) -> HiddenCause:
     return HiddenCause.of(page.outcomes[:, 0], evaluated, page.propensity)
 
 
-def _unexplained(page: EvaluationRows, outcome: int) -> dict[bool, float]:
+def _measure_unexplained(page: EvaluationRows, outcome: int) -> dict[bool, float]:
     """Returns what estimated propensities add to estimates through rewards that features of the state predict.
 
     With right propensities the mean of (w - 1) h is 0 up to chance for any function h of the state. Here h predicts
@@ -712,7 +714,7 @@ def _family(
     names = [name for name, estimator in ESTIMATORS.items() if estimator.sequential == sequential]
     cut = sequential and overlap.cut_share > 0
     check = _CHECK_OF_CUT if cut else _CHECKS[sequential]
-    logged, continued = _logged(bases, sequential=sequential)
+    logged, continued = _take_logged(bases, sequential=sequential)
     references = {name: continued if ESTIMATORS[name].continues else logged for name in names}
     named = [*(bases[name] for name in names), *(bases[name].minus(references[name]) for name in names)]
     logged_figure, continued_figure, *figures = figures_of([logged, continued, *named], level, ends)
@@ -730,7 +732,7 @@ def _family(
     untried = "" if ranged else untried_decisions(overlap)
     of_weights = weights_verdict(overlap, sequential=sequential, events=events, modelled=_are_modelled(bases, names))
 
-    def reasoned(name: str) -> Reasoned:
+    def assess(name: str) -> Reasoned:
         if bases[name].missing:
             return Verdict.DO_NOT_USE, bases[name].missing
         if name == names[0]:  # by a model alone
@@ -765,7 +767,7 @@ def _family(
         continued=continued_figure if cut and not bases[names[0]].missing else None,
         events=events,
         outlying=outlying,
-        estimates=tuple(estimate(name, *reasoned(name)) for name in names),
+        estimates=tuple(estimate(name, *assess(name)) for name in names),
     )
 
 
@@ -773,7 +775,7 @@ def _are_modelled(bases: Mapping[str, IntervalInput], names: Sequence[str]) -> b
     return any(not bases[name].missing for name in names if ESTIMATORS[name].model)
 
 
-def _logged(bases: Mapping[str, IntervalInput], *, sequential: bool) -> tuple[IntervalInput, IntervalInput]:
+def _take_logged(bases: Mapping[str, IntervalInput], *, sequential: bool) -> tuple[IntervalInput, IntervalInput]:
     """Returns the bases of the logged value, and of that value continued by the value model after cut records."""
     if not sequential:
         return bases[mean_reward.name], bases[mean_reward.name]

@@ -21,6 +21,7 @@ from reagent_lite.data.formats.arrow import BLOCK_VALUES
 from reagent_lite.data.formats.blocks import Block, InputFile
 from reagent_lite.data.formats.format_table import read_blocks, readers_of
 from reagent_lite.data.formats.frames import location
+from reagent_lite.data.formats.schema import take_or_null
 from reagent_lite.data.rows.block_columns import Column, column_of, pieces
 from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
@@ -178,7 +179,7 @@ class _PredictedRows:
 
     def _actions(self, bundle: Bundle, index: NDArray[np.int64]) -> pa.Array:
         if self.candidates is None:
-            return pa.array(bundle.action_names, pa.string()).take(pa.array(index, mask=index < 0))
+            return take_or_null(pa.array(bundle.action_names, pa.string()), index)
         lengths = self.candidates.lengths
         matrix = self.candidates.features
         decided = index >= 0

@@ -19,7 +19,7 @@ from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.config.simulate_config import LOG_SUFFIXES, SimulateConfig
 from reagent_lite.config.timeline_config import TimelineConfig
-from reagent_lite.data.writing.table_writers import FORMATS
+from reagent_lite.data.formats.format_table import ENCODINGS
 from reagent_lite.errors import ConfigError
 
 OUT, PLAYED, LOGGED = {"model_output_path": "out"}, {"env": "cartpole_v1"}, {"training_data_path": "a.jsonl"}
@@ -287,4 +287,4 @@ def test_episodes_replace_the_default_of_rows() -> None:
 
 
 def test_every_suffix_has_a_writer() -> None:
-    assert set(LOG_SUFFIXES) == set(FORMATS)
+    assert set(LOG_SUFFIXES) == set(ENCODINGS)

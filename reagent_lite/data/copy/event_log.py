@@ -237,7 +237,7 @@ class EventLog(SpooledLog[PairedEvents]):
         spools = {name: Spool[int](self.folder / f"paired_{name}.spool", kind) for name, kind in PAIRED.items()}
         distinct = [order.distinct[:0]]
         limits = self.map_vector("cut")
-        rewards = self.spools["reward"].mapped()
+        rewards = self.spools["reward"].map_rows()
         section = self.config.timeline
         num_episodes = 0
         for rows, codes, events in episodes:
@@ -249,7 +249,7 @@ class EventLog(SpooledLog[PairedEvents]):
                 "row": rows[spans.at],
                 "episode": num_episodes + episode,
                 "sequence": spans.episodes.sequence[spans.at],
-                "reward": reward[spans.at] if section.gamma is None else spans.summed(reward, section.gamma),
+                "reward": reward[spans.at] if section.gamma is None else spans.sum_values(reward, section.gamma),
                 "time_diff": spans.time_diff,
                 "step": spans.steps,
                 "terminal": spans.terminal,
@@ -261,11 +261,11 @@ class EventLog(SpooledLog[PairedEvents]):
                 spools[name].append(values)
             if self._sums_metrics:
                 metrics = self.spools["metrics"].whole(rows).astype(np.float64)
-                summed = spans.summed(metrics, section.gamma or 0.0)
+                summed = spans.sum_values(metrics, section.gamma or 0.0)
                 self.spools["summed"].append(summed.astype(np.float32), tuple(sorted(self.keys["metric"])))
             num_episodes += len(used)
             distinct.append(order.distinct[used])
-        mapped = {name: spool.mapped() for name, spool in spools.items()}
+        mapped = {name: spool.map_rows() for name, spool in spools.items()}
         for spool in spools.values():
             spool.remove()
         of_pairs = replace(
@@ -284,7 +284,7 @@ class EventLog(SpooledLog[PairedEvents]):
         return self.config.timeline.steps > 1 and "metrics" in self.config.timeline.rewardColumns
 
     def _first_lines(self, rows: Indices) -> list[tuple[int, int]]:
-        file, line = (self.spools[name].mapped()[rows].tolist() for name in ("origin_file", "origin_line"))
+        file, line = (self.spools[name].map_rows()[rows].tolist() for name in ("origin_file", "origin_line"))
         return heapq.nsmallest(MAX_DUPLICATES, zip(file, line, strict=True))
 
     def _require_choices(self, pairs: PairedEvents) -> None:
@@ -325,7 +325,7 @@ class EventLog(SpooledLog[PairedEvents]):
             yield action
 
     def _next_actions(self, transitions: PairedEvents) -> Iterator[NDArray[np.int32]]:
-        action = self.spools["action"].mapped()
+        action = self.spools["action"].map_rows()
         for part in parts_of(len(transitions.order.rows)):
             yield np.where(transitions.goes_on(part), action[transitions.following[part]], NONE)
 

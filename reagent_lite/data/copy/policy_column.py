@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.config.column_names import UNIT, WEIGHT, Columns, names_of
@@ -22,6 +21,7 @@ from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.format_table import read_blocks, readers_of
+from reagent_lite.data.formats.schema import find_distinct
 from reagent_lite.data.rows.block_columns import Column, column_of, is_list, numbers, of_cells, pieces
 from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.data.rows.faults import Faults
@@ -145,9 +145,8 @@ def _units_of_block(block: Block) -> tuple[int, NDArray[np.int64], NDArray[np.in
     column = column_of(block, UNIT)
     faults.add(~column.present, "a unit in every row", lambda _: "null")
     faults.require_none()
-    encoded = pc.dictionary_encode(column.array.cast(pa.string()))
-    hashes = name_hashes(encoded.dictionary.to_pylist())
-    return block.file_number, block.lines, hashes[encoded.indices.to_numpy()].view(np.int64)
+    distinct, codes = find_distinct(column.array.cast(pa.string()))
+    return block.file_number, block.lines, name_hashes(distinct.to_pylist())[codes].view(np.int64)
 
 
 def _rows_of_copy(path: DataPath, copy: TrainingCopy, read: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -255,14 +255,14 @@ class SpooledLog(ABC, Generic[T]):
         """Returns the order of all rows, by sequence number or as in the files."""
         sequence = self.map_vector("sequence")
         slots = self.map_vector("episode")
-        order = find_order(slots, self._mdp_ids.mapped(), sequence if by_sequence else None)
+        order = find_order(slots, self._mdp_ids.map_texts(), sequence if by_sequence else None)
         self._mdp_ids.remove()
         require_one_order(self._orders, order.duplicates)
         return order
 
     def map_vector(self, name: str) -> NDArray[Any]:
         """Returns a vector of all rows as a memory map, and removes its spool."""
-        values = self.spools[name].mapped()
+        values = self.spools[name].map_rows()
         self.spools[name].remove()
         return values
 
@@ -298,7 +298,7 @@ class SpooledLog(ABC, Generic[T]):
             both = np.stack((now, self.next_of("lists", transitions, part)), axis=1)
             records.append(both.reshape(-1, len(_RECORD)), _RECORD)
         start, length = (Spool[int](self.folder / f"list_{name}.spool", np.int64) for name in ("start", "length"))
-        shared = share_lists(records.mapped(), start, length)
+        shared = share_lists(records.map_rows(), start, length)
         total = int(shared.length.sum())
         offsets = np.zeros(len(shared.length) + 1, np.int64)
         np.cumsum(shared.length, out=offsets[1:])

@@ -39,7 +39,7 @@ from reagent_lite.data.formats.jsonl import (
     parse_with_arrow,
     table_of_columns,
 )
-from reagent_lite.data.formats.schema import in_one_piece, valid_rows
+from reagent_lite.data.formats.schema import find_distinct, in_one_piece, take_or_null, valid_rows
 from reagent_lite.data.formats.text_files import contains, read_text
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.strict_json import parse_json
@@ -363,13 +363,13 @@ def _by_distinct(name: str, cells: pa.Array, value_of: Callable[[str], Any], *, 
         value_of: returns the value of a cell.
         words: whether to read them by `words_as_texts`.
     """
-    encoded = cells.dictionary_encode()
-    distinct = encoded.dictionary.to_pylist()
-    read = [value_of(cell) for cell in distinct]
+    distinct, codes = find_distinct(cells)
+    texts = distinct.to_pylist()
+    read = [value_of(text) for text in texts]
     if words:
-        read = words_as_texts(read, distinct)
+        read = words_as_texts(read, texts)
     field, values = array_of_values(name, read)
-    return field, values.take(encoded.indices)
+    return field, take_or_null(values, codes)
 
 
 def words_as_texts(values: list[Any], cells: Sequence[str]) -> list[Any]:

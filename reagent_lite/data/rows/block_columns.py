@@ -27,9 +27,11 @@ from reagent_lite.data.formats.schema import (
     INTEGER_OR_TIME,
     LAST_TIME,
     fill_nulls,
+    find_distinct,
     in_one_piece,
     is_text,
     microseconds_of,
+    take_or_null,
     to_numpy,
     valid_rows,
 )
@@ -182,11 +184,11 @@ def _with_answers(column: Column) -> Column:
     """Returns a column of rewards with 1 for yes and 0 for no, if all of its values are such texts."""
     if column.text or not is_string(column.array.type):
         return column
-    encoded = column.array.dictionary_encode()
-    numbers = [ANSWERS.get(text.strip().lower()) for text in encoded.dictionary.to_pylist()]
+    distinct, codes = find_distinct(column.array)
+    numbers = [ANSWERS.get(text.strip().lower()) for text in distinct.to_pylist()]
     if None in numbers:
         return column
-    return replace(column, array=pa.array(numbers, pa.float64()).take(encoded.indices))
+    return replace(column, array=take_or_null(pa.array(numbers, pa.float64()), codes))
 
 
 def parse_column(
@@ -209,11 +211,11 @@ def parse_column(
     """
     kind, convert = parsed
     if column.text:
-        encoded = column.array.dictionary_encode()
-        values = [convert(json.loads(text)) for text in encoded.dictionary.to_pylist()]
+        distinct, codes = find_distinct(column.array)
+        values = [convert(json.loads(text)) for text in distinct.to_pylist()]
         wrong = np.array([*(value is None for value in values), False])
-        column.fault(faults, wrong[fill_nulls(encoded.indices, -1)], f"{expected} in {column.name}", todo=todo)
-        return pa.array(values, kind).take(encoded.indices)
+        column.fault(faults, wrong[codes], f"{expected} in {column.name}", todo=todo)
+        return take_or_null(pa.array(values, kind), codes)
     if pa.types.is_null(column.array.type) or fits(column.array.type):
         return column.array
     column.fault(faults, column.present, f"{expected} in {column.name}", todo=todo)
@@ -286,13 +288,12 @@ def sequence_numbers(column: Column, faults: Faults) -> tuple[NDArray[np.int64],
         times = column.present
         array, cut = _microseconds(array)
     elif is_string(array.type):
-        encoded = array.dictionary_encode()
-        index = fill_nulls(encoded.indices, -1)
-        texts = encoded.dictionary.to_pylist()
+        distinct, index = find_distinct(array)
+        texts = distinct.to_pylist()
         parsed = [json.loads(text) for text in texts] if column.text else texts
         times = np.array([*(isinstance(value, str) for value in parsed), False])[index]
         cut = times & np.array([*(bool(_BELOW_MICROSECONDS.search(text)) for text in texts), False])[index]
-        array = pa.array(map(_order_of, parsed), pa.int64()).take(encoded.indices)
+        array = take_or_null(pa.array(map(_order_of, parsed), pa.int64()), index)
     if array is not column.array:
         column.fault(faults, column.present & ~valid_rows(array), f"{INTEGER_OR_TIME} in {column.name}")
     values, present = integers(column, faults, INTEGER_OR_TIME, array)
@@ -378,8 +379,8 @@ def strings(
     if not is_string(array.type) and not pa.types.is_integer(array.type):
         whole, present = integers(Column(column.name, array, rows=column.rows), faults, expected)
         array = pa.array(whole, mask=~present)
-    encoded = array.dictionary_encode()
-    return fill_nulls(encoded.indices, -1).astype(np.int32, copy=False), encoded.dictionary.cast(pa.string())
+    distinct, codes = find_distinct(array)
+    return codes, distinct.cast(pa.string())
 
 
 def texts(
@@ -387,7 +388,7 @@ def texts(
 ) -> pa.Array:
     """Returns [n] strings; see `strings`."""
     codes, distinct = strings(column, faults, expected, integers_too=integers_too)
-    return distinct.take(pa.array(codes, mask=codes < 0))
+    return take_or_null(distinct, codes)
 
 
 def dates(column: Column, faults: Faults) -> pa.Array:
@@ -422,12 +423,10 @@ def per_distinct(
         inner = array.type.value_type if is_list(array.type) else array.type
         is_object = pa.types.is_struct(inner) or pa.types.is_map(array.type)
         return np.where(column.present, decode({} if is_object else []), absent).astype(dtype)
-    encoded = array.dictionary_encode()
-    values = encoded.dictionary.to_pylist()
+    distinct, index = find_distinct(array)
+    values = distinct.to_pylist()
     parsed = [json.loads(value) for value in values] if column.text else values
-    codes = np.array([*(decode(value) for value in parsed), absent], dtype)
-    result: NDArray[Any] = codes[fill_nulls(encoded.indices, len(values))]
-    return result
+    return np.array([*(decode(value) for value in parsed), absent], dtype)[index]
 
 
 def pieces(column: Column, faults: Faults, expected: str) -> tuple[NDArray[np.int64], Column]:
@@ -436,14 +435,14 @@ def pieces(column: Column, faults: Faults, expected: str) -> tuple[NDArray[np.in
     Values that are not lists are faults, and count as empty lists.
     """
 
-    def dumped(value: object) -> list[str | None] | None:
+    def dump_elements(value: object) -> list[str | None] | None:
         if not isinstance(value, list):
             return None
         return [None if element is None else json.dumps(element) for element in value]
 
     todo = """Write ["a", "b"] as json.dumps does; Python's own text of a list is not JSON"""
     todo = todo if is_string(column.array.type) and not column.text else ""
-    array = parse_column(column, faults, expected, is_list, (pa.list_(pa.string()), dumped), todo)
+    array = parse_column(column, faults, expected, is_list, (pa.list_(pa.string()), dump_elements), todo)
     if pa.types.is_null(array.type):
         return np.zeros(len(array), np.int64), Column(column.name, pa.nulls(0), rows=np.zeros(0, np.int64))
     present = valid_rows(array)

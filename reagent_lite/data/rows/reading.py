@@ -24,7 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.schema import valid_rows
+from reagent_lite.data.formats.schema import take_or_null, valid_rows
 from reagent_lite.data.rows.block_columns import (
     NONE,
     WRONG,
@@ -203,7 +203,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
             "rows_without_mdp_id": int((episode < 0).sum()),
         },
         faults=faults,
-        refused=faults.by_rule(mdp_ids.take(pa.array(episode, mask=episode < 0))) if faults.kinds else {},
+        refused=faults.by_rule(take_or_null(mdp_ids, episode)) if faults.kinds else {},
     )
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.column_names import COLUMNS, ColumnKind, kind_of_column
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.schema import fill_nulls, to_numpy, valid_rows
+from reagent_lite.data.formats.schema import VALUES, fill_nulls, find_distinct, take_or_null, to_numpy, valid_rows
 from reagent_lite.data.rows.block_columns import (
     NONE,
     WRONG,
@@ -56,7 +56,7 @@ from reagent_lite.data.rows.contract import (
 )
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.levels import Levels, add_levels, texts_of
-from reagent_lite.data.rows.maps import VALUES, Named, features, metrics, read_candidate_lists
+from reagent_lite.data.rows.maps import Named, features, metrics, read_candidate_lists
 from reagent_lite.data.rows.matrices import FeatureMatrix, Mask
 from reagent_lite.data.rows.reading import action_mask
 
@@ -140,7 +140,7 @@ def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Fault
     logged = empty_strings_as_null(column["action"], fill_nulls(pc.list_value_length(lists), -1) == 0)
     if actions:
         codes = ActionRule(actions).codes(logged, faults)
-        action = pa.array(actions, pa.string()).take(pa.array(codes, mask=codes < 0))
+        action = take_or_null(pa.array(actions, pa.string()), codes)
     else:
         action = texts(logged, faults, "the name or the index of an action")
     row = to_numpy(pc.list_parent_indices(lists))
@@ -212,9 +212,9 @@ def features_as(array: pa.Array, kind: pa.DataType, names: Mapping[int, str] = _
     keys = array.keys
     items = array.items
     if keys.type != kind.key_type:
-        encoded = keys.dictionary_encode()
-        texts = [names.get(key, str(key)) for key in encoded.dictionary.to_pylist()]
-        keys = pa.array(texts, pa.string()).take(encoded.indices)
+        distinct, codes = find_distinct(keys)
+        texts = [names.get(key, str(key)) for key in distinct.to_pylist()]
+        keys = pa.array(texts, pa.string()).take(pa.array(codes))
     if items.type != kind.item_type:
         items = pa.StructArray.from_arrays([items, pa.nulls(len(items), pa.string())], fields=list(VALUES))
     return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=array.is_null())
@@ -377,10 +377,10 @@ def as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
     if array.null_count == len(array):
         return pa.nulls(len(array), pa.string()), ""
     if column.text:
-        encoded = array.dictionary_encode()
-        values = [(json.loads(text), text) for text in encoded.dictionary.to_pylist()]
-        distinct = pa.array([value if isinstance(value, str) else text for value, text in values])
-        return distinct.take(encoded.indices), "text"
+        distinct, codes = find_distinct(array)
+        values = [(json.loads(text), text) for text in distinct.to_pylist()]
+        texts = pa.array([value if isinstance(value, str) else text for value, text in values])
+        return take_or_null(texts, codes), "text"
     if is_string(kind) or types.is_temporal(kind) or types.is_decimal(kind):
         with suppress(pa.ArrowException):  # of time zones that this machine does not know, among others
             return array.cast(pa.string()), "text"

@@ -258,7 +258,7 @@ class SpannedRows:
         after = np.where(self.truncated, sequence[end] + 1, following)
         return np.where(self.terminal, 0, after - sequence[self.at])
 
-    def summed(self, values: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
+    def sum_values(self, values: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
         """Returns [m, ...] Σ_k γ^k · values[k] over the rows of the span, NaN as 0."""
         values = np.nan_to_num(values)
         return sum_spans(values[self.at], values, self.at, self.steps, gamma)

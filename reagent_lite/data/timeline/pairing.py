@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.timeline_config import TimelineConfig, TimelineSection
 from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Show
-from reagent_lite.data.formats.schema import fill_nulls, in_one_piece, to_numpy, valid_rows
+from reagent_lite.data.formats.schema import fill_nulls, find_distinct, in_one_piece, to_numpy, valid_rows
 from reagent_lite.data.rows.typed_columns import type_of
 from reagent_lite.data.timeline.event_spans import Counts, Ends, Episodes, SpannedRows
 from reagent_lite.data.timeline.events import EventFacts, event_columns
@@ -143,7 +143,7 @@ class Pairing:
 
 
 def _episodes(events: pa.Table, section: TimelineSection) -> Episodes:
-    codes = to_numpy(in_one_piece(events.column("mdp_id")).dictionary_encode().indices)
+    _, codes = find_distinct(in_one_piece(events.column("mdp_id")))
     terminal, truncated = (fill_nulls(in_one_piece(events.column(name)), 0) > 0 for name in ("terminal", "truncated"))
     has_next_state = valid_rows(in_one_piece(events.column("next_state_features")))
     sequence = fill_nulls(in_one_piece(events.column("sequence_number")), 0)
@@ -229,7 +229,7 @@ def _transitions(rows: _Transitions, pairing: Pairing) -> dict[str, pa.Array]:
             summed = timeline.gamma is not None
             values = fill_nulls(rows.column(name), np.nan) if summed else None
             columns[name] = (
-                rows.first(name) if values is None else pa.array(spans.summed(values, timeline.gamma or 0.0))
+                rows.first(name) if values is None else pa.array(spans.sum_values(values, timeline.gamma or 0.0))
             )
     if "action_probability" in seen:
         columns["action_probability"] = rows.first("action_probability")
@@ -258,7 +258,7 @@ def _metrics(rows: _Transitions, pairing: Pairing) -> pa.Array:
     part = slice(int(offsets[0]), int(offsets[-1])) if len(maps) else slice(0, 0)
     keys = pc.index_in(maps.keys[part], pa.array(names, pa.string()))
     values[np.repeat(np.arange(len(maps)), np.diff(offsets)), to_numpy(keys)] = fill_nulls(maps.items[part], np.nan)
-    sums = rows.spans.summed(values, pairing.config.timeline.gamma or 0.0)
+    sums = rows.spans.sum_values(values, pairing.config.timeline.gamma or 0.0)
     return pa.MapArray.from_arrays(
         pa.array(np.arange(len(sums) + 1, dtype=np.int32) * len(names)),
         pa.array(names * len(sums), pa.string()),

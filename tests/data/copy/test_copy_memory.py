@@ -102,7 +102,7 @@ def test_texts_are_those_that_were_added(tmp_path: Path) -> None:
     added = [pa.array(["a", "bc", ""]), pa.array(["x", "yé", "z"]).slice(1, 1), pa.array([], pa.string())]
     for texts in added:
         texts_of_log.append(texts)
-    texts = texts_of_log.mapped()
+    texts = texts_of_log.map_texts()
     texts_of_log.remove()
     assert (texts.to_pylist(), len(texts_of_log), list(tmp_path.iterdir())) == (["a", "bc", "", "yé"], 4, [])
 
