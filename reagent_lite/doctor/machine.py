@@ -14,7 +14,6 @@ from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.data.copy.location import locations_of
 from reagent_lite.data.features.normalization_files import left_out_features, read_normalization
-from reagent_lite.data.stage_folder import data_files
 from reagent_lite.disk_room import free_disk_bytes, is_writable
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.launcher import Processes
@@ -145,33 +144,25 @@ def dataset_folder(config: WorkflowConfig) -> CheckResult:
 def copy_folder(config: WorkflowConfig, path: DataPath) -> CheckResult:
     """Checks the folder for the training copy of a path."""
     name = "training copy"
-    actions = config.actions or None
-    directory = config.data.training_copy_dir
-    columns = config.data.columns
     try:
         with needing("data", name):
             from reagent_lite.data.copy.first_look import standing_copy
-            from reagent_lite.data.rows.item_files import given_items
-            from reagent_lite.run.stages import pairing_of, partition_of
-        files = data_files(path, columns)
-        items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
+            from reagent_lite.run.stages import items_of, log_of
+        log = log_of(config, path, items_of(config), config.node_index or 0, config.num_nodes)
+        files = log.files
     except (ConfigError, DataError):
         return skip(name, "there is no data to copy")
-    pairing = pairing_of(config, path)
-    partition = partition_of(config, config.node_index or 0, config.num_nodes)
-    standing = standing_copy(path, actions, directory, columns, pairing, items, partition)
+    standing = standing_copy(log)
     if standing is not None:
         return ok(name, f"up to date in {standing[0]}: {pluralize(standing[1].rows, 'row')}")
-    folders = [
-        location.parent for location in locations_of(path, actions, directory, columns, pairing, items, partition)
-    ]
+    folders = [location.parent for location in locations_of(log)]
     writable = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"
     if not writable:
         return fail(name, f"none of {', '.join(map(str, folders))} can be written", todo)
     packed = sum(file.size for file in files if file.compression or file.extension == ".parquet")
     need = _COPY_RATIO * (sum(file.size for file in files) - packed) + _PACKED_COPY_RATIO * packed
-    need /= 1 if partition is None else partition.num_nodes
+    need /= 1 if log.partition is None else log.partition.num_nodes
     free = free_disk_bytes(writable[0])
     text = f"{writable[0]}: {size_text(free)} free, roughly {size_text(need)} needed"
     return ok(name, text) if free > need else warning(name, text, todo)
@@ -181,11 +172,11 @@ def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterat
     """Reads and checks the first rows of a path, and checks that normalization files cover their features."""
     with needing("data", key):
         from reagent_lite.data.copy.first_look import first_rows
-        from reagent_lite.data.rows.item_files import given_items
-    items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
+        from reagent_lite.run.stages import items_of, log_of
+    log = log_of(config, path, items_of(config), config.node_index or 0, config.num_nodes)
     try:
-        files = data_files(path, config.data.columns)
-        rows = first_rows(path, config.actions or None, config.data.columns, items)
+        files = log.files
+        rows = first_rows(log)
     except NoRowsError as error:
         row = of_error(key, error)
         if node.count == 1 or config.data.layout != "shards":

@@ -590,8 +590,6 @@ def _units(config: WorkflowConfig, data: Data) -> NDArray[np.int64] | None:
     """Returns the code of the unit of each episode of the scored data; None unless data.columns names units."""
     if UNIT not in config.data.columns:
         return None
-    path = config.training_data_path if data.held_out is None else config.eval_data_path
-    assert path is not None, "eval data have a path"
     from reagent_lite.data.copy.policy_column import read_unit_column  # needs the extra `data`
 
-    return read_unit_column(path, data.evaluated.copy, config.data.columns)
+    return read_unit_column(data.evaluated.log, data.evaluated.copy)

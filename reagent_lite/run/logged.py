@@ -37,6 +37,7 @@ from reagent_lite.data.copy.training_copy import (
 from reagent_lite.data.features.normalization_files import left_out_features, normalization_json
 from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.sampling.discounts import TimeDiscounts, require_discounts, time_discounts
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
@@ -78,6 +79,7 @@ class LoggedData:
     """Logged rows, to learn from or to evaluate on.
 
     Attributes:
+        log: the log as this machine reads it.
         copy: training copy of this machine's data.
         agreement: features, names and counts of the data of all machines.
         others: {"state" or "action": {id: number of values without a column of their own}} of one-hot features, on all
@@ -88,6 +90,7 @@ class LoggedData:
             None: all alike.
     """
 
+    log: Log
     copy: TrainingCopy
     agreement: Agreement
     others: dict[str, dict[int, int]]
@@ -136,6 +139,16 @@ class Data:
         return self.held_out or self.train
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """A log that was read: its training copy, and what all machines have; `title` names it in messages."""
+
+    title: str
+    log: Log
+    copy: TrainingCopy
+    agreement: Agreement
+
+
 def prepare(config: WorkflowConfig, group: Group) -> Data:
     """Returns the run's data; every rank calls it.
 
@@ -143,38 +156,44 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         DataError: a file cannot be read, with file and line; or the data of two machines do not fit together, on every
             rank.
     """
-    from reagent_lite.run.stages import run_stages  # needs the extra `data`
+    from reagent_lite.run.stages import log_of, run_stages  # needs the extra `data`
 
     config = with_missing_fitted(run_stages(config, group), group)
     shards = Shards.of(config.data, group)
     given = given_normalization(config)  # first, so that a bad file is reported before the data is read
     items = _items(config, group)
-    train = _copy(config, config.training_data_path, shards, _TRAINING, given, items)
+
+    def at(path: DataPath) -> Log:
+        return log_of(config, path, items, group.node, group.num_nodes)
+
+    train = _read(at(config.training_data_path), _TRAINING, shards, given)
     held_out = None
     if config.eval_data_path is not None:
-        held_out = _copy(config, config.eval_data_path, shards, _EVAL, {}, items)
-    normalization = given_or_fitted(config, *train, shards, given)
-    _check_features(config, *train, normalization, group, fewest=config.norm_params.min_present_values)
+        repeats = config.eval_data_path != config.training_data_path
+        held_out = _read(at(config.eval_data_path), _EVAL, shards, {}, repeats=repeats)
+    normalization = given_or_fitted(config, train.copy, train.agreement, shards, given)
+    _check_features(config, train, normalization, group, fewest=config.norm_params.min_present_values)
     if held_out is not None:
-        _check_features(config, *held_out, normalization, group)
+        _check_features(config, held_out, normalization, group)
     if items is not None and normalization.action is not None:
         raise_any(items.lacking(normalization.action.feature_ids, f"{config.data.items}"))
-    spec = normalization.spec(config.actions, train[1].metric_names)
+    spec = normalization.spec(config.actions, train.agreement.metric_names)
 
-    def log(copy: TrainingCopy, agreement: Agreement, title: str) -> LoggedData:
-        others = _others(copy, normalization, shards, title)
-        weights = _weights(config, copy, title, shards)
+    def logged(read: _Read) -> LoggedData:
+        others = _others(read, normalization, shards)
+        weights = _weights(read, shards)
         return LoggedData(
-            copy=copy,
-            agreement=agreement,
+            log=read.log,
+            copy=read.copy,
+            agreement=read.agreement,
             others=others,
-            rows=_rows(config, copy, normalization, spec, group, weights),
-            discounts=_discounts(config, copy, title, group),
+            rows=_rows(config, read.copy, normalization, spec, group, weights),
+            discounts=_discounts(config, read, group),
             weights=weights,
         )
 
-    train_log = log(*train, _TRAINING)
-    scored_log = train_log if held_out is None else log(*held_out, _EVAL)
+    train_log = logged(train)
+    scored_log = train_log if held_out is None else logged(held_out)
     sides = TrainEvalLogs(
         train=train_log.copy,
         held_out=None if held_out is None else scored_log.copy,
@@ -221,9 +240,9 @@ def _items(config: WorkflowConfig, group: Group) -> ItemTable | None:
     """
     if config.data.items is None:
         return None
-    from reagent_lite.data.rows.item_files import given_items  # needs the extra `data`
+    from reagent_lite.run.stages import items_of  # needs the extra `data`
 
-    items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
+    items = items_of(config)
     assert items is not None
     hashes = set(group.gather_text(items.sha256))
     if len(hashes) > 1:
@@ -302,39 +321,27 @@ def _nothing_to_learn(config: WorkflowConfig) -> Problem:
     )
 
 
-def _copy(
-    config: WorkflowConfig,
-    path: DataPath,
-    shards: Shards,
-    title: str,
-    given: Mapping[str, NormalizationSpec],
-    items: ItemTable | None,
-) -> tuple[TrainingCopy, Agreement]:
-    """Returns this machine's training copy of a path, and features, names and counts over all machines."""
-    from reagent_lite.data.stage_folder import data_files
-    from reagent_lite.run.stages import pairing_of, partition_of
+def _read(
+    log: Log, title: str, shards: Shards, given: Mapping[str, NormalizationSpec], *, repeats: bool = False
+) -> _Read:
+    """Returns this machine's training copy of a log, and features, names and counts over all machines.
 
+    Args:
+        log: the log.
+        title: name of the log in messages.
+        shards: the machines and their shares.
+        given: normalization that files give.
+        repeats: whether the same episodes may be in the data of several machines, as eval data.
+    """
     group = shards.group
-    actions = config.actions or None
-    data = config.data
-    partition = partition_of(config, group.node, group.num_nodes)
 
     def prepared(show: Callable[[int, int], None] | None) -> TrainingCopy:
         try:
-            return prepare_training_copy(
-                path,
-                actions=actions,
-                directory=data.training_copy_dir,
-                columns=data.columns,
-                timeline=pairing_of(config, path),
-                items=items,
-                partition=partition,
-                progress=show,
-            )
+            return prepare_training_copy(log, show)
         except NoRowsError:
             if not shards.several:
                 raise
-            return empty_training_copy(actions)
+            return empty_training_copy(log.actions)
 
     if group.is_first_on_node:
         with progress(f"reading {title}", "bytes", enabled=group.is_first) as show:
@@ -342,57 +349,51 @@ def _copy(
     group.barrier()
     if not group.is_first_on_node:
         copy = prepared(None)
-    name = show_paths(path)
     files: tuple[InputFile, ...] = ()
     with suppress(NoRowsError):  # an empty folder, which other machines have files in
-        files = data_files(path, data.columns) if partition is not None else ()
-    repeats = path != config.training_data_path  # the same episodes may be in the eval data of several machines
-    agreement = shards.agree(CopySummary.of(copy, group.node, given, files), name, repeats=repeats)
-    logger.info(f"{title}: {name}: {named_counts(agreement.counts)}")
-    if shares := shares_of_counts(path, agreement.counts):
+        files = log.files if log.partition is not None else ()
+    agreement = shards.agree(CopySummary.of(copy, group.node, given, files), log.name, repeats=repeats)
+    logger.info(f"{title}: {log.name}: {named_counts(agreement.counts)}")
+    if shares := shares_of_counts(log.path, agreement.counts):
         logger.info(f"{title} by log: {shares_in_words(shares)}")
     for note in agreement.notes if group.is_first else ():
         logger.warning(f"{title}: {note}")
-    return copy, agreement
+    return _Read(title=title, log=log, copy=copy, agreement=agreement)
 
 
 def _check_features(
-    config: WorkflowConfig,
-    copy: TrainingCopy,
-    agreement: Agreement,
-    normalization: Normalization,
-    group: Group,
-    *,
-    fewest: int | None = None,
+    config: WorkflowConfig, read: _Read, normalization: Normalization, group: Group, *, fewest: int | None = None
 ) -> None:
     """Warns of features that the normalization leaves out, and checks that it has texts where a copy has texts.
 
     `fewest` is the number of values that features need in the data that a normalization is fitted to.
     """
-    example = f", for {copy.files[0]}" if copy.files else ""
-    ids = {"state": agreement.state_ids, "action": agreement.action_ids}
+    example = f", for {read.copy.files[0]}" if read.copy.files else ""
+    ids = {"state": read.agreement.state_ids, "action": read.agreement.action_ids}
     for side, spec in normalization.sides.items():
         path = normalization_paths(config)[side]
         where = f"{path or show_paths(config.training_data_path)}{example}"
         sentence = left_out_features(spec, ids[side], where=where, fewest=fewest if path is None else None)
         if sentence and group.is_first:
             logger.warning(sentence)
-        require_texts(copy, side, spec, where)
+        require_texts(read.copy, side, spec, where)
 
 
-def _others(copy: TrainingCopy, normalization: Normalization, shards: Shards, title: str) -> dict[str, dict[int, int]]:
+def _others(read: _Read, normalization: Normalization, shards: Shards) -> dict[str, dict[int, int]]:
     """Returns the numbers of values without a column, as in `LoggedData.others`; every rank calls it."""
     totals: dict[str, dict[int, int]] = {"state": {}, "action": {}}
     for side, spec in normalization.sides.items():
         one_hot = [feature.feature_id for feature in spec.features if feature.feature_type is FeatureType.ENUM]
         if not one_hot:
             continue
-        other = _cached_others(copy, side, spec) if shards.is_first and len(copy) else {}
+        other = _cached_others(read.copy, side, spec) if shards.is_first and len(read.copy) else {}
         counts = shards.group.all_reduce(torch.tensor([other.get(feature, 0) for feature in one_hot]))
         totals[side] = {feature: count for feature, count in zip(one_hot, counts.tolist(), strict=True) if count}
         for feature, count in totals[side].items() if shards.group.is_first else ():
             what = "value is" if count == 1 else "values are"
-            logger.warning(f"{title}: {side} feature {feature}: {count:,} {what} other, with no column of their own")
+            logger.warning(
+                f"{read.title}: {side} feature {feature}: {count:,} {what} other, with no column of their own"
+            )
     return totals
 
 
@@ -478,7 +479,7 @@ def _spans(config: WorkflowConfig, copy: TrainingCopy) -> Spans:
     return single_steps(copy)
 
 
-def _discounts(config: WorkflowConfig, copy: TrainingCopy, title: str, group: Group) -> TimeDiscounts | None:
+def _discounts(config: WorkflowConfig, read: _Read, group: Group) -> TimeDiscounts | None:
     """Returns this machine's discounts by time_diff, and logs their median.
 
     Raises:
@@ -487,33 +488,32 @@ def _discounts(config: WorkflowConfig, copy: TrainingCopy, title: str, group: Gr
     if not config.rl.use_seq_num_diff_as_time_diff:
         return None
     unit_length = config.rl.time_diff_unit_length
-    path = config.eval_data_path if title == _EVAL and config.eval_data_path else config.training_data_path
-    require_discounts(copy, path, unit_length=unit_length, gamma=config.rl.gamma)
-    discounts = time_discounts(copy, unit_length=unit_length, gamma=config.rl.gamma)
+    require_discounts(read.copy, read.log.path, unit_length=unit_length, gamma=config.rl.gamma)
+    discounts = time_discounts(read.copy, unit_length=unit_length, gamma=config.rl.gamma)
     if discounts is not None and group.is_first:
-        logger.info(f"{title}: {discounts}")
+        logger.info(f"{read.title}: {discounts}")
         if warning := discounts.warning():
-            logger.warning(f"{title}: {warning}")
+            logger.warning(f"{read.title}: {warning}")
     return discounts
 
 
-def _weights(config: WorkflowConfig, copy: TrainingCopy, title: str, shards: Shards) -> NDArray[np.float64] | None:
+def _weights(read: _Read, shards: Shards) -> NDArray[np.float64] | None:
     """Returns `LoggedData.weights`, and logs the effective number of rows; every rank calls it.
 
     Raises:
         DataError: see `read_weight_column`.
     """
-    if WEIGHT not in config.data.columns:
+    if WEIGHT not in read.log.columns:
         return None
     from reagent_lite.data.copy.policy_column import read_weight_column  # needs the extra `data`
 
-    path = config.eval_data_path if title == _EVAL and config.eval_data_path else config.training_data_path
-    weights = read_weight_column(path, copy, config.data.columns) if len(copy) else np.ones(0)
+    copy = read.copy
+    weights = read_weight_column(read.log, copy) if len(copy) else np.ones(0)
     of_rows = weights[copy.episode] if len(copy) else weights
     sums = torch.tensor([len(of_rows), of_rows.sum(), np.square(of_rows).sum()], dtype=torch.float64)
     count, total, squares = shards.group.all_reduce(sums * shards.is_first).tolist()
     if shards.group.is_first:
-        logger.info(f"{title}: {describe_weights(int(count), total, squares)}")
+        logger.info(f"{read.title}: {describe_weights(int(count), total, squares)}")
     relative: NDArray[np.float64] = weights * (count / total)
     return relative
 

@@ -16,12 +16,14 @@ from reagent_lite.config.column_names import ONLY_IF_NAMED
 from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.config.timeline_config import QuerySection, TimelineConfig, TimelineSection
-from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.data.copy.location import parents_of
+from reagent_lite.data.logs import Log
 from reagent_lite.data.partition import Partition
+from reagent_lite.data.rows.item_files import given_items
 from reagent_lite.disk_room import is_writable
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.item_table import ItemTable
 
 Paths = dict[str, DataPath | None]
 """training_data_path and eval_data_path."""
@@ -32,6 +34,25 @@ def partition_of(config: WorkflowConfig, node: int, num_nodes: int) -> Partition
     if config.data.layout != "split" or num_nodes == 1:
         return None
     return Partition(num_nodes=num_nodes, node=node, seed=config.seed)
+
+
+def items_of(config: WorkflowConfig) -> ItemTable | None:
+    """Returns the item table of data.items; None without one. Raises the errors of `read_items`."""
+    return given_items(config.data.items, config.data.item_id, config.data.possible_items)
+
+
+def log_of(config: WorkflowConfig, path: DataPath, items: ItemTable | None, node: int, num_nodes: int) -> Log:
+    """Returns the log at a path of the config, as a machine reads it for its training copy."""
+    return Log(
+        path,
+        actions=config.actions or None,
+        columns=config.data.columns,
+        items=items,
+        timeline=pairing_of(config, path),
+        directory=config.data.training_copy_dir,
+        partition=partition_of(config, node, num_nodes),
+        same_episodes=config.data.same_episodes,
+    )
 
 
 def run_stages(config: WorkflowConfig, group: Group) -> WorkflowConfig:
@@ -47,8 +68,10 @@ def run_stages(config: WorkflowConfig, group: Group) -> WorkflowConfig:
     section = config.timeline
     if section is None or not (section.outputTableName or section.evalTableName is not None):
         has_settings = pairing_of(config, config.training_data_path) is not None
-        if has_settings and group.is_first_on_node and not holds_events(config.training_data_path, config.data.columns):
-            require_no_timeline(config, config.training_data_path)
+        if has_settings and group.is_first_on_node:
+            log = Log(config.training_data_path, columns=config.data.columns)
+            if not log.holds_events:
+                require_no_timeline(config, log)
         return config
     paths: Paths = {"training_data_path": config.training_data_path, "eval_data_path": config.eval_data_path}
     if group.is_first_on_node:
@@ -80,9 +103,10 @@ def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
         source = path
         if first and config.timeline is not None and path == config.timeline.outputTableName:
             source = config.timeline.inputTableName or path
-        if not holds_events(source, config.data.columns):
+        log = Log(source, columns=config.data.columns)
+        if not log.holds_events:
             if first:
-                require_no_timeline(config, path)
+                require_no_timeline(config, log)
             continue
         from reagent_lite.data.timeline.stage import run_timeline
 
@@ -93,8 +117,8 @@ def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
     return made_paths
 
 
-def require_no_timeline(config: WorkflowConfig | EvaluateConfig, path: DataPath) -> None:
-    """Checks that the config has no keys of a timeline, as the rows at the path are transitions already.
+def require_no_timeline(config: WorkflowConfig | EvaluateConfig, log: Log) -> None:
+    """Checks that the config has no keys of a timeline, as the rows of the log are transitions already.
 
     timeline.on_refused alone is allowed: it also applies to single decisions, which the training copy checks.
 
@@ -107,7 +131,7 @@ def require_no_timeline(config: WorkflowConfig | EvaluateConfig, path: DataPath)
             raise ConfigError(
                 Problem(
                     key,
-                    f"absent, as {show_paths(path)} holds transitions",
+                    f"absent, as {log.name} holds transitions",
                     "given",
                     "A timeline is made from events: rows without the columns of a next state",
                 )
@@ -136,6 +160,7 @@ def _timeline(config: WorkflowConfig, group: Group, path: DataPath, *, first: bo
         timeline=section.model_copy(update=changes),
         query=query,
         columns=config.data.columns,
+        same_episodes=config.data.same_episodes,
         items=config.data.items,
         item_id=config.data.item_id,
         possible_items=config.data.possible_items,
