@@ -27,7 +27,7 @@ from reagent_lite.memory import size_text
 from reagent_lite.run.agents import agent_types
 from reagent_lite.run.dry_run import DryRun, memory_lines, warnings_of
 from reagent_lite.run.memory_needs import networks
-from reagent_lite.run.normalization import with_missing_fitted
+from reagent_lite.run.normalization import NormalizationFiles, normalization_files
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from reagent_lite.sim.kernel_sources import find_environment
@@ -187,12 +187,12 @@ def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterat
     total = size_text(sum(file.size for file in files))
     read = pluralize(rows.rows, "row has", "rows have")
     yield ok(key, f"{show_paths(path)}: {pluralize(len(files), 'file')}, {total}; the first {read} no fault")
-    yield from _normalization(with_missing_fitted(config), rows)
+    yield from _normalization(normalization_files(config), rows)
 
 
-def _normalization(config: WorkflowConfig, rows: "FirstRows") -> Iterator[CheckResult]:
-    columns = [("state_norm_data_path", config.state_norm_data_path, rows.state_ids)]
-    columns.append(("action_norm_data_path", config.action_norm_data_path, rows.action_ids))
+def _normalization(files: NormalizationFiles, rows: "FirstRows") -> Iterator[CheckResult]:
+    columns = [("state_norm_data_path", files["state"], rows.state_ids)]
+    columns.append(("action_norm_data_path", files["action"], rows.action_ids))
     for key, path, ids in columns:
         if path is not None:
             spec = read_normalization(path)

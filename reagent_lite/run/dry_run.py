@@ -20,7 +20,7 @@ from reagent_lite.errors import ConfigError, NoCompilerError, ReagentLiteError, 
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.memory_needs import Need, networks, simulation_memory
-from reagent_lite.run.normalization import given_normalization, with_missing_fitted
+from reagent_lite.run.normalization import normalization_files, read_normalizations
 from reagent_lite.run.roles.published_policies import most_env_steps_ahead
 from reagent_lite.run.simulated import simulated_plan
 from reagent_lite.sim.backend import Backend
@@ -234,7 +234,7 @@ def _spec(config: WorkflowConfig, copy: CopyManifest | None, env: EnvSpec | None
         widths = {"state": env.observation_size, "action": env.action_feature_size}
     elif copy is not None:
         widths = {"state": len(copy.state_ids), "action": len(copy.action_ids)}
-    widths |= {side: spec.width for side, spec in given_normalization(with_missing_fitted(config)).items()}
+    widths |= {side: spec.width for side, spec in read_normalizations(normalization_files(config)).items()}
     if not config.parametric:
         widths["action"] = 0
     if len(widths) < 2:

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from reagent_lite.algorithms.registry import ALGORITHMS
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.column_names import WEIGHT
-from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.copy_summaries import Agreement, CopySummary
 from reagent_lite.data.copy.texts import count_others, require_texts
@@ -60,11 +59,11 @@ from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.run.normalization import (
     Normalization,
+    NormalizationFiles,
     file_beside,
-    given_normalization,
     given_or_fitted,
-    normalization_paths,
-    with_missing_fitted,
+    normalization_files,
+    read_normalizations,
 )
 from reagent_lite.types import FeatureType, NormalizationSpec, SourceSpec
 from reagent_lite.whole_files import write_whole
@@ -117,6 +116,7 @@ class Data:
         scored: the episodes on which the policy is scored.
         seen: whether the policy learns from some of the scored episodes, also if they have another mdp_id there.
         items: the item table, or None without data.items.
+        given: the files that give the normalization.
     """
 
     spec: SourceSpec
@@ -132,6 +132,7 @@ class Data:
     scored: ScoredEpisodes
     seen: bool
     items: ItemTable | None
+    given: NormalizationFiles
 
     @property
     def evaluated(self) -> LoggedData:
@@ -156,25 +157,22 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         DataError: a file cannot be read, with file and line; or the data of two machines do not fit together, on every
             rank.
     """
-    from reagent_lite.run.stages import log_of, run_stages  # needs the extra `data`
+    from reagent_lite.run.stages import logs_of_run  # needs the extra `data`
 
-    config = with_missing_fitted(run_stages(config, group), group)
     shards = Shards.of(config.data, group)
-    given = given_normalization(config)  # first, so that a bad file is reported before the data is read
+    files = normalization_files(config, group)
+    given = read_normalizations(files)  # first, so that a bad file is reported before the data is read
     items = _items(config, group)
-
-    def at(path: DataPath) -> Log:
-        return log_of(config, path, items, group.node, group.num_nodes)
-
-    train = _read(at(config.training_data_path), _TRAINING, shards, given)
+    training, eval_log = logs_of_run(config, group, items)
+    train = _read(training, _TRAINING, shards, given)
     held_out = None
-    if config.eval_data_path is not None:
-        repeats = config.eval_data_path != config.training_data_path
-        held_out = _read(at(config.eval_data_path), _EVAL, shards, {}, repeats=repeats)
+    if eval_log is not None:
+        held_out = _read(eval_log, _EVAL, shards, {}, repeats=eval_log.path != training.path)
     normalization = given_or_fitted(config, train.copy, train.agreement, shards, given)
-    _check_features(config, train, normalization, group, fewest=config.norm_params.min_present_values)
+    fitted_to = training.name
+    _check_features(train, normalization, files, fitted_to, group, fewest=config.norm_params.min_present_values)
     if held_out is not None:
-        _check_features(config, held_out, normalization, group)
+        _check_features(held_out, normalization, files, fitted_to, group)
     if items is not None and normalization.action is not None:
         raise_any(items.lacking(normalization.action.feature_ids, f"{config.data.items}"))
     spec = normalization.spec(config.actions, train.agreement.metric_names)
@@ -206,7 +204,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     seen |= scored.repeats and config.simulated_share < 1
     counts = shards.counts(learned.count)
     if not sum(counts):
-        raise DataError(_nothing_to_learn(config))
+        raise DataError(_nothing_to_learn(training.name, scored_too=config.learns_from_scored))
     if not len(scored.hashes) and group.is_first:
         logger.warning(
             "no episode is scored, so there are no estimates and no decision: give eval_data_path, more "
@@ -229,6 +227,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         scored=scored,
         seen=seen,
         items=items,
+        given=files,
     )
 
 
@@ -238,17 +237,16 @@ def _items(config: WorkflowConfig, group: Group) -> ItemTable | None:
     Raises:
         DataError: see `read_items`; tables of two machines that differ.
     """
-    if config.data.items is None:
-        return None
     from reagent_lite.run.stages import items_of  # needs the extra `data`
 
     items = items_of(config)
-    assert items is not None
+    if items is None:
+        return None
     hashes = set(group.gather_text(items.sha256))
     if len(hashes) > 1:
         got = f"{len(hashes)} different ones: {join_names(digest[:12] for digest in sorted(hashes))}"
         todo = "Copy the same file to all machines"
-        raise DataError(Problem(config.data.items, "the same item table on every machine", got, todo))
+        raise DataError(Problem(f"{config.data.items}", "the same item table on every machine", got, todo))
     logger.info(f"items: {config.data.items}: {pluralize(len(items), 'item')}, hash {items.sha256[:12]}")
     if items.all_possible:
         logger.info(f"items: a row without possible_actions offers all {pluralize(len(items), 'item')}")
@@ -308,12 +306,12 @@ def _to_learn(
     return log.rows.only(_rows_of(log, ~left_out)), False
 
 
-def _nothing_to_learn(config: WorkflowConfig) -> Problem:
+def _nothing_to_learn(name: str, *, scored_too: bool) -> Problem:
     """Returns the problem of training data without a row that the policy may learn from."""
-    if config.learns_from_scored:
-        return Problem(show_paths(config.training_data_path), "rows with an action", "none")
+    if scored_too:
+        return Problem(name, "rows with an action", "none")
     return Problem(
-        show_paths(config.training_data_path),
+        name,
         "rows with an action, in episodes that are not scored",
         "none",
         "Give more episodes, eval_data_path of other episodes, a smaller evaluation.held_out_share, or set "
@@ -362,17 +360,29 @@ def _read(
 
 
 def _check_features(
-    config: WorkflowConfig, read: _Read, normalization: Normalization, group: Group, *, fewest: int | None = None
+    read: _Read,
+    normalization: Normalization,
+    given: NormalizationFiles,
+    fitted_to: str,
+    group: Group,
+    *,
+    fewest: int | None = None,
 ) -> None:
     """Warns of features that the normalization leaves out, and checks that it has texts where a copy has texts.
 
-    `fewest` is the number of values that features need in the data that a normalization is fitted to.
+    Args:
+        read: the log.
+        normalization: the run's normalization.
+        given: the files that give it.
+        fitted_to: name of the data that it is fitted to without a file.
+        group: the ranks.
+        fewest: number of values that features need in these data; None for other data.
     """
     example = f", for {read.copy.files[0]}" if read.copy.files else ""
     ids = {"state": read.agreement.state_ids, "action": read.agreement.action_ids}
     for side, spec in normalization.sides.items():
-        path = normalization_paths(config)[side]
-        where = f"{path or show_paths(config.training_data_path)}{example}"
+        path = given[side]
+        where = f"{path or fitted_to}{example}"
         sentence = left_out_features(spec, ids[side], where=where, fewest=fewest if path is None else None)
         if sentence and group.is_first:
             logger.warning(sentence)

@@ -9,6 +9,7 @@ each machine keeps the rows of its own episodes while it makes the copy.
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from reagent_lite.config import DqnConfig, WorkflowConfig
@@ -55,31 +56,34 @@ def log_of(config: WorkflowConfig, path: DataPath, items: ItemTable | None, node
     )
 
 
-def run_stages(config: WorkflowConfig, group: Group) -> WorkflowConfig:
-    """Returns the config with the paths of this machine's rows; if a stage was performed, without a timeline's keys.
+def logs_of_run(config: WorkflowConfig, group: Group, items: ItemTable | None) -> tuple[Log, Log | None]:
+    """Returns the training and the eval data as this machine reads them, as events or as transitions made of them.
 
-    The first process of each machine does the work and the others wait. Transitions of an earlier run with the same
-    input and settings are used again.
+    The first process of each machine makes the transitions that the config asks for, and the others wait. Those of an
+    earlier run with the same input and settings are used again.
 
     Raises:
         ConfigError: the config has keys of a timeline, but the data are not events.
         DataError: the events or the folders cannot be used.
     """
     section = config.timeline
-    if section is None or not (section.outputTableName or section.evalTableName is not None):
-        has_settings = pairing_of(config, config.training_data_path) is not None
-        if has_settings and group.is_first_on_node:
-            log = Log(config.training_data_path, columns=config.data.columns)
-            if not log.holds_events:
-                require_no_timeline(config, log)
-        return config
     paths: Paths = {"training_data_path": config.training_data_path, "eval_data_path": config.eval_data_path}
-    if group.is_first_on_node:
-        paths = _transitions(config, group, paths)
-    texts = group.gather_text(json.dumps([group.is_first_on_node, group.node, paths]))
-    paths_here = next(paths for first, node, paths in map(json.loads, texts) if first and node == group.node)
-    lists = {key: tuple(path) if isinstance(path, list) else path for key, path in paths_here.items()}
-    return config.model_copy(update={**lists, "timeline": None, "query": QuerySection()})
+    made = section is not None and bool(section.outputTableName or section.evalTableName is not None)
+    if made:
+        if group.is_first_on_node:
+            paths = _transitions(config, group, paths)
+        texts = group.gather_text(json.dumps([group.is_first_on_node, group.node, paths]))
+        paths = next(paths for first, node, paths in map(json.loads, texts) if first and node == group.node)
+
+    def read(path: DataPath, timeline: TimelineConfig | None) -> Log:
+        log = log_of(config, path, items, group.node, group.num_nodes)
+        return replace(log, timeline=None if made else timeline)
+
+    training = read(paths["training_data_path"] or "", pairing_of(config, config.training_data_path))
+    if training.timeline is not None and group.is_first_on_node and not training.holds_events:
+        require_no_timeline(config, training)
+    held_out = paths["eval_data_path"]
+    return training, None if held_out is None else read(held_out, pairing_of(config, held_out))
 
 
 def pairing_of(config: WorkflowConfig, path: DataPath | None) -> TimelineConfig | None:
