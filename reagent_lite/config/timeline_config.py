@@ -137,7 +137,7 @@ class QuerySection(Section):
 
 
 class TimelineConfig(Section):
-    """`python -m workflows.timeline`: turns logged decisions into transitions, or into checked events."""
+    """`python -m workflows.timeline`: turns logged decisions into transitions."""
 
     engine: Literal["local", "duckdb", "spark"] = "local"
     """local: this machine's cores and disk; duckdb: former name of local. spark: an existing Spark; needs
@@ -146,10 +146,6 @@ class TimelineConfig(Section):
     """Address of Spark: spark://host:7077, local[4], yarn, k8s://..., or sc://host:15002 for Spark Connect."""
     memory_limit_mb: Annotated[int, Field(ge=100)] | None = None
     """Memory for events on this machine, above which they go to the disk; absent: 60 % of the free memory."""
-    output: Literal["transitions", "events"] = "transitions"
-    """transitions: each row with what followed it. events: the checked rows, in files of whole episodes; training pairs
-    them while it reads. They take about half the space, which helps to shard a log that is too large for one
-    machine."""
     temporary_directory: str | None = None
     """Folder for data that does not fit into memory, on this machine or on a disk that all machines of Spark see;
     absent: beside the output."""
@@ -184,12 +180,6 @@ class TimelineConfig(Section):
             ("items",),
             "absent with actionDiscrete true",
             "Items have features; named actions have none",
-        ),
-        NoEffect(
-            lambda config: config.output == "events",
-            ("timeline.addTerminalStateRow", "timeline.timeWindowLimit", "timeline.steps"),
-            "absent with output events",
-            "Events are paired where they are read: give it in the config of the training",
         ),
         WITHOUT_ITEMS,
     )

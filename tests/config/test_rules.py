@@ -204,13 +204,7 @@ RULES: list[tuple[str, str | dict[str, Any], str, str]] = [
      "while parametric is false"),
     ("normalize", {"drift": {"psi_large": 0.1}}, "drift.psi_large", ""),
     ("normalize", {"drift": {"psi_large": 0.1}}, "drift.psi_moderate", ""),
-    ("timeline", {"output": "rows"}, "output", "'transitions' or 'events'"),
-    *(("timeline", {"output": "events", "timeline": section}, f"timeline.{key}", "absent with output events")
-      for key, section in [
-         ("steps", {"steps": 2, "gamma": 0.9}),
-         ("timeWindowLimit", {"timeWindowLimit": 9}),
-         ("addTerminalStateRow", {"addTerminalStateRow": True}),
-     ]),
+    ("timeline", {"output": "events"}, "output", ""),
     ("timeline", {"timeline": {"inputTable": "x"}}, "timeline.inputTable", "Did you mean 'inputTableName'"),
     ("timeline", {"engine": "spark"}, "master", "a Spark master"),
     ("timeline", {"query": {"actions": ["a", "a"]}}, "query.actions", "every name once"),

@@ -242,16 +242,14 @@ class EventLog(SpooledLog[PairedEvents]):
         section = self.config.timeline
         num_episodes = 0
         for rows, codes, events in episodes:
-            at, kept = events.without_outliers(longest, np.arange(len(rows)), counts)
+            at, spans = events.pair(longest, rewards[rows], counts)
             rows = rows[at]
             reward = rewards[rows]
-            counts.figures.update(kept.figures(reward))
-            spans = kept.spans()
             used, episode = np.unique(codes[at][spans.at], return_inverse=True)
             vectors = {
                 "row": rows[spans.at],
                 "episode": num_episodes + episode,
-                "sequence": kept.sequence[spans.at],
+                "sequence": spans.episodes.sequence[spans.at],
                 "reward": reward[spans.at] if section.gamma is None else spans.summed(reward, section.gamma),
                 "time_diff": spans.time_diff,
                 "step": spans.steps,

@@ -1,10 +1,10 @@
-"""The timeline as a stage: from logged decisions to folders of transitions or events, unless these are up to date.
+"""The timeline as a stage: from logged decisions to folders of transitions, unless these are up to date.
 
 1 compare  folders made from the same events with the same settings are kept
 2 refuse   outputs that overlap the events or each other, or that hold files which are not a timeline's
 3 check    files ─► checked events; faults are an error, or their episodes are left out                     events.py
 4 sort     by episode and sequence_number, here or in an existing Spark                                  *_engine.py
-5 pair     each row with what follows it, up to `steps` rows; an output of events is left unpaired         pairing.py
+5 pair     each row with what follows it, up to `steps` rows                                               pairing.py
 6 write    folders of Parquet that appear whole, each with the report in its manifest
 """
 
@@ -146,11 +146,11 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
         machine_logger.info(f"{', '.join(map(str, folders))}: up to date")
     report = manifests[0].report
     for folder, manifest in zip(folders, manifests, strict=True):
-        rows = pluralize(manifest.rows, config.output.removesuffix("s"))
+        rows = pluralize(manifest.rows, "transition")
         machine_logger.info(f"{folder}: {rows} in {pluralize(len(manifest.files), 'file')}")
         if not manifest.rows:
             machine_logger.warning(
-                f"{folder} has no {config.output}: there are too few episodes for eval_percent, or all are left out"
+                f"{folder} has no transitions: there are too few episodes for eval_percent, or all are left out"
             )
     return TimelineOutcome(
         train=str(folders[0]),
@@ -197,7 +197,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, log: Log) -> list[Stag
     )
     with ExitStack() as stack:
         folders = [stack.enter_context(appearing_folder(target)) for target in output_folders(config)]
-        with progress(f"writing {config.output}", "rows") as show:
+        with progress("writing transitions", "rows") as show:
             written, counts = engine.write(pairing, folders, show)
         require_one_order(facts.orders, counts.figures["duplicate_rows"])
         require_rows(config, facts, counts)

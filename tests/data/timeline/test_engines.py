@@ -35,10 +35,9 @@ ENGINES = ("local", "spark")
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java, and there is no command java")
 
 
-def config_of(engine: str, query: Row | None, output: str = "transitions") -> Row:
+def config_of(engine: str, query: Row | None) -> Row:
     return {
         "engine": engine,
-        "output": output,
         "query": query or {},
         **({"master": "local[2]"} if engine == "spark" else {}),
     }
@@ -50,14 +49,13 @@ def make(
     events: Path,
     out: Path,
     query: Row | None = None,
-    output: str = "transitions",
     **timeline: Any,
 ) -> Row:
     """What an engine made: files and their bytes, the manifest of the first folder, and what was logged."""
     out.mkdir(parents=True)
     capsys.readouterr()
     timeline |= {"evalTableName": str(out / "eval")} if "evalTableName" in timeline else {}
-    events_oracle.make(out, events, config_of(engine, query, output), **timeline)
+    events_oracle.make(out, events, config_of(engine, query), **timeline)
     logged = [line.replace(str(out), "") for line in capsys.readouterr().err.splitlines() if "s left" not in line]
     return {
         "files": {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("part-*")},
@@ -85,9 +83,6 @@ def of_both(made: Iterable[Any]) -> Any:
     pytest.param(True, "arrow", 1, {
         "steps": 2, "gamma": 0.25, "extraFeatureColumns": ["new"], "numOutputShards": 2, "evalTableName": "eval",
         "eval_percent": 50}, {}, id="parametric, two steps", marks=pytest.mark.slow),
-    pytest.param(False, "jsonl", 2, {
-        "output": "events", "extraFeatureColumns": ["new"], "numOutputShards": 2, "evalTableName": "eval",
-        "eval_percent": 50}, {}, id="events", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_spark_makes_the_files_that_this_machine_makes(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], parametric: bool, form: str, files: int,

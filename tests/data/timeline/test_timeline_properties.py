@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles.event_files import write_events
-from oracles.events import NAMES, make, random_events, read, report, transitions
+from oracles.events import NAMES, make, random_events, transitions
 from oracles.transitions import check_copy
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
@@ -38,34 +38,6 @@ def test_episodes_come_back_as_their_transitions(
     check_copy(copy, expected, actions, in_file_order=False)
 
 
-@pytest.mark.parametrize("actions", [NAMES, None])
-def test_files_of_events_are_paired_as_the_log_is(actions: tuple[str, ...] | None, tmp_path: Path) -> None:
-    """Twice three rows have the mdp_id and sequence_number of another, and one of five episodes has no end."""
-    rows = random_events(parametric=actions is None)
-    log = write_events(rows, tmp_path / "log", "jsonl", files=3)
-    columns = {
-        "actionDiscrete": actions is not None,
-        "extraFeatureColumns": ["city", "visits", "new"],
-        "rewardColumns": ["reward", "metrics", "cost"],
-    }
-    pairing = {"steps": 3, "gamma": 0.5, "timeWindowLimit": 9}
-    make(tmp_path / "direct", log, **columns, **pairing)
-    outcome = make(tmp_path / "checked", log, {"output": "events"}, **columns, numOutputShards=2)
-    folder = Path(outcome.train)
-    make(tmp_path / "paired", folder, **columns, **pairing)
-    assert read(tmp_path / "paired/train") == read(tmp_path / "direct/train")
-
-    first = {(row["mdp_id"], row["sequence_number"]): row for row in reversed(rows)}
-    assert [row["reward"] for row in read(folder)] == [row["reward"] for _, row in sorted(first.items())]
-    assert outcome.train_rows == len(first) == len(rows) - 3
-    left_out = (
-        f"{log}: of {len(rows):,} events left out by the timeline: 3 with the mdp_id and sequence_number of another"
-    )
-    assert report(folder) | {"left_out": [left_out], "rows_beyond_time_window": 0} == report(folder)
-    copy = prepare_training_copy(Log(str(folder), actions=actions, directory=str(tmp_path / "copies")))
-    check_copy(copy, transitions(list(first.values())), actions, in_file_order=False)
-
-
 @pytest.mark.parametrize(
     ("actions", "nothing"),
     [
@@ -92,7 +64,6 @@ def test_a_last_row_without_a_possible_action_is_an_end(
     for source in (
         str(log),
         make(tmp_path / "direct", log, query, **columns).train,
-        make(tmp_path / "events", log, {"output": "events", **query}, **columns).train,
     ):
         copy = prepare_training_copy(Log(source, actions=actions, directory=str(tmp_path / "copies")))
         assert copy.bootstrap.tolist() == [1, 1, 0] * 2
@@ -101,8 +72,8 @@ def test_a_last_row_without_a_possible_action_is_an_end(
         for row in range(5, -1, -1):
             returns[row] = copy.reward[row] + 0.9 * copy.bootstrap[row] * returns[row + 1]
         np.testing.assert_allclose(returns[:3], [2.71, 1.9, 1.0])
-    # by the timeline, and by the copies of both logs of events
-    assert caplog.text.count("2 states after an end have a reward that no transition has") == 3
+    # by the timeline, and by the copy of the events
+    assert caplog.text.count("2 states after an end have a reward that no transition has") == 2
 
 
 def test_an_empty_string_is_an_action_that_is_not_listed(tmp_path: Path) -> None:
