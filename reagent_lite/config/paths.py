@@ -32,8 +32,8 @@ SameEpisodes = Annotated[
     Field(
         description="Whether the logs of a list have the same episodes. true: an mdp_id is one episode in all of them, "
         "and decisions with equal mdp_id and sequence_number count once, as of a log and its copy. false: each log has "
-        "episodes of its own, whose mdp_ids begin with the number of the log from the second one on. Absent: as false, "
-        "with a warning that counts the decisions whose mdp_id and sequence_number several logs have."
+        "episodes of its own, whose mdp_ids begin with the number of the log from the second one on. Absent: as false; "
+        "training and evaluation warn of the number of pairs of mdp_id and sequence_number that several logs have."
     ),
 ]
 
