@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from reagent_lite.config.column_names import Columns
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
+from reagent_lite.config.paths import SameEpisodes
 from reagent_lite.config.section import Count, LocalPath, NoEffect, Section
 
 
@@ -14,6 +15,7 @@ class DataConfig(Section):
     """The log's own names for standard columns, {"mdp_id": "session", "reward": "clicked", ...}. Features may
     have a column each, {"state_features": ["age", "income"]}, and are then named after their columns. An object in
     place of a name says how its values are written, such as dates; csv says how CSV files are, see docs/data.md."""
+    same_episodes: SameEpisodes = None
     items: Items = None
     item_id: ItemId = ITEM_ID
     possible_items: PossibleItems = None

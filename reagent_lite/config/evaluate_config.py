@@ -7,7 +7,7 @@ from reagent_lite.config.column_names import LogColumns
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.config.items import WITHOUT_ITEMS, Name, PossibleItems
-from reagent_lite.config.paths import DataPath, logs_of
+from reagent_lite.config.paths import FOR_SEVERAL_LOGS, DataPath, SameEpisodes, logs_of
 from reagent_lite.config.section import (
     Count,
     Episodes,
@@ -80,6 +80,7 @@ class EvaluateConfig(Section):
     """The log, in any format that training reads: transitions, or events, which are paired to transitions first. Or a
     list of several logs. Absent: only `simulation` is used."""
     columns: LogColumns = {}
+    same_episodes: SameEpisodes = None
     items: str | None = None
     """Table of the items that actions of the log name by id, as data.items in training; absent: the model's own, if it
     has one."""
@@ -163,6 +164,7 @@ class EvaluateConfig(Section):
             "Only used by softmax",
         ),
         NoEffect(lambda config: True, ("query.actions",), "absent", "They are the model's"),
+        NoEffect(lambda config: isinstance(config.data_path, str), ("same_episodes",), *FOR_SEVERAL_LOGS),
         WITHOUT_ITEMS,
         NoEffect(lambda config: config.actions, ("items",), "absent with actions", "Items have features, not names"),
         NoEffect(lambda config: not config.without_model, ("actions",), "absent, as a model knows the actions"),

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from reagent_lite.config.column_names import COLUMNS, ONLY_IF_NAMED, LogColumns
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
-from reagent_lite.config.paths import DataPath
+from reagent_lite.config.paths import FOR_SEVERAL_LOGS, DataPath, SameEpisodes
 from reagent_lite.config.section import Fraction, LocalPath, Names, NoEffect, Number, Section, Share, checked_by
 from reagent_lite.errors import Problem
 
@@ -152,6 +152,7 @@ class TimelineConfig(Section):
     timeline: TimelineSection = TimelineSection()
     query: QuerySection = QuerySection()
     columns: LogColumns = {}
+    same_episodes: SameEpisodes = None
     items: Items = None
     item_id: ItemId = ITEM_ID
     possible_items: PossibleItems = None
@@ -167,6 +168,7 @@ class TimelineConfig(Section):
             "absent with engine spark",
             "Spark has its own settings for memory",
         ),
+        NoEffect(lambda config: isinstance(config.timeline.inputTableName, str), ("same_episodes",), *FOR_SEVERAL_LOGS),
         NoEffect(
             lambda config: not config.timeline.actionDiscrete,
             ("query.actions",),

@@ -23,7 +23,7 @@ from reagent_lite.config.defaults import (
 )
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.config.paths import DataPath
+from reagent_lite.config.paths import FOR_SEVERAL_LOGS, DataPath
 from reagent_lite.config.publish import PublishConfig
 from reagent_lite.config.rainbow import RainbowConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
@@ -54,10 +54,8 @@ class WorkflowConfig(AlgorithmConfig):
     training_data_path: DataPath = ""
     """JSON lines (plain, .gz, .bz2, .zst), Parquet, Arrow IPC, CSV, Minari, or a folder of files; the same local path
     on every node. Transitions, or events, which are paired to transitions first. A list of paths is several logs read
-    as one, with separate episodes, such as an old log and the decisions served since.
-
-    May be absent with a simulation.
-    """
+    as one, each with episodes of its own unless data.same_episodes is true, such as an old log and the decisions served
+    since. May be absent with a simulation."""
     eval_data_path: DataPath | None = None
     """Held-out data in the same format; absent: evaluation.held_out_share of the training episodes are scored."""
     state_norm_data_path: str | None = None
@@ -171,6 +169,11 @@ class WorkflowConfig(AlgorithmConfig):
             ("rainbow.bcq",),
             "false while rl.maxq_learning is false",
             "SARSA uses the logged next action, so there is nothing to restrict",
+        ),
+        NoEffect(
+            lambda config: isinstance(config.training_data_path, str) and isinstance(config.eval_data_path, str | None),
+            ("data.same_episodes",),
+            *FOR_SEVERAL_LOGS,
         ),
         NoEffect(
             lambda config: config.actions or config.parametric,

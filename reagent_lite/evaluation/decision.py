@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from reagent_lite.config.algorithm import ways_nearer
 from reagent_lite.config.evaluation import GuardrailConfig
 from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.cpe import ESTIMATE, CPEResult, Estimate
@@ -358,13 +359,10 @@ _CHECK = (
 )
 _TRY_BOTH = "give each policy a share of the decisions (an A/B test)."
 _LEARN = (
-    "keep the policy in use; learn longer (epochs; not boosting) or from more data, or keep the learned policy near "
-    "the log (dqn: a larger rl.cql_alpha; crr: a larger beta; iql: a smaller one; boosting: a larger rl.epsilon)."
+    "keep the policy in use; learn longer (epochs, if the algorithm takes steps) or from more data, or keep the "
+    f"learned policy nearer to the log ({ways_nearer()})."
 )
-_NEARER = (
-    "keep it nearer to the log by a larger rl.temperature or rl.epsilon (dqn: a larger rl.cql_alpha; crr: a larger "
-    "beta; iql: a smaller one)"
-)
+_NEARER = f"keep it nearer to the log by a larger rl.temperature or rl.epsilon ({ways_nearer()})"
 _COMPARE = "compare it with the policy in use by workflows.evaluate: with its log (data_path) or its model (against)."
 _ALIKE = (
     "keep the policy in use; both choose with the same probabilities in the scored rows: more will not tell them apart."

@@ -48,13 +48,14 @@ def inspect(config: InspectConfig) -> Described:
     """
     with needing("data", "data_path"):
         from reagent_lite.data.inspection.proposal import inspect_log
-        from reagent_lite.data.stage_folder import data_files, notes_of_input, require_apart
+        from reagent_lite.data.logs import Log
     start = time.monotonic()
     target = Path(config.output_path).expanduser().absolute() if config.output_path else None
+    log = Log(config.data_path)
     if target is not None:
-        require_apart(config.data_path, data_files(config.data_path), {"output_path": target})
+        log.require_apart({"output_path": target})
         require_writable(target.parent, "output_path")
-    for note in notes_of_input(config.data_path):
+    for note in log.notes():
         logger.warning(note)
     inspected = inspect_log(config)
     for line in inspected.lines():

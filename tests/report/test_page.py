@@ -332,7 +332,8 @@ def test_rows_without_segments_have_no_table_of_effects() -> None:
     assert whole.segments is not None
     alone = replace(whole, segments=replace(whole.segments, effects=whole.segments.effects[:1]))
     gains, _ = explanation_sections(alone, "e.json")
-    assert gains.notes[0].startswith("In ") and "no feature divides them" in gains.notes[0]
+    assert gains.notes[0].startswith("In ")
+    assert "no feature divides them" in gains.notes[0]
     assert (gains.charts, [table.title for table in gains.tables]) == (
         (), ["Shares of choices by segment, the most frequent ones"],
     )  # fmt: skip

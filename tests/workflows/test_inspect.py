@@ -20,6 +20,7 @@ import reagent_lite
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import ReagentLiteError
 
 PROBABILITIES = {"call": 0.3, "mail": 0.5, "none": 0.2}
@@ -298,11 +299,14 @@ def test_rewards_of_a_shop(tmp_path: Path) -> None:
     assert not absent(
         "\n".join(inspected.decide), f"bought: {missing} rows without a reward", f"land: {seldom!r} as {often!r} by map"
     )
-    copy = prepare_training_copy(
-        str(tmp_path / "shop.csv"), actions=tuple(inspected.config["actions"]), columns=columns,
+    log = Log(
+        str(tmp_path / "shop.csv"),
+        actions=tuple(inspected.config["actions"]),
+        columns=columns,
         timeline=TimelineConfig(timeline={"inputTableName": "", **inspected.config["timeline"]}),
         directory=str(tmp_path / "copies"),
-    )  # fmt: skip
+    )
+    copy = prepare_training_copy(log)
     assert (len(copy), copy.counts["refused_rows"]) == (300 - missing, missing)
     assert float(copy.reward[:].sum()) == (frame["bought"] == "Yes").sum()
     assert any("rows that break a rule left out" in note for note in copy.notes)

@@ -15,6 +15,7 @@ from oracles.commands import scored
 import reagent_lite
 from reagent_lite.config.column_names import features_of
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import ConfigError, DataError
 from reagent_lite.feature_ids import FeatureId
 
@@ -98,7 +99,7 @@ def test_one_table_in_several_styles(style: str, suffix: str, tmp_path: Path) ->
     expected = {key: getattr(written, key) for key in defaults if getattr(written, key) != defaults[key]}
     expected |= {"null": [written.null]} | ({"decimal": "."} if written.decimal == "." else {})
     assert columns["csv"] == expected
-    copy = prepare_training_copy(str(log), actions=ACTIONS, columns=columns, directory=str(tmp_path / "copies"))
+    copy = prepare_training_copy(Log(str(log), actions=ACTIONS, columns=columns, directory=str(tmp_path / "copies")))
     order = np.argsort(copy.origin_line[:])
     values = dict(zip(map(str, copy.state_ids), copy.state[:][order].T, strict=True))
     by_hand = {
@@ -166,7 +167,7 @@ def test_texts_of_rewards_are_mapped_on_request(tmp_path: Path) -> None:
     columns = config["data"]["columns"]
     assert columns["reward"] == given["reward"]
     copy = prepare_training_copy(
-        str(tmp_path / "log.csv"), actions=ACTIONS, columns=columns, directory=str(tmp_path / "copies")
+        Log(str(tmp_path / "log.csv"), actions=ACTIONS, columns=columns, directory=str(tmp_path / "copies"))
     )
     assert copy.reward[:].sum() == (frame["bought"] == "ja").sum()
 

@@ -28,6 +28,7 @@ from reagent_lite.data.copy.spooled_log import VECTORS, SpooledLog, Transitions
 from reagent_lite.data.formats.blocks import Block, InputFile, Reader
 from reagent_lite.data.formats.format_table import readers_of
 from reagent_lite.data.formats.schema import to_numpy
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.block_columns import NONE
 from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.data.rows.reading import NEXT_ACTION, Rows, read_rows
@@ -98,9 +99,9 @@ class EventLog(SpooledLog[PairedEvents]):
         name: kind for name, kind in VECTORS.items() if name not in ("next_action", "time_diff", "step")
     } | {"reward": np.float64, "has_next_state": np.uint8, "without_choice": np.uint8, "possible": np.uint8}
 
-    def __init__(self, folder: Path, config: TimelineConfig) -> None:
-        super().__init__(folder, contract_of(config))
-        self.config = config
+    def __init__(self, folder: Path, log: Log) -> None:
+        self.config = _config_of(log)
+        super().__init__(folder, log, contract_of(self.config))
         self.report: dict[str, Any] = {}
         self._facts_of_blocks: list[EventFacts] = []
         self._refused: dict[str, set[str]] = {}
@@ -399,6 +400,14 @@ class EventLog(SpooledLog[PairedEvents]):
                 present |= ~np.isnan(values).all(axis=0)
         for name in itertools.compress(names, ~present):
             del columns[name]
+
+
+def _config_of(log: Log) -> TimelineConfig:
+    """Returns the settings of the pairing, with the path and the actions of the log."""
+    config = log.timeline or TimelineConfig()
+    section = {"inputTableName": log.path, "actionDiscrete": log.actions is not None}
+    query = config.query.model_copy(update={"actions": log.actions or ()})
+    return config.model_copy(update={"timeline": config.timeline.model_copy(update=section), "query": query})
 
 
 def _of_other_items(block: Block) -> int:

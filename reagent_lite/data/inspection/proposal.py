@@ -11,6 +11,7 @@ import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,9 @@ from reagent_lite.data.inspection.fields import Guess, choose_fields, fits, gues
 from reagent_lite.data.inspection.inspected import Inspected
 from reagent_lite.data.inspection.log_columns import LARGEST, LogColumn, are_finite, first_columns, write_value
 from reagent_lite.data.inspection.raw_columns import Raw
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.block_columns import ANSWERS
 from reagent_lite.data.rows.item_files import ROW_LABELS, given_items
-from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import ReagentLiteError, join_names, pluralize, suggest_nearest
 from reagent_lite.feature_ids import id_of
 from reagent_lite.raw_values import RawColumn
@@ -85,7 +86,7 @@ def inspect_log(settings: InspectConfig) -> Inspected:
         DataError: a file that cannot be read, with file and line.
         NoRowsError: no file has rows.
     """
-    files = data_files(settings.data_path)
+    files = Log(settings.data_path).files
     if CSV not in settings.columns and files[0].cells and (written := csv_format_of(files[0])):
         settings = settings.model_copy(update={"columns": {**settings.columns, CSV: written}})
     columns, whole = first_columns(files, settings.rows, settings.columns)
@@ -621,17 +622,17 @@ class _Proposal:
             timeline = None
             if config.timeline is not None:
                 timeline = TimelineConfig(timeline=config.timeline.model_copy(update={"inputTableName": ""}))
-            first_rows(path, config.actions or None, config.data.columns, self._items, refuses=timeline is None)
+            log = Log(
+                path,
+                actions=config.actions or None,
+                columns=config.data.columns,
+                items=self._items,
+                timeline=timeline,
+            )
+            first_rows(log, refuses=timeline is None)
             if whole:
                 with tempfile.TemporaryDirectory() as folder:
-                    copy = prepare_training_copy(
-                        path,
-                        actions=config.actions or None,
-                        directory=folder,
-                        columns=config.data.columns,
-                        timeline=timeline,
-                        items=self._items,
-                    )
+                    copy = prepare_training_copy(replace(log, directory=folder))
                     names = (STATE, ACTION) if copy.parametric else (STATE,)
                     settings = config.norm_params
                     columns = {name: summarize_copy(copy, name, settings, seed=0) for name in names}

@@ -15,24 +15,19 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow.parquet
 
-from reagent_lite.config.paths import logs_of
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.console import machine_logger, progress
 from reagent_lite.data.formats.blocks import InputFile, Show
-from reagent_lite.data.logs import separate_logs
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.block_columns import require_one_order
 from reagent_lite.data.rows.item_files import given_items
 from reagent_lite.data.stage_folder import (
     StageManifest,
-    data_files,
-    notes_of_input,
-    require_apart,
     require_own,
-    require_unchanged,
     states_of,
 )
 from reagent_lite.data.timeline.event_spans import Counts
@@ -126,15 +121,15 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
     """
     start = time.monotonic()
     items = given_items(config.items, config.item_id, config.possible_items) if items is None else items
-    files = data_files(config.timeline.inputTableName, config.columns, items)
-    for note in notes_of_input(config.timeline.inputTableName):
+    log = Log(config.timeline.inputTableName, columns=config.columns, items=items, same_episodes=config.same_episodes)
+    for note in log.notes():
         machine_logger.warning(note)
     folders = output_folders(config)
     outputs = dict(zip(OUTPUTS, folders, strict=False))
-    _require_events(config)
-    require_apart(config.timeline.inputTableName, files, outputs)
+    _require_events(log)
+    log.require_apart(outputs)
     existing = [
-        StageManifest.up_to_date(folder, KIND, {**pairing_settings(config), **items_setting(items), "use": use}, files)
+        StageManifest.up_to_date(folder, KIND, _settings(config, log, use), log.files)
         for folder, use in zip(folders, ("train", "eval"), strict=False)
     ]
     manifests = [manifest for manifest in existing if manifest is not None]
@@ -145,10 +140,8 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
             require_writable(folder.parent, key)
         room = room_in(folders[0].parent, OUTPUTS[0])
         with room, _work_folder(config, folders[0]) as work, closing(_engine(config, work)) as engine:
-            logs = separate_logs(files, config.timeline.inputTableName, work)
-            for note in logs.notes:
-                machine_logger.warning(note)
-            manifests = make_timeline(config, engine, logs.files)
+            log.require_one_kind()
+            manifests = make_timeline(config, engine, log)
     else:
         machine_logger.info(f"{', '.join(map(str, folders))}: up to date")
     report = manifests[0].report
@@ -171,19 +164,26 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
     )
 
 
-def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile, ...]) -> list[StageManifest]:
+def _settings(config: TimelineConfig, log: Log, use: str) -> dict[str, Any]:
+    """Returns the settings that the rows of a folder depend on; `use` is "train" or "eval"."""
+    of_several = {name: value for name, value in log.settings.items() if name != "columns"}
+    return {**pairing_settings(config), **of_several, **items_setting(log.items), "use": use}
+
+
+def make_timeline(config: TimelineConfig, engine: Engine, log: Log) -> list[StageManifest]:
     """Makes the folders of a timeline, and returns their manifests.
 
     Args:
         config: the config of the timeline.
         engine: the engine.
-        files: files with the events.
+        log: the events.
 
     Raises:
         DataError: files that cannot be read, rows that break a rule (a few of each kind, and how many there are), no
             rows, or a full disk; no folder has changed in this case.
     """
     timeline = config.timeline
+    files = log.files
     with progress("reading events", "bytes") as show:
         facts = engine.load(config, files, show, texts=False)
         if facts.texts:
@@ -203,8 +203,8 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
         require_rows(config, facts, counts)
         log_figures(config, facts, counts, files)
         report = report_of(config, facts, pairing.longest, counts, [sum(rows.values()) for rows in written])
-        require_unchanged(files, timeline.inputTableName, config.columns)
-        parent = StageManifest.of_input(timeline.inputTableName)
+        log.require_unchanged()
+        parent = log.manifest
         named = {int(feature): feature for feature in facts.features}
         ids = {name: {named.get(feature, feature) for feature in features} for name, features in counts.ids.items()}
         manifests = []
@@ -219,7 +219,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
                 state_ids=tuple(sorted(ids["state_features"] | ids["next_state_features"])),
                 action_ids=tuple(sorted(ids.get("action", set()) | ids.get("possible_actions", set()))),
                 metric_names=tuple(sorted(facts.metrics)),
-                settings={**pairing_settings(config), **items_setting(files[0].items), "use": use},
+                settings=_settings(config, log, use),
                 inputs=states_of(files, facts.hashes),
                 parent=parent.digest if parent else "",
                 report=report,
@@ -249,10 +249,10 @@ def _engine(config: TimelineConfig, work: Path) -> Engine:
     return LocalEngine(work, limit * 1_000_000 if limit else int(_MEMORY_SHARE * free_host_bytes()))
 
 
-def _require_events(config: TimelineConfig) -> None:
+def _require_events(log: Log) -> None:
     """Checks that no input is a folder of transitions, which would be paired a second time."""
-    for log in logs_of(config.timeline.inputTableName):
-        manifest = StageManifest.read(log)
+    for path in log.paths:
+        manifest = StageManifest.read(path)
         if manifest is not None and "next_action" in manifest.columns:
-            got = f"transitions: {log} was made by workflows.{manifest.kind}"
+            got = f"transitions: {path} was made by workflows.{manifest.kind}"
             raise ConfigError(Problem("timeline.inputTableName", "events", got, "Train on them as they are"))

@@ -17,6 +17,7 @@ from oracles.event_files import blocks_of, lines_of, rows_of, small_blocks, valu
 from oracles.logs import written
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.data.tables import read_log
 from reagent_lite.errors import DataError, NoRowsError
 
@@ -155,7 +156,7 @@ def test_actions_are_maps_where_one_is(tmp_path: Path, monkeypatch: pytest.Monke
     assert [row["action"] for row in rows] == [None] * 200 + [{"0": 2.0}] * 3
     file = written(tmp_path / "x.csv", HEADER + "a,1,{},left,1,1\n" * 200 + some)
     with pytest.raises(DataError, match=r'x\.csv:202: .*actions left.*{"0": 2'):
-        prepare_training_copy(str(file), actions=("left",), directory=str(tmp_path))
+        prepare_training_copy(Log(str(file), actions=("left",), directory=str(tmp_path)))
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t", "|"])
@@ -192,4 +193,4 @@ def test_words_for_absent_numbers(tmp_path: Path) -> None:
 def test_digits_of_other_scripts_are_no_numbers(tmp_path: Path, number: str) -> None:
     file = written(tmp_path / "log.csv", f"state_features.a,action,reward\n1,left,{number}\n2,left,1\n")
     with pytest.raises(DataError, match=r"log\.csv:2: expected a number in reward, got "):
-        prepare_training_copy(str(file), actions=("left", "right"), directory=str(tmp_path / "copies"))
+        prepare_training_copy(Log(str(file), actions=("left", "right"), directory=str(tmp_path / "copies")))

@@ -18,7 +18,7 @@ from oracles.logs import written
 
 from reagent_lite.data.formats.format_table import READERS, first_block
 from reagent_lite.data.formats.input_files import list_input, local_path, not_read
-from reagent_lite.data.stage_folder import data_files
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError, NoRowsError
 
 ROWS = [{"mdp_id": str(number), "reward": number + 0.5, "state_features": {"0": float(number)}} for number in range(50)]
@@ -41,7 +41,7 @@ def test_a_folder_is_its_shards_in_order(tmp_path: Path) -> None:
     (tmp_path / "c.json").touch()
     (tmp_path / "deeper.json").mkdir()
     os.mkfifo(tmp_path / "manifest.json")  # nobody's manifest
-    assert [file.name for file in data_files(str(tmp_path))] == ["a.jsonl", "b.json", "c.json"]
+    assert [file.name for file in Log(str(tmp_path)).files] == ["a.jsonl", "b.json", "c.json"]
     assert rows_of(tmp_path) == [{"name": "a.jsonl"}, {"name": "b.json"}]
 
 

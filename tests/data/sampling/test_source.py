@@ -13,6 +13,7 @@ import torch
 from oracles.logs import candidate_rows, random_rows, write_lines
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import FeatureColumns, LoggedRows, LoggedSource, build_rows, padding_rows
@@ -44,7 +45,10 @@ def shard(
 ) -> LoggedRows:
     """Rows of a log over features 0 to 2 as they are, unless a normalization is given; candidates where it has some."""
     copy = prepare_training_copy(
-        write_lines(folder / "log.jsonl", logged), actions=None if isinstance(logged[0]["action"], dict) else ("a", "b")
+        Log(
+            write_lines(folder / "log.jsonl", logged),
+            actions=None if isinstance(logged[0]["action"], dict) else ("a", "b"),
+        )
     )
     columns = [columns_of(copy.state, copy.state_ids, state or PLAIN((0, 1, 2)), folder / "state.npy")]
     if copy.parametric:

@@ -12,6 +12,7 @@ from oracles.events import NAMES, make, random_events, transitions
 from oracles.transitions import check_copy
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError
 
 CHOICES = ("possible_actions", "possible_next_actions", "next_state_features")
@@ -33,7 +34,7 @@ def test_episodes_come_back_as_their_transitions(
     outcome = make(tmp_path, folder, actionDiscrete=actions is not None, addTerminalStateRow=add)
     expected = transitions(rows, add_terminal_state_row=add)
     assert outcome.train_rows == len(expected)
-    copy = prepare_training_copy(outcome.train, actions=actions, directory=str(tmp_path / "copies"))
+    copy = prepare_training_copy(Log(outcome.train, actions=actions, directory=str(tmp_path / "copies")))
     check_copy(copy, expected, actions, in_file_order=False)
 
 
@@ -64,7 +65,7 @@ def test_a_last_row_without_a_possible_action_is_an_end(
         str(log),
         make(tmp_path / "direct", log, query, **columns).train,
     ):
-        copy = prepare_training_copy(source, actions=actions, directory=str(tmp_path / "copies"))
+        copy = prepare_training_copy(Log(source, actions=actions, directory=str(tmp_path / "copies")))
         assert copy.bootstrap.tolist() == [1, 1, 0] * 2
         assert copy.action.tolist() == [0] * 6
         returns = np.zeros(7)
@@ -84,4 +85,4 @@ def test_an_empty_string_is_an_action_that_is_not_listed(tmp_path: Path) -> None
     ]  # fmt: skip
     log = write_events(rows, tmp_path / "log", "jsonl")
     with pytest.raises(DataError, match=r'expected one of the actions .*, got ""'):
-        prepare_training_copy(str(log), actions=NAMES, directory=str(tmp_path / "copies"))
+        prepare_training_copy(Log(str(log), actions=NAMES, directory=str(tmp_path / "copies")))

@@ -16,6 +16,7 @@ from oracles.cases import cases
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.formats.format_table import ENCODINGS
+from reagent_lite.data.logs import Log
 from reagent_lite.data.writing.episode_rows import EpisodeBlock, LogSchema, episode_rows
 from reagent_lite.data.writing.table_writers import table_writer
 from reagent_lite.errors import DataError
@@ -167,7 +168,7 @@ def test_every_float32_comes_back_bit_for_bit(tmp_path: Path, suffix: str) -> No
         last_state=floats([[0, 0, 0]]),
     )  # fmt: skip
     file = written(tmp_path / f"x{suffix}", LogSchema(transitions=True, action_names=NAMES), block)
-    copy = prepare_training_copy(str(file), actions=NAMES, directory=str(tmp_path / "copy"))
+    copy = prepare_training_copy(Log(str(file), actions=NAMES, directory=str(tmp_path / "copy")))
     assert (copy.state[:6000].tobytes(), copy.reward.tobytes()) == (values.tobytes(), values[:, 0].tobytes())
     assert (copy.propensity == np.float32(0.1)).all()
     if suffix == ".jsonl":  # what any other JSON reader finds
