@@ -22,7 +22,7 @@ from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.format_table import read_blocks, readers_of
-from reagent_lite.data.rows.block_columns import Column, column_of, is_list, numbers, of_cells, pieces
+from reagent_lite.data.rows.block_columns import Column, column_of, is_list, numbers, of_cells, pieces, whole_ids
 from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import name_hashes
@@ -145,7 +145,7 @@ def _units_of_block(block: Block) -> tuple[int, NDArray[np.int64], NDArray[np.in
     column = column_of(block, UNIT)
     faults.add(~column.present, "a unit in every row", lambda _: "null")
     faults.require_none()
-    encoded = pc.dictionary_encode(column.array.cast(pa.string()))
+    encoded = pc.dictionary_encode(whole_ids(column).cast(pa.string()))
     hashes = name_hashes(encoded.dictionary.to_pylist())
     return block.file_number, block.lines, hashes[encoded.indices.to_numpy()].view(np.int64)
 
