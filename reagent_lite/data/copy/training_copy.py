@@ -24,6 +24,7 @@ from reagent_lite.config.column_names import Columns
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.location import CopyManifest, locations_of
+from reagent_lite.data.copy.spool import parts_of
 from reagent_lite.data.formats.blocks import InputFile, Show
 from reagent_lite.data.formats.frames import Logs, location, paths_of
 from reagent_lite.data.rows.levels import Levels
@@ -131,6 +132,22 @@ class TrainingCopy:
     def num_bytes(self) -> int:
         """Bytes of all arrays."""
         return sum(value.nbytes for value in vars(self).values() if isinstance(value, np.ndarray))
+
+    def rows_of(self, episodes: NDArray[np.bool_], *, with_action: bool = False) -> NDArray[np.integer[Any]]:
+        """Returns the numbers of the rows of episodes, [n] int32 or int64, in small parts.
+
+        Args:
+            episodes: [episodes] which ones.
+            with_action: leaves out rows whose action is unknown.
+        """
+        kind = np.int32 if len(self) < 2**31 else np.int64
+        numbers = [np.zeros(0, kind)]
+        for part in parts_of(len(self)):
+            chosen = episodes[self.episode[part]]
+            if with_action:
+                chosen &= self.action[part] >= 0
+            numbers.append((part.start + np.flatnonzero(chosen)).astype(kind))
+        return np.concatenate(numbers)
 
     def release(self) -> None:
         """Lets the system take back the pages that were read, which count as this process's memory until then."""
