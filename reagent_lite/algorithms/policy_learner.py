@@ -83,8 +83,8 @@ class SoftUpdate:
 
     def __init__(self, target: nn.Module, online: nn.Module, rate: float) -> None:
         self._rate = rate
-        self._target = list(target.parameters())
-        self._online = list(online.parameters())
+        self._target: list[Tensor] = list(target.parameters())
+        self._online: list[Tensor] = list(online.parameters())
         self._buffers = list(zip(target.buffers(), online.buffers(), strict=True))
 
     @torch.no_grad()

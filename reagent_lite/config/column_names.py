@@ -150,7 +150,7 @@ class RawColumnConfig(Section):
     levels: Names = ()
     """Elements of lists that get a feature each; other elements are left out."""
     separator: Annotated[str, Field(min_length=1)] = "|"
-    """Sign between elements of a list that is a text; a text that begins with [ is JSON."""
+    """Sign between elements of a list that is a text; a text that begins with [ is a list of JSON or of Python."""
     map: dict[str, str | float | None] = {}
     """Values that stand for others, {"Mail": "mail", "-": null}."""
 

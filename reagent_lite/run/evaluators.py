@@ -11,7 +11,7 @@ estimates. It holds the rows of all scored episodes; see evaluation.max_episodes
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -62,6 +62,7 @@ VALIDATION_LOSS = "validation/td_loss/mean"
 CHOOSING = "choosing/"
 """Prefix of the tags of scores that choose among runs; they are not those of the final evaluation, which decides."""
 _STOPPED = "stopped"
+_ROWS_AT_ONCE = 1 << 20
 _FEWEST_FIGURE_ROWS = 256
 _ENTROPY_ROWS = 8192
 _STEPS_BETWEEN_ESTIMATES = 20
@@ -281,11 +282,11 @@ class LogEvaluator(Evaluator):
         most = max(round(self._config.evaluation.figures_share * sum(self._data.counts)), _FEWEST_FIGURE_ROWS)
         return list(rows_in_order(self._evaluated, self._part_of_rows(most), self._group.device))
 
-    def _part_of_rows(self, most: int) -> NDArray[np.int64]:
+    def _part_of_rows(self, most: int) -> NDArray[np.integer[Any]]:
         """Returns this rank's part of at most `most` row numbers, spread evenly over the rows of all shards."""
         rows = self._evaluated
         shards = self._data.shards
-        numbers = np.arange(len(rows.scalars)) if rows.usable is None else rows.usable.cpu().numpy()
+        numbers = rows.learnable_numbers
         part = apportion(self._counts, min(most, sum(self._counts)))[shards.own]
         return shards.part(spread(numbers, part))
 
@@ -365,8 +366,11 @@ class LogEvaluator(Evaluator):
         if self.policy.log.without_propensity:
             return None
         numbers = torch.from_numpy(self._part_of_rows(sum(self._counts)))
-        propensity = self._evaluated.scalars[:, 3].cpu()[numbers].double()
-        sums = torch.stack((-propensity.log().sum(), torch.tensor(float(len(propensity)), dtype=torch.float64)))
+        propensity = self._evaluated.propensity.cpu()
+        surprise = [
+            -propensity.index_select(0, part).double().log().sum() for part in torch.split(numbers, _ROWS_AT_ONCE)
+        ]
+        sums = torch.stack((torch.stack(surprise).sum(), torch.tensor(float(len(numbers)), dtype=torch.float64)))
         total, count = self._group.all_reduce(sums).tolist()
         return float(total / max(count, 1.0))
 

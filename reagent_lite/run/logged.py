@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -283,10 +284,13 @@ def _choose_validation(
     return None
 
 
-def _rows_of(log: LoggedData, episodes: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _rows_of(log: LoggedData, episodes: NDArray[np.bool_]) -> NDArray[np.integer[Any]]:
     """Returns the usable rows of the episodes for which `episodes` [episodes] is true."""
-    rows = np.arange(len(log.copy)) if log.rows.usable is None else log.rows.usable.cpu().numpy()
-    return rows[episodes[log.copy.episode[rows]]]
+    if log.rows.usable is None:
+        return log.copy.rows_of(episodes)
+    usable: NDArray[np.integer[Any]] = log.rows.usable.cpu().numpy()
+    chosen: NDArray[np.integer[Any]] = usable[episodes[log.copy.episode[usable]]]
+    return chosen
 
 
 def _to_learn(

@@ -22,7 +22,7 @@ from reagent_lite.data.formats.blocks import Block, InputFile
 from reagent_lite.data.formats.format_table import read_blocks, readers_of
 from reagent_lite.data.formats.schema import find_distinct
 from reagent_lite.data.logs import Log
-from reagent_lite.data.rows.block_columns import Column, column_of, is_list, numbers, of_cells, pieces
+from reagent_lite.data.rows.block_columns import Column, column_of, is_list, numbers, of_cells, pieces, whole_ids
 from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import name_hashes
@@ -141,7 +141,7 @@ def _units_of_block(block: Block) -> tuple[int, NDArray[np.int64], NDArray[np.in
     column = column_of(block, UNIT)
     faults.add(~column.present, "a unit in every row", lambda _: "null")
     faults.require_none()
-    distinct, codes = find_distinct(column.array.cast(pa.string()))
+    distinct, codes = find_distinct(whole_ids(column).cast(pa.string()))
     return block.file_number, block.lines, name_hashes(distinct.to_pylist())[codes].view(np.int64)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.data.copy.location import CopyManifest, locations_of
+from reagent_lite.data.copy.spool import parts_of
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.frames import location
 from reagent_lite.data.logs import Log
@@ -125,6 +126,22 @@ class TrainingCopy:
     def num_bytes(self) -> int:
         """Bytes of all arrays."""
         return sum(value.nbytes for value in vars(self).values() if isinstance(value, np.ndarray))
+
+    def rows_of(self, episodes: NDArray[np.bool_], *, with_action: bool = False) -> NDArray[np.integer[Any]]:
+        """Returns the numbers of the rows of episodes, [n] int32 or int64, in small parts.
+
+        Args:
+            episodes: [episodes] which ones.
+            with_action: leaves out rows whose action is unknown.
+        """
+        kind = np.int32 if len(self) < 2**31 else np.int64
+        numbers = [np.zeros(0, kind)]
+        for part in parts_of(len(self)):
+            chosen = episodes[self.episode[part]]
+            if with_action:
+                chosen &= self.action[part] >= 0
+            numbers.append((part.start + np.flatnonzero(chosen)).astype(kind))
+        return np.concatenate(numbers)
 
     def release(self) -> None:
         """Lets the system take back the pages that were read, which count as this process's memory until then."""

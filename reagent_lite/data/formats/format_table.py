@@ -53,10 +53,13 @@ def parsers_of(
 def _read(file: InputFile, parse: Callable[[], Block]) -> Block:
     block = parse()
     rewards = [field for field in block.table.schema if field.name.lower() in _REWARDS]
-    if rewards and all(pa.types.is_list(field.type) or pa.types.is_large_list(field.type) for field in rewards):
+    todo = "Write a row for each step, with the mdp_id of its episode and a sequence_number"
+    if rewards and all(_is_list(field.type) for field in rewards):
         expected = f"one step a row, so one number in {rewards[0].name}"
-        todo = "Write a row for each step, with the mdp_id of its episode and a sequence_number"
         raise DataError(Problem(block.where(0), expected, "several steps: lists", todo))
+    steps = [field.name for field in block.table.schema if not rewards and _is_list(field.type) and _are_steps(field)]
+    if steps:
+        raise DataError(Problem(block.where(0), "one step a row", f"several steps in {steps[0]}", todo))
     if file.columns is not None:
         block = file.columns.read(block)
     return block if file.selection is None else file.selection.select(block)
@@ -88,6 +91,12 @@ def _mapped_values(column: pa.ChunkedArray) -> int:
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _are_steps(field: pa.Field) -> bool:
+    """Whether the elements of lists are objects with a reward."""
+    kind = field.type.value_type
+    return pa.types.is_struct(kind) and any(member.name.lower() in _REWARDS for member in kind)
 
 
 def _holds_pairs(kind: pa.DataType) -> bool:

@@ -46,6 +46,9 @@ INTEGERS = "integers"
 TIMES = "times"
 CUT = "parts of a microsecond"
 """Kinds of sequence numbers; CUT: times that were finer than a microsecond."""
+_WHOLE_ID = r"^\s*(?:-?(0)|(-?[1-9][0-9]*))(?:\.0+)?\s*$"
+"""A number that is an integer, without leading zeros; spaces may be around it, and pandas writes the id 7 as 7.0 if a
+column has gaps."""
 _BELOW_MICROSECONDS = re.compile(r"[.,]\d{6}0*[1-9]")
 
 
@@ -119,7 +122,8 @@ def column_of(block: Block, name: str) -> Column:
     """Returns a column of the block; if the block lacks it, a column of nulls.
 
     In a column of maps or lists, strings are parsed as JSON, which is how databases export maps and lists. An empty
-    mdp_id is null, as in CSV. Rewards that are yes and no are 1 and 0.
+    mdp_id is null, as in CSV, and a string that is a whole number is the number's: 7.0 is 7, 007 is another id. Rewards
+    and flags that are yes and no are 1 and 0.
     """
     index = block.table.schema.get_field_index(name)
     if index < 0:
@@ -127,12 +131,22 @@ def column_of(block: Block, name: str) -> Column:
     column = Column(name, in_one_piece(block.table.column(index)), text=is_text(block.table.schema.field(index)))
     if name == "mdp_id" and is_string(column.array.type):
         empty = pc.equal(column.array, '""' if column.text else "")
-        return replace(column, array=pc.if_else(empty, None, column.array))
-    if name == "reward":
-        return _with_answers(column)
+        return replace(column, array=pc.if_else(empty, None, whole_ids(column)))
     kind = kind_of_column(name)
+    if name == "reward" or kind == "flag":
+        return _with_answers(column)
     holds_json = kind in ("features", "metrics", "actions") or (kind == "action" and _first(column).startswith("{"))
     return of_cells(column, kind) if holds_json else column
+
+
+def whole_ids(column: Column) -> pa.Array:
+    """Returns a column of ids with those strings that are whole numbers in one spelling, "7" for " 7.0"."""
+    if not is_string(column.array.type):
+        return column.array
+    quote = '"' if column.text else ""
+    return pc.replace_substring_regex(
+        column.array, _WHOLE_ID.replace("^", f"^{quote}").replace("$", f"{quote}$"), rf"{quote}\1\2{quote}"
+    )
 
 
 def _first(column: Column) -> str:
@@ -174,14 +188,14 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 ANSWERS = {
-    **dict.fromkeys(("yes", "y", "true", "t"), 1.0),
-    **dict.fromkeys(("no", "n", "false", "f"), 0.0),
+    **dict.fromkeys(("yes", "y", "true", "t", "on", "ja", "j", "oui", "si", "sí", "sì", "sim", "да", "tak"), 1.0),
+    **dict.fromkeys(("no", "n", "false", "f", "off", "nein", "non", "não", "nao", "нет", "nie"), 0.0),
 }
-"""Texts that are rewards, in any case of letters."""
+"""Texts that are rewards and flags, in any case of letters."""
 
 
 def _with_answers(column: Column) -> Column:
-    """Returns a column of rewards with 1 for yes and 0 for no, if all of its values are such texts."""
+    """Returns a column of rewards or flags with 1 for yes and 0 for no, if all of its values are such texts."""
     if column.text or not is_string(column.array.type):
         return column
     distinct, codes = find_distinct(column.array)
@@ -257,8 +271,9 @@ def integers(
 ) -> tuple[NDArray[np.int64], Mask]:
     """Returns a column of integers as ([n] int64, [n] whether there is one); NaN counts as null.
 
-    Other values are faults, including floats that may be rounded and values beyond ±2^62, whose differences may not fit
-    into int64. `array` has the integers if the column itself has values of another type.
+    Other values are faults, including floats that may be rounded (from 2^53 on, as float32 from 2^24 on) and values
+    beyond ±2^62, whose differences may not fit into int64. `array` has the integers if the column itself has values of
+    another type.
     """
     array = column.array if array is None else array
     if pa.types.is_integer(array.type):
@@ -270,10 +285,17 @@ def integers(
         values = numbers(column, faults, expected, "")
         present = ~np.isnan(values)
         far = np.abs(values) >= 2.0**62
-        wrong = present & ((values != np.floor(values)) | (np.abs(values) >= 2.0**53))
+        rounded = present & (np.abs(values) >= _ROUNDED_FROM.get(array.type, 2.0**53))
+        todo = "A float of this size may be a rounded integer: write it as an integer or a string"
+        column.fault(faults, rounded & ~far, f"{expected} in {column.name}", todo=todo)
+        wrong = present & ((values != np.floor(values)) | rounded)
     column.fault(faults, far, f"an integer within ±2^62 in {column.name}", rule=f"{column.name}_far")
     column.fault(faults, wrong, f"{expected} in {column.name}")
     return np.where(wrong | ~present, 0, values).astype(np.int64), present & ~wrong
+
+
+_ROUNDED_FROM = {pa.float16(): 2.0**11, pa.float32(): 2.0**24}
+"""Smallest integers that short floats may have rounded."""
 
 
 def sequence_numbers(column: Column, faults: Faults) -> tuple[NDArray[np.int64], Mask]:

@@ -105,16 +105,18 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     arrays |= _parametric(column, faults) if contract.actions is None else _discrete(contract.actions, column, faults)
     states = arrays["state_features"]
     both = fill_nulls(arrays["terminal"], 0) & fill_nulls(arrays["truncated"], 0)
+    without_choice = rows_without_choice(arrays["action"], arrays["possible_actions"])
     require_event(
         faults,
         named=valid_rows(arrays["mdp_id"]),
         ordered=valid_rows(arrays["sequence_number"]),
         with_state=valid_rows(states),
         empty=np.diff(to_numpy(states.offsets)) == 0,
+        without_choice=without_choice,
         both=both.astype(bool),
         dated=valid_rows(arrays["ds"]) | (not contract.dated),
     )
-    arrays["reward"] = _numbers(read_numbers(column["reward"], faults, required=True))
+    arrays["reward"] = _numbers(read_numbers(column["reward"], faults, required=~without_choice))
     for name in contract.rewards:
         arrays[name] = _numbers(further_reward(block, name, faults))
     probability, has_propensity = propensity(block, faults)
@@ -122,6 +124,12 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     arrays["action_probability"] = _numbers(np.where(faults.unlisted & has_propensity, 1, probability))
     table = pa.table([_cast(arrays[name], wanted.field(name).type) for name in wanted.names], wanted)
     return table, faults, {name: kind for name, kind in kinds.items() if kind}
+
+
+def rows_without_choice(action: pa.Array, possible: pa.Array) -> Mask:
+    """Returns [n] whether no action was taken and none was possible, which is a state after an end."""
+    none_possible: Mask = np.equal(fill_nulls(pc.list_value_length(possible), -1), 0)
+    return ~valid_rows(action) & none_possible
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -25,7 +25,7 @@ from reagent_lite.config.timeline_config import TimelineConfig, TimelineSection
 from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.schema import fill_nulls, find_distinct, in_one_piece, to_numpy, valid_rows
-from reagent_lite.data.rows.typed_columns import type_of
+from reagent_lite.data.rows.typed_columns import rows_without_choice, type_of
 from reagent_lite.data.timeline.event_spans import Counts, Ends, Episodes, SpannedRows
 from reagent_lite.data.timeline.events import EventFacts, event_columns
 from reagent_lite.data.writing.part_files import PartFiles
@@ -149,8 +149,9 @@ def _episodes(events: pa.Table, section: TimelineSection) -> Episodes:
     sequence = fill_nulls(in_one_piece(events.column("sequence_number")), 0)
     listed = in_one_piece(events.column("possible_actions"))
     action = in_one_piece(events.column("action"))
-    without_choice = ~valid_rows(action) & (fill_nulls(pc.list_value_length(listed), -1) == 0)
-    return Episodes.of(section, codes, sequence, Ends(terminal, truncated, has_next_state, without_choice))
+    return Episodes.of(
+        section, codes, sequence, Ends(terminal, truncated, has_next_state, rows_without_choice(action, listed))
+    )
 
 
 def _count_ids(events: pa.Table, config: TimelineConfig, counts: Counts) -> None:

@@ -45,11 +45,6 @@ GOOD = 'a,1,"{""0"": 0.5}",left,1.5,false\n'
         {"reward": 2.0, "state_features": {"3": None, "10": None}, "next_state_features": None, "action": None,
          "metrics": None, "Unnamed: 0": None},
     ]),
-    # ids that pandas writes for integers in a column with gaps
-    ("mdp_id,reward\n7,1\n 7 ,1\n7.0,1\n-3.00,1\n007,1\n07.0,1\n7.5,1\n7.0a,1\n-0.0,1\n,1\n1.0.0,1\n", [
-        {"mdp_id": name, "reward": 1.0}
-        for name in ("7", "7", "7", "-3", "007", "07.0", "7.5", "7.0a", "0", None, "1.0.0")
-    ]),
     # rows of several steps
     ("reward,step\n1,2\n1,3.0\n1,\n", [{"reward": 1.0, "step": step} for step in (2, 3, None)]),
     # columns that no log has are named

@@ -183,7 +183,7 @@ LISTED = "0 or 1 for each of 2 actions, or names of actions, in possible_actions
          "a possible next action in a row that is not terminal", "none"),
         ({"truncated": True, "possible_next_actions": [0, 0]}, "a possible next action in a row that is not", "none"),
         ({"terminal": 2}, "true or false in terminal", "2"),
-        ({"truncated": "yes"}, "true or false in truncated", '"yes"'),
+        ({"truncated": "perhaps"}, "true or false in truncated", '"perhaps"'),
         ({"metrics": {"y": "1"}}, "a number for 'y' in metrics", '"1"'),
         ({"state_features": [{"age": 3, "height": 1.5}]}, "an object {id: number} in state_features", '"age": 3'),
         ({"metrics": [{"age": 3, "height": 1.5}]}, "an object {id: number} in metrics", '[{"age": 3, "height": 1.5}]'),

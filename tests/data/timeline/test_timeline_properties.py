@@ -76,6 +76,30 @@ def test_a_last_row_without_a_possible_action_is_an_end(
     assert caplog.text.count("2 states after an end have a reward that no transition has") == 2
 
 
+@pytest.mark.parametrize("actions", [None, NAMES])
+@pytest.mark.parametrize("state", [{}, None, {"0": 3}])
+def test_of_a_state_after_an_end_nothing_has_to_be_known(
+    actions: tuple[str, ...] | None, state: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    action: Any = {"0": 1.0} if actions is None else NAMES[0]
+    decision = {"action": action, "possible_actions": [action], "action_probability": 1.0, "reward": 1.0}
+    end = {"action": None, "possible_actions": [], "reward": None, "state_features": state}
+    rows = [
+        {"mdp_id": name, "sequence_number": number, "state_features": {"0": number}}
+        | (end if number == 3 else decision)
+        for name in ("one", "two")
+        for number in range(4)
+    ]
+    log = write_events(rows, tmp_path / "log", "jsonl")
+    columns = {"actionDiscrete": actions is not None}
+    query = {"query": {"actions": actions or ()}}
+    events = make(tmp_path / "events", log, {"output": "events", **query}, **columns).train
+    for source in (str(log), make(tmp_path / "direct", log, query, **columns).train, events):
+        copy = prepare_training_copy(source, actions=actions, directory=str(tmp_path / "copies"))
+        assert copy.bootstrap.tolist() == [1, 1, 0] * 2
+        assert copy.reward.tolist() == [1.0] * 6
+
+
 def test_an_empty_string_is_an_action_that_is_not_listed(tmp_path: Path) -> None:
     """It stands for none only where nothing is possible."""
     rows = [
