@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows, episode_groups, tables_of
@@ -255,6 +256,8 @@ def evaluate_reward(
     if estimator.sequential:
         observed = _Observed.of_episodes(sums, 0, observed)
     bases = _bases(sums, 0, samples, missing, config.reward_range, alternatives, page.outcomes[:, 0])
+    del sums  # intervals take as much memory
+    give_back_memory()
     family = _family(bases, {}, overlap, observed, sequential=estimator.sequential, is_reward=True, level=config.level)
     return family, overlap
 
@@ -305,6 +308,7 @@ def evaluate_page(
                 untried_segment=_untried_segment(page, alternatives, features),
                 shared_draws=find_shared_draws(page, features),
             )
+            give_back_memory()
             for index, name in enumerate(part.names):
                 bounds = config.reward_range if first + index == 0 else None
                 bases = _bases(sums, index, samples[index], missing, bounds, alternatives, part.outcomes[:, index])
@@ -312,6 +316,7 @@ def evaluate_page(
                 observed = (of_rows, _Observed.of_episodes(sums, index, of_rows))
                 if index == len(part.names) - 1:
                     del sums  # intervals take as much memory
+                    give_back_memory()
                 ends: dict[Question, tuple[float, float]] = {}
                 one_step, sequential = (
                     _family(
@@ -660,6 +665,7 @@ def _bases(
         values: outcome of each scored row.
     """
     contributions: dict[Evidence, Contributions] = {}
+    logged = {False: logged_rewards(sums, outcome).outcome, True: logged_returns_of(sums, outcome).outcome}
     bases = {}
     for estimator in (*LOGGED, *ESTIMATORS.values()):
         name = estimator.name
@@ -670,8 +676,7 @@ def _bases(
         evidence = estimator.evidence
         if evidence is not None and evidence not in contributions:
             contribution = evidence(sums, outcome)
-            logged = logged_returns_of if estimator.sequential else logged_rewards
-            shift = float((logged(sums, outcome).outcome - contribution.outcome).mean())
+            shift = float((logged[estimator.sequential] - contribution.outcome).mean())
             if sums.unit is not None:
                 contribution = contribution.joined(sums.unit)
             if bounds is not None:

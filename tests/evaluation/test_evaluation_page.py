@@ -89,7 +89,6 @@ def test_estimates_of_an_episode_that_was_cut(bootstrap: tuple[float, float], ex
         # 6 cells: 3 episodes of up to 2 rows; the longest alone, though larger than 2 cells
         ({"max_cells": 6}, [[3, 6, 4, 5], [0, 1, 2]]),
         ({"max_cells": 2}, [[3, 6], [4, 5], [0, 1, 2]]),
-        ({"max_episodes": 3}, [[3, 6, 4, 5], [0, 1, 2]]),
     ],
 )
 def test_groups_hold_whole_episodes_of_like_length(limits: dict[str, int], groups: list[list[int]]):
