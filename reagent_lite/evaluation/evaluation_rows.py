@@ -345,7 +345,8 @@ def _empty_columns(names: tuple[str, ...]) -> dict[str, Tensor]:
 
 def _are_zeros(values: Tensor) -> bool:
     """Returns whether a column is a single 0 repeated for all rows, as predictions are without models."""
-    return len(values) > 0 and not any(values.stride()) and not bool(values.flatten()[0])
+    repeated = all(step == 0 or size == 1 for step, size in zip(values.stride(), values.shape, strict=True))
+    return len(values) > 0 and repeated and not bool(values[(0,) * values.dim()])
 
 
 def _normalize(propensities: Tensor) -> Tensor:
