@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows, episode_groups, tables_of
@@ -251,10 +252,13 @@ def evaluate_reward(
         untried_segment=_untried_segment(page, alternatives, features),
         shared_draws=shared,
     )
+    give_back_memory()
     observed = _Observed.of_rows(page, 0)
     if estimator.sequential:
         observed = _Observed.of_episodes(sums, 0, observed)
     bases = _bases(sums, 0, samples, missing, config.reward_range, alternatives, page.outcomes[:, 0])
+    del sums  # intervals take as much memory
+    give_back_memory()
     family = _family(bases, {}, overlap, observed, sequential=estimator.sequential, is_reward=True, level=config.level)
     return family, overlap
 
@@ -273,8 +277,8 @@ def evaluate_page(
 ) -> CPEResult:
     """Evaluates the page's policy for the reward and every metric.
 
-    Memory in addition to the page: 8 (1 + 2 T) bytes per row and 8 (3 + 14 T) per episode for T outcomes, at most 32
-    at a time; a few numbers per row for a moment; and a constant below 150 MB for any lengths of episodes.
+    Memory in addition to the page: for T outcomes, at most 32 at a time, 8 (1 + 2 T) bytes per row, 8 (3 + 14 T) per
+    episode and a few numbers per row for a moment; and less than 150 MB for any lengths of episodes.
 
     Args:
         page: rows of episodes that the policy's models were not fitted to.
@@ -293,6 +297,7 @@ def evaluate_page(
     outcomes: list[OutcomeResult] = []
     overlap = None
     if len(page):
+        shared = find_shared_draws(page, features)
         alternatives = _alternatives(page)
         draws = _Draws.of(page, config, generator)
         for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
@@ -303,15 +308,16 @@ def evaluate_page(
                 measure_overlap(page, sums, samples[0]["mean_weight"], alternatives, config),
                 calibration=calibration,
                 untried_segment=_untried_segment(page, alternatives, features),
-                shared_draws=find_shared_draws(page, features),
+                shared_draws=shared,
             )
+            give_back_memory()
             for index, name in enumerate(part.names):
                 bounds = config.reward_range if first + index == 0 else None
                 bases = _bases(sums, index, samples[index], missing, bounds, alternatives, part.outcomes[:, index])
-                of_rows = _Observed.of_rows(part, index)
-                observed = (of_rows, _Observed.of_episodes(sums, index, of_rows))
+                observed = _Observed.of_both(part, sums, index)
                 if index == len(part.names) - 1:
                     del sums  # intervals take as much memory
+                    give_back_memory()
                 ends: dict[Question, tuple[float, float]] = {}
                 one_step, sequential = (
                     _family(
@@ -368,6 +374,11 @@ class _Observed:
         counts = sums.per_episode("episodes", outcome)
         returns = sums.per_episode("discounted_reward", outcome) / counts
         return cls(sums.episode_weights, returns, counts, {})
+
+    @classmethod
+    def of_both(cls, page: EvaluationRows, sums: EpisodeSums, outcome: int) -> tuple["_Observed", "_Observed"]:
+        of_rows = cls.of_rows(page, outcome)
+        return of_rows, cls.of_episodes(sums, outcome, of_rows)
 
     @cached_property
     def events(self) -> RareOutcomes | None:
@@ -662,6 +673,7 @@ def _bases(
         values: outcome of each scored row.
     """
     contributions: dict[Evidence, Contributions] = {}
+    logged = {False: logged_rewards(sums, outcome).outcome, True: logged_returns_of(sums, outcome).outcome}
     bases = {}
     for estimator in (*LOGGED, *ESTIMATORS.values()):
         name = estimator.name
@@ -672,8 +684,7 @@ def _bases(
         evidence = estimator.evidence
         if evidence is not None and evidence not in contributions:
             contribution = evidence(sums, outcome)
-            logged = logged_returns_of if estimator.sequential else logged_rewards
-            shift = float((logged(sums, outcome).outcome - contribution.outcome).mean())
+            shift = float((logged[estimator.sequential] - contribution.outcome).mean())
             if sums.unit is not None:
                 contribution = contribution.joined(sums.unit)
             if bounds is not None:

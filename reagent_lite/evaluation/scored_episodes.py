@@ -10,7 +10,6 @@ Machines exchange hashes of names and digests, at most 32 bytes per episode; row
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +95,7 @@ class ScoredEpisodes:
     repeats: bool
     left_out: int = 0
 
-    @cached_property
+    @property
     def page_order(self) -> NDArray[np.int64]:
         """[R] numbers of the rows above in the order of a page, episode by episode."""
         return np.argsort(self.episode, kind="stable")

@@ -36,7 +36,6 @@ from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.disk_room import require_writable
 from reagent_lite.errors import BundleError, ConfigError, Problem, needing
-from reagent_lite.evaluation.arena import Arena
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.estimates import EvaluatedPolicy, EvaluationLog, estimates_of
 from reagent_lite.evaluation.evaluator import EpisodeColumns, describe_weights
@@ -145,7 +144,11 @@ def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> 
     models = [policy for policy in policies if isinstance(policy, ExportedModel)]
     if gamma is None and models:
         raise ConfigError(Problem("gamma", "a number, as the config of the model has none", "nothing"))
-    arena = None if config.simulation is None else Arena(config, config.simulation, models)
+    arena = None
+    if config.simulation is not None:
+        from reagent_lite.evaluation.arena import Arena
+
+        arena = Arena(config, config.simulation, models)
     log = None
     if config.data_path:
         config = _with_columns(config, models)
