@@ -93,9 +93,8 @@ def test_of_a_state_after_an_end_nothing_has_to_be_known(
     log = write_events(rows, tmp_path / "log", "jsonl")
     columns = {"actionDiscrete": actions is not None}
     query = {"query": {"actions": actions or ()}}
-    events = make(tmp_path / "events", log, {"output": "events", **query}, **columns).train
-    for source in (str(log), make(tmp_path / "direct", log, query, **columns).train, events):
-        copy = prepare_training_copy(source, actions=actions, directory=str(tmp_path / "copies"))
+    for source in (str(log), make(tmp_path / "direct", log, query, **columns).train):
+        copy = prepare_training_copy(Log(source, actions=actions, directory=str(tmp_path / "copies")))
         assert copy.bootstrap.tolist() == [1, 1, 0] * 2
         assert copy.reward.tolist() == [1.0] * 6
 
