@@ -67,3 +67,15 @@ def read(keys: object) -> tuple[int, ...]:
     if write_ids(ids) != keys:
         raise ValueError("expected ids as integers and names as strings")
     return ids
+
+
+def list_columns(feature: int, length: int, *, scores: bool = False) -> tuple[int, ...]:
+    """Returns the ids of the columns of a feature that has up to `length` ids, and with `scores` as many scores.
+
+    A single id without a score has the feature's own column.
+    """
+    if length == 1 and not scores:
+        return (feature,)
+    name = str(feature) if isinstance(feature, FeatureId) else f"feature {feature}"
+    ids = tuple(FeatureId(f"{name}[{index}]") for index in range(length))
+    return ids + tuple(FeatureId(f"{name}[{index}] score") for index in range(length if scores else 0))

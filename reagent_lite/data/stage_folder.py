@@ -33,6 +33,7 @@ from reagent_lite.data.served_log import require_all_decisions, waiting_in
 from reagent_lite.disk_room import is_writable
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, raise_any
 from reagent_lite.feature_ids import FeatureId
+from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import (
     FILE_NAME,
@@ -235,7 +236,12 @@ def _find_altered(folder: str, manifest: StageManifest, sizes: dict[str, int]) -
     return problems
 
 
-def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | None = None) -> tuple[InputFile, ...]:
+def data_files(
+    logs: Logs,
+    columns: Columns | None = None,
+    items: ItemTable | None = None,
+    id_features: tuple[IdFeature, ...] = (),
+) -> tuple[InputFile, ...]:
     """Returns the data files of a log, or those of several logs in their order.
 
     Files of several logs have the number of their log. Files of a stage's folder have the sha256 that its manifest
@@ -246,6 +252,7 @@ def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | No
         columns: the log's own names for standard columns. A stage's folder has the standard names, and so may
             some of several logs.
         items: the table of the items that actions may name.
+        id_features: features whose values are ids.
 
     Raises:
         DataError: see `list_input`; files that are missing, altered or not in the folder's manifest; a file that two
@@ -270,7 +277,7 @@ def data_files(logs: Logs, columns: Columns | None = None, items: ItemTable | No
                 other = paths[files[file.path].log - 1]
                 expected = f"files that {other} does not have"
                 raise DataError(Problem(path, expected, file.path, "List each file in one log only"))
-            files[file.path] = replace(file, log=number)
+            files[file.path] = replace(file, log=number, id_features=id_features)
     if not files:
         raise NoRowsError(empty)
     require_all_decisions(files.values())

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from reagent_lite.algorithms.registry import ALGORITHMS
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.column_names import WEIGHT
+from reagent_lite.config.embeddings import id_features
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.copy_summaries import Agreement, CopySummary
@@ -65,7 +66,7 @@ from reagent_lite.run.normalization import (
     normalization_paths,
     with_missing_fitted,
 )
-from reagent_lite.types import FeatureType, NormalizationSpec, SourceSpec
+from reagent_lite.types import NormalizationSpec, SourceSpec
 from reagent_lite.whole_files import write_whole
 
 _TRAINING = "training data"
@@ -328,6 +329,7 @@ def _copy(
                 columns=data.columns,
                 timeline=pairing_of(config, path),
                 items=items,
+                id_features=id_features(data.embeddings),
                 partition=partition,
                 progress=show,
             )
@@ -384,15 +386,19 @@ def _others(copy: TrainingCopy, normalization: Normalization, shards: Shards, ti
     """Returns the numbers of values without a column, as in `LoggedData.others`; every rank calls it."""
     totals: dict[str, dict[int, int]] = {"state": {}, "action": {}}
     for side, spec in normalization.sides.items():
-        one_hot = [feature.feature_id for feature in spec.features if feature.feature_type is FeatureType.ENUM]
+        one_hot = [feature.feature_id for feature in spec.features if feature.has_possible_values]
         if not one_hot:
             continue
+        with_vectors = {feature.feature_id for feature in spec.features if feature.embedding is not None}
         other = _cached_others(copy, side, spec) if shards.is_first and len(copy) else {}
         counts = shards.group.all_reduce(torch.tensor([other.get(feature, 0) for feature in one_hot]))
         totals[side] = {feature: count for feature, count in zip(one_hot, counts.tolist(), strict=True) if count}
         for feature, count in totals[side].items() if shards.group.is_first else ():
             what = "value is" if count == 1 else "values are"
-            logger.warning(f"{title}: {side} feature {feature}: {count:,} {what} other, with no column of their own")
+            of_their_own = "vector" if feature in with_vectors else "column"
+            logger.warning(
+                f"{title}: {side} feature {feature}: {count:,} {what} other, with no {of_their_own} of their own"
+            )
     return totals
 
 

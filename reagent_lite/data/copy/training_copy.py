@@ -31,6 +31,7 @@ from reagent_lite.data.stage_folder import data_files, notes_of_input, require_u
 from reagent_lite.disk_room import is_writable
 from reagent_lite.errors import DataError, Problem, pluralize, raise_any
 from reagent_lite.feature_ids import id_of
+from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import TRAINING_COPY
 from reagent_lite.whole_files import scratch_folder
@@ -220,6 +221,7 @@ def prepare_training_copy(
     columns: Columns | None = None,
     timeline: TimelineConfig | None = None,
     items: ItemTable | None = None,
+    id_features: tuple[IdFeature, ...] = (),
     partition: Partition | None = None,
     progress: Show | None = None,
 ) -> TrainingCopy:
@@ -235,6 +237,7 @@ def prepare_training_copy(
         columns: the log's own names for standard columns.
         timeline: settings of the pairing of events; None for the defaults.
         items: the table of the items that actions may name.
+        id_features: features whose values are ids.
         partition: the episodes that the copy has; None for all.
         progress: called with (bytes read, total bytes) while building.
 
@@ -243,8 +246,8 @@ def prepare_training_copy(
             change while they are read; no folder that can be written.
     """
     path = paths_of(log)
-    files = data_files(path, columns, items)
-    locations = locations_of(path, actions, directory, columns, timeline, items, partition)
+    files = data_files(path, columns, items, id_features)
+    locations = locations_of(path, actions, directory, columns, timeline, items, partition, id_features)
     folder = next((folder for location in locations if (folder := location.up_to_date_copy(files)) is not None), None)
     if folder is None:
         chosen = next((location for location in locations if is_writable(location.parent)), None)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from reagent_lite.config.timeline_config import TimelineConfig
+from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ItemTable
 
 VERSION = 6
@@ -25,3 +26,8 @@ def items_setting(items: ItemTable | None) -> dict[str, Any]:
     if items is None:
         return {}
     return {"items": items.sha256} | ({"possible_items": "all"} if items.all_possible else {})
+
+
+def ids_setting(id_features: tuple[IdFeature, ...]) -> dict[str, Any]:
+    """Returns the setting that stands for the features of ids; {} without any."""
+    return {"ids": {str(of.feature): [of.length, of.scores] for of in id_features}} if id_features else {}
