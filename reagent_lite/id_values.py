@@ -91,6 +91,19 @@ class IdFeature:
             raise ValueError(f"ids of at most {MOST_CHARACTERS} characters")
         return text
 
+    def canonical(self, value: Any) -> Any:
+        """Returns a value in the form in which a log has it, None if it has no id; see `read`.
+
+        Raises:
+            ValueError: see `read`.
+        """
+        ids, scores = self.read(value)
+        if not ids:
+            return None
+        if self.scores:
+            return [{"key": name, "value": score} for name, score in zip(ids, scores, strict=True)]
+        return ids[0] if self.length == 1 else ids
+
     def numbers(self, value: Any) -> list[float]:
         """Returns a value's numbers in the order of `columns`, NaN where it has fewer ids; see `read`."""
         ids, scores = self.read(value)

@@ -53,15 +53,13 @@ class FeatureSet:
                 possible[column] = np.array(parameters.get("possible_values") or (), np.float32)
                 if parameters.get("levels"):
                     levels[name] = tuple(parameters["levels"])
-        id_features = {}
-        for name, text in normalization.items():
+        id_features = features_of_ids(normalization)
+        for name, feature in id_features.items():
+            text = normalization[name]
             parameters = json.loads(text) if isinstance(text, str) else text
-            if table := parameters.get("embedding"):
-                feature = IdFeature(id_of(name), table["length"], table["scores"])
-                id_features[name] = feature
-                if listed := parameters.get("possible_values"):
-                    codes = np.array(listed, np.float32)
-                    possible |= {columns[str(column)]: codes for column in feature.columns[: feature.length]}
+            if listed := parameters.get("possible_values"):
+                codes = np.array(listed, np.float32)
+                possible |= {columns[str(column)]: codes for column in feature.columns[: feature.length]}
         return cls(ids=ids, columns=columns, levels=levels, possible=possible, id_features=id_features, raw=raw)
 
     @property
@@ -69,6 +67,12 @@ class FeatureSet:
         """Names of the features, as maps have them."""
         of_ids = {str(column): name for name, feature in self.id_features.items() for column in feature.columns}
         return tuple(dict.fromkeys(of_ids.get(column, column) for column in self.columns))
+
+    @property
+    def first_columns(self) -> dict[str, int]:
+        """{feature id as text: its column}; of a list of ids, the column of the first."""
+        first = {name: self.columns[str(feature.columns[0])] for name, feature in self.id_features.items()}
+        return {name: first[name] if name in first else self.columns[name] for name in self.names}
 
     def others(self, values: NDArray[np.float32]) -> dict[int, int]:
         """Returns {feature id: number of rows with a value that has no column}, of features with such rows."""
@@ -207,6 +211,16 @@ class FeatureSet:
             table = np.array(rows).reshape(len(rows), len(feature.columns))
             numbers |= {str(column): table[:, index] for index, column in enumerate(feature.columns)}
         return numbers
+
+
+def features_of_ids(normalization: Mapping[str, Any]) -> dict[str, IdFeature]:
+    """Returns {feature id as text: the feature} of the features of ids in a part of normalization.json."""
+    features = {}
+    for name, text in normalization.items():
+        parameters = json.loads(text) if isinstance(text, str) else text
+        if table := parameters.get("embedding"):
+            features[name] = IdFeature(id_of(name), table["length"], table["scores"])
+    return features
 
 
 def _array(given: Any) -> NDArray[Any]:

@@ -124,7 +124,7 @@ def _with_onnx_operations(module: nn.Module) -> nn.Module:
                 node = _TreeNode(child.feature, child.threshold, child.value, outputs=child.outputs)
                 setattr(parent, name, node)
             elif isinstance(child, Pooled):
-                setattr(parent, name, GatheredVectors(child.embedding, child.table))
+                setattr(parent, name, GatheredVectors(child.embedding))
     return copied
 
 

@@ -21,62 +21,59 @@ _STD: Final = 0.1
 
 
 class Pooled(nn.Module):
-    """The pooled vector of the ids in some columns; torch.nn.EmbeddingBag without the rows of NO_ID.
+    """The pooled vector of the ids in some columns, as torch.nn.EmbeddingBag has it; NO_ID counts for nothing.
 
     Args:
         embedding: form of the columns.
-        table: the vectors, [rows, dim].
     """
 
-    def __init__(self, embedding: Embedding, table: nn.Embedding) -> None:
+    def __init__(self, embedding: Embedding) -> None:
         super().__init__()
         self.embedding = embedding
-        self.table = table
-        self.length = embedding.length
-        self.scores = embedding.scores
-        self.pooling = embedding.pooling
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns [N, dim] for row numbers and scores [N, columns]."""
-        rows = x[:, : self.length].to(torch.int64)
-        if self.length == 1 and not self.scores:
-            return self.table(rows[:, 0])  # type: ignore[no-any-return]
-        scores = x[:, self.length :] if self.scores else None
+    def forward(self, x: Tensor, vectors: Tensor) -> Tensor:
+        """Returns [N, dim] for row numbers and scores [N, columns], and the vectors of the table [rows, dim]."""
+        length = self.embedding.length
+        rows = x[:, :length].to(torch.int64)
+        scores = x[:, length:] if self.embedding.scores else None
         return nn.functional.embedding_bag(
-            rows, self.table.weight, mode=self.pooling, per_sample_weights=scores, padding_idx=NO_ID
+            rows, vectors, mode=self.embedding.pooling, per_sample_weights=scores, padding_idx=NO_ID
         )
 
 
 class GatheredVectors(Pooled):
     """The same as `Pooled` by operations that ONNX has."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns [N, dim] for row numbers and scores [N, columns]."""
-        rows = x[:, : self.length].to(torch.int64)
+    def forward(self, x: Tensor, vectors: Tensor) -> Tensor:
+        """Returns [N, dim] for row numbers and scores [N, columns], and the vectors of the table [rows, dim]."""
+        length = self.embedding.length
+        rows = x[:, :length].to(torch.int64)
         weight = (rows != NO_ID).to(x.dtype)
-        if self.pooling == "mean":
+        if self.embedding.pooling == "mean":
             weight = weight / weight.sum(1, keepdim=True).clamp(min=1)
-        if self.scores:
-            weight = weight * x[:, self.length :]
-        return torch.matmul(weight.unsqueeze(1), self.table(rows)).squeeze(1)
+        if self.embedding.scores:
+            weight = weight * x[:, length:]
+        return torch.matmul(weight.unsqueeze(1), nn.functional.embedding(rows, vectors)).squeeze(1)
 
 
 class _WithVectors(nn.Module):
     """Replaces the last columns of an input by vectors."""
 
-    def __init__(self, width: int, embeddings: Sequence[Embedding], tables: nn.ModuleDict) -> None:
+    def __init__(self, width: int, embeddings: Sequence[Embedding]) -> None:
         super().__init__()
         self.widths = [width - sum(embedding.columns for embedding in embeddings)]
         self.widths += [embedding.columns for embedding in embeddings]
         self.width = self.widths[0] + sum(embedding.dim for embedding in embeddings)
-        self.pooled = nn.ModuleList(Pooled(embedding, tables[_key(embedding.table)]) for embedding in embeddings)
+        self.names = [_key(embedding.table) for embedding in embeddings]
+        self.pooled = nn.ModuleList(map(Pooled, embeddings))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, tables: nn.ParameterDict) -> Tensor:
         """Returns [..., W] for [..., width]."""
-        if len(self.pooled) == 0:
+        if not self.names:
             return x
         dense, *columns = x.flatten(0, -2).split(self.widths, 1)
-        vectors = [pooled(part) for pooled, part in zip(self.pooled, columns, strict=True)]
+        pairs = zip(self.pooled, columns, self.names, strict=True)
+        vectors = [pooled(part, tables[name]) for pooled, part, name in pairs]
         return torch.cat((dense, *vectors), 1).view(*x.shape[:-1], self.width)
 
 
@@ -88,27 +85,25 @@ class EmbeddedNetwork(nn.Module):
         build: returns the network for the counts of features that it sees.
 
     Attributes:
-        tables: the tables by `table_<name>`, before the network, so that its parameters are the last.
+        tables: the vectors by `table_<name>`, before the network, so that its parameters are the last.
         network: forward(state, mask, features).
     """
 
     def __init__(self, spec: SourceSpec, build: Callable[[SourceSpec], nn.Module]) -> None:
         super().__init__()
-        self.tables = nn.ModuleDict()
+        self.tables = nn.ParameterDict()
         for embedding in (*spec.state_embeddings, *spec.action_embeddings):
             if _key(embedding.table) not in self.tables:
-                self.tables[_key(embedding.table)] = _table(embedding)
-        self.state = _WithVectors(spec.num_state_features, spec.state_embeddings, self.tables)
-        self.action = _WithVectors(spec.num_action_features, spec.action_embeddings, self.tables)
+                self.tables[_key(embedding.table)] = _initial_vectors(embedding)
+        self.state = _WithVectors(spec.num_state_features, spec.state_embeddings)
+        self.action = _WithVectors(spec.num_action_features, spec.action_embeddings)
         self.network = build(with_vectors(spec))
         self.needs_candidate_list: bool = self.network.needs_candidate_list  # type: ignore[assignment]
 
-    def forward(
-        self, state: Tensor, mask: Tensor, features: Tensor | None = None, **options: bool
-    ) -> Tensor:
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None, **options: bool) -> Tensor:
         """Returns the network's result for state [B, S], mask [B, K] and features [B, K, F]."""
-        features = None if features is None else self.action(features)
-        return self.network(self.state(state), mask, features, **options)  # type: ignore[no-any-return]
+        features = None if features is None else self.action(features, self.tables)
+        return self.network(self.state(state, self.tables), mask, features, **options)  # type: ignore[no-any-return]
 
 
 def with_vectors(spec: SourceSpec) -> SourceSpec:
@@ -137,13 +132,11 @@ def _wider(embeddings: Sequence[Embedding]) -> int:
 
 
 def _key(table: str) -> str:
-    """Returns the name of a table as a module, which has no points and is no attribute of ModuleDict."""
+    """Returns the name of a table's parameter, which has no points and is no attribute of ParameterDict."""
     return f"table_{table.replace('.', '_')}"
 
 
-def _table(embedding: Embedding) -> nn.Embedding:
-    table = nn.Embedding(embedding.rows, embedding.dim, padding_idx=NO_ID)
-    nn.init.normal_(table.weight, std=_STD)
-    with torch.no_grad():
-        table.weight[:FIRST_ROW] = 0.0
-    return table
+def _initial_vectors(embedding: Embedding) -> Tensor:
+    vectors = torch.randn(embedding.rows, embedding.dim) * _STD
+    vectors[:FIRST_ROW] = 0.0
+    return vectors

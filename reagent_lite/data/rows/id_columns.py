@@ -235,21 +235,22 @@ def _read_in_python(array: pa.Array, feature: IdFeature) -> _Ids:
     """Returns the ids of an array of another type, such as JSON texts; each distinct text is read once."""
     tagged = pa.types.is_struct(array.type) and array.type.names == ["json"]
     texts = pc.struct_field(array, 0) if tagged else array
-    json_texts = tagged or (is_string(texts.type) and (feature.length > 1 or feature.scores))
     index = np.arange(len(texts))
     if is_string(texts.type):
         encoded = texts.dictionary_encode()
         texts = encoded.dictionary
         index = fill_nulls(encoded.indices, len(texts)).astype(np.int64)
+    has_lists = feature.length > 1 or feature.scores
     values = [*texts.to_pylist(maps_as_pydicts="lossy"), None]
     ids: list[list[str]] = []
     scores: list[list[float]] = []
     wrong = []
     for value in values:
         try:
-            if json_texts and value is not None and (tagged or value.lstrip().startswith(("[", "{"))):
+            value = _plain(value)
+            if isinstance(value, str) and (tagged or (has_lists and value.lstrip().startswith(("[", "{")))):
                 value = json.loads(value)
-            of_value, of_scores = feature.read(_plain(value))
+            of_value, of_scores = feature.read(value)
             wrong.append(False)
         except ValueError:
             of_value, of_scores = [], []
@@ -263,7 +264,9 @@ def _read_in_python(array: pa.Array, feature: IdFeature) -> _Ids:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value without the form in which a column has numbers and texts."""
-    if isinstance(value, dict) and value.keys() == {"number", "text"}:
+    """Returns a value without the form in which a column has numbers and texts, or without the nulls of a struct."""
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"number", "text"}:
         return value["number"] if value["text"] is None else value["text"]
-    return value
+    return {name: inner for name, inner in value.items() if inner is not None}
