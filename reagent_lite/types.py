@@ -5,7 +5,7 @@ Letters in shapes: B rows, S state features, K choices per row, F features per c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
@@ -317,6 +317,27 @@ class SourceSpec:
     def has_embeddings(self) -> bool:
         """Whether states or candidates have embeddings."""
         return bool(self.state_embeddings or self.action_embeddings)
+
+    @property
+    def dense(self) -> SourceSpec:
+        """The counts without the columns of embeddings, for models that are no networks."""
+        return replace(
+            self,
+            num_state_features=self.num_state_features - sum(part.columns for part in self.state_embeddings),
+            num_action_features=self.num_action_features - sum(part.columns for part in self.action_embeddings),
+            state_embeddings=(),
+            action_embeddings=(),
+        )
+
+    def dense_columns(self, state: Tensor, actions: Actions) -> tuple[Tensor, Actions]:
+        """Returns states and choices without the columns of embeddings."""
+        if not self.has_embeddings:
+            return state, actions
+        dense = self.dense
+        features = actions.features
+        if features is not None:
+            features = features[..., : dense.num_action_features]
+        return state[..., : dense.num_state_features], Actions(mask=actions.mask, features=features)
 
 
 class BatchSource(Protocol):

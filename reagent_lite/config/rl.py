@@ -72,7 +72,7 @@ class RLConfig(Section):
     unsupported: ClassVar = {
         "target_action_distribution": "Steering towards an action distribution is not supported; remove the key or use "
         "reward_boost",
-        "state_feature_params": "Id-list features are not supported; remove the key",
+        "state_feature_params": "Remove the key; data.embeddings declares features of ids and of lists of ids",
     }
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (

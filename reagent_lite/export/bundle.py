@@ -21,6 +21,7 @@ from reagent_lite.export.exploration import certain_share
 from reagent_lite.export.feature_set import FeatureMap, FeatureSet, checked_array
 from reagent_lite.export.tolerance import Tolerance, compare_choices
 from reagent_lite.feature_ids import read
+from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ITEMS_FILE, UNKNOWN, ItemTable, are_ids
 from reagent_lite.manifest import BUNDLE, FILE_NAME, verify_folder
 from reagent_lite.raw_values import raw_columns
@@ -142,6 +143,11 @@ class Bundle:
     def parametric(self) -> bool:
         """Whether choices are candidates with features."""
         return not self.action_names
+
+    @property
+    def ids_of_log(self) -> tuple[IdFeature, ...]:
+        """The features whose values are ids, as a log is read for the model."""
+        return tuple({**self.id_features["state"], **self.id_features["action"]}.values())
 
     @property
     def choices(self) -> ChoiceKind:

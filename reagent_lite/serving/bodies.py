@@ -291,7 +291,8 @@ def _read_features(rows: list[Any], bundle: Bundle) -> list[Any]:
             try:
                 features[name] = bundle.id_features[side][name].canonical(features[name])
             except ValueError as error:
-                problems.append(Problem(f"{where}.{name}", str(error), f"{features[name]!r:.60}"))
+                of_side = "state_features." if side == "state" else ""
+                problems.append(Problem(f"{where}.{of_side}{name}", str(error), f"{features[name]!r:.60}"))
         return features
 
     result = []

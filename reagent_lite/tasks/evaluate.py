@@ -17,6 +17,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,6 +43,7 @@ from reagent_lite.evaluation.evaluator import EpisodeColumns, describe_weights
 from reagent_lite.evaluation.exported_model import ExportedModel, FeatureReader
 from reagent_lite.evaluation.given_policy import GivenPolicy
 from reagent_lite.export.choices import CHOICES
+from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import canonical
 from reagent_lite.report.evaluated import report_of_evaluation
@@ -227,6 +229,7 @@ def _read(
             columns=config.columns,
             timeline=timeline,
             items=items,
+            id_features=ids_of_log(policies),
             progress=show,
         )
     policy_columns = {key: read_policy_column(path, name, copy, config.columns) for key, name in names.items()}
@@ -247,7 +250,11 @@ def _find_seen(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], co
         other = copy
         if path != config.data_path:
             other = prepare_training_copy(
-                path, actions=copy.action_names or None, directory=config.training_copy_dir, columns=config.columns
+                path,
+                actions=copy.action_names or None,
+                directory=config.training_copy_dir,
+                columns=config.columns,
+                id_features=ids_of_log(policies),
             )
         if content_of(other) == content:
             fitted.add(column)
@@ -255,6 +262,19 @@ def _find_seen(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], co
         policy.learned_from(content) if isinstance(policy, ExportedModel) else policy.column in fitted
         for policy in policies
     )
+
+
+def ids_of_log(policies: Iterable[EvaluatedPolicy]) -> tuple[IdFeature, ...]:
+    """Returns the features whose values are ids in the models' training logs; of several lengths, the largest."""
+    features: dict[int, IdFeature] = {}
+    for policy in policies:
+        for feature in policy.bundle.ids_of_log if isinstance(policy, ExportedModel) else ():
+            other = features.setdefault(feature.feature, feature)
+            if feature.scores != other.scores:
+                got = f"{feature.expected}, and {other.expected} for another model"
+                raise BundleError(Problem(f"feature {feature.feature}", "values of one form for all models", got))
+            features[feature.feature] = max(feature, other, key=lambda of: of.length)
+    return tuple(features.values())
 
 
 def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | None:

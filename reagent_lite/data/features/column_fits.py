@@ -65,7 +65,7 @@ def fit_columns(
         columns: summaries of all rows, by name.
         settings: how to identify; overrides of features that no column has are ignored.
         where: name of the data in errors and notes, such as its path.
-        embeddings: settings of the features of ids.
+        embeddings: settings of the features of ids; without any, these features are left out.
         tables: {table of embeddings: codes of its ids} of tables that are not fitted.
 
     Raises:
@@ -110,7 +110,7 @@ def _fit_ids(
     """Returns the features of ids by column; features that share a table have the ids of all of them."""
     ids: dict[str, list[IdCounts]] = {}
     for column in columns.values():
-        for feature, counts in column.ids.items():
+        for feature, counts in column.ids.items() if embeddings else ():
             ids.setdefault(_table_of(feature, embeddings[feature]), []).append(counts)
     codes = dict(tables)
     for table, parts in ids.items():
@@ -121,6 +121,7 @@ def _fit_ids(
         name: [
             _embedding(feature, embeddings[feature], codes, counts, f"{where}: {name}: feature {feature}")
             for feature, counts in column.ids.items()
+            if embeddings
         ]
         for name, column in columns.items()
     }
