@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 
 from reagent_lite.categories import MOST_CHARACTERS, code_of
-from reagent_lite.feature_ids import list_columns
+from reagent_lite.feature_ids import id_of, list_columns
 from reagent_lite.item_table import id_text
+
+_IDS = "ids"
+"""Key of the features of ids among the settings that a folder's content depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class IdFeature:
         return [self._id(name) for name, _ in pairs], [float(score) for score in scores]
 
     def _id(self, value: Any) -> str:
-        if isinstance(value, float | np.floating) and float(value).is_integer() and abs(value) < 2**53:
+        if isinstance(value, float | np.floating) and float(value).is_integer() and abs(float(value)) < 2**53:
             value = int(value)
         text = id_text(value)
         if text is None:
@@ -115,4 +118,15 @@ class IdFeature:
 def _is_finite(score: Any) -> bool:
     if not isinstance(score, int | float | np.number) or isinstance(score, bool | np.complexfloating):
         return False
-    return bool(abs(score) <= np.finfo(np.float32).max)
+    return bool(abs(float(score)) <= np.finfo(np.float32).max)
+
+
+def ids_setting(id_features: tuple[IdFeature, ...]) -> dict[str, Any]:
+    """Returns the setting that stands for the features of ids; {} without any."""
+    return {_IDS: {str(of.feature): [of.length, of.scores] for of in id_features}} if id_features else {}
+
+
+def ids_of_setting(settings: Mapping[str, Any]) -> tuple[IdFeature, ...]:
+    """Returns the features of ids of settings that have the result of `ids_setting`."""
+    ids = settings.get(_IDS, {})
+    return tuple(IdFeature(id_of(feature), length, scores) for feature, (length, scores) in ids.items())

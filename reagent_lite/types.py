@@ -276,9 +276,7 @@ class NormalizationSpec:
     @property
     def column_names(self) -> tuple[str, ...]:
         """Names of the columns of the normalized output; those of a category have its value."""
-        return tuple(
-            name for feature in self.features for name in _column_names(feature)
-        )
+        return tuple(name for feature in self.features for name in _column_names(feature))
 
 
 def _column_names(feature: FeatureSpec) -> tuple[str, ...]:

@@ -71,7 +71,11 @@ class NormalizeConfig(Section):
         added = {name: value for name, value in tree.items() if name in cls.model_fields.keys() - _OF_TRAINING}
         model = DqnConfig if has_named_actions(tree) else ParametricDqnConfig
         training = expand_config(check(model, {name: value for name, value in tree.items() if name not in added}))
-        data = {name: value for name, value in training["data"].items() if name in ("columns", "items", "item_id", "embeddings")}
+        data = {
+            name: value
+            for name, value in training["data"].items()
+            if name in ("columns", "items", "item_id", "embeddings")
+        }
         shared = {name: value for name, value in training.items() if name in cls.model_fields}
         return {**shared, **data, "parametric": model.parametric, **added}
 

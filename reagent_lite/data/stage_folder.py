@@ -31,9 +31,9 @@ from reagent_lite.data.formats.input_files import list_input, local_path, not_re
 from reagent_lite.data.rows.matrices import FeatureIds
 from reagent_lite.data.served_log import require_all_decisions, waiting_in
 from reagent_lite.disk_room import is_writable
-from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, raise_any
+from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, join_names, raise_any
 from reagent_lite.feature_ids import FeatureId
-from reagent_lite.id_values import IdFeature
+from reagent_lite.id_values import IdFeature, ids_of_setting
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import (
     FILE_NAME,
@@ -240,7 +240,7 @@ def data_files(
     logs: Logs,
     columns: Columns | None = None,
     items: ItemTable | None = None,
-    id_features: tuple[IdFeature, ...] = (),
+    id_features: tuple[IdFeature, ...] | None = None,
 ) -> tuple[InputFile, ...]:
     """Returns the data files of a log, or those of several logs in their order.
 
@@ -252,7 +252,7 @@ def data_files(
         columns: the log's own names for standard columns. A stage's folder has the standard names, and so may
             some of several logs.
         items: the table of the items that actions may name.
-        id_features: features whose values are ids.
+        id_features: features whose values are ids; None if no feature is read.
 
     Raises:
         DataError: see `list_input`; files that are missing, altered or not in the folder's manifest; a file that two
@@ -268,7 +268,7 @@ def data_files(
     empty: list[Problem] = []
     for number, path in enumerate(logs_of(paths), 1 if several else 0):
         try:
-            listed = _files_of(path, own_names, items)
+            listed = _files_of(path, own_names, items, id_features)
         except NoRowsError as error:
             empty += error.problems
             continue
@@ -277,20 +277,25 @@ def data_files(
                 other = paths[files[file.path].log - 1]
                 expected = f"files that {other} does not have"
                 raise DataError(Problem(path, expected, file.path, "List each file in one log only"))
-            files[file.path] = replace(file, log=number, id_features=id_features)
+            files[file.path] = replace(file, log=number)
     if not files:
         raise NoRowsError(empty)
     require_all_decisions(files.values())
     return tuple(files.values())
 
 
-def _files_of(path: str, own_names: ColumnNames | None, items: ItemTable | None) -> tuple[InputFile, ...]:
+def _files_of(
+    path: str, own_names: ColumnNames | None, items: ItemTable | None, id_features: tuple[IdFeature, ...] | None
+) -> tuple[InputFile, ...]:
     from reagent_lite.data.formats.format_table import READERS
 
     manifest = StageManifest.read(path)
     if manifest is None:
         listed = _list_log(path, tuple(READERS))
-        return tuple(replace(file, columns=own_names, items=items) for file in listed)
+        return tuple(replace(file, columns=own_names, items=items, id_features=id_features or ()) for file in listed)
+    read = ids_of_setting(manifest.settings)
+    if read:
+        _require_ids(path, read, id_features)
     if not manifest.rows:
         got = "; ".join([f"none, as its {FILE_NAME} says", *_left_out_before(manifest)])
         todo = "Correct the log, or the settings of the stage that made the folder"
@@ -308,7 +313,23 @@ def _files_of(path: str, own_names: ColumnNames | None, items: ItemTable | None)
     raise_any(problems)
     named = tuple(feature for feature in (*manifest.state_ids, *manifest.action_ids) if isinstance(feature, FeatureId))
     sealed_files = (replace(file, sha256=manifest.files[file.name]["sha256"]) for file in files)
-    return tuple(replace(file, features=named, items=items) for file in sealed_files)
+    # rows of a stage that read ids have their codes
+    remaining = () if read else id_features or ()
+    return tuple(replace(file, features=named, items=items, id_features=remaining) for file in sealed_files)
+
+
+def _require_ids(path: str, read: tuple[IdFeature, ...], id_features: tuple[IdFeature, ...] | None) -> None:
+    """Checks that a stage has read ids as they are to be read now.
+
+    Raises:
+        DataError: the stage was made with other embeddings.
+    """
+    if id_features is None or set(read) == set(id_features):
+        return
+    expected = f"embeddings of {join_names(str(of.feature) for of in read)}, with the lengths and scores of its stage"
+    got = join_names(str(of.feature) for of in id_features) if id_features else "none"
+    todo = "Set data.embeddings as in the config of the stage, or make the folder again"
+    raise DataError(Problem(local_path(path), expected, got, todo))
 
 
 def _list_log(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
@@ -334,7 +355,7 @@ def notes_of_input(path: DataPath) -> tuple[str, ...]:
     sentences: list[str] = []
     for log in logs_of(path):
         try:
-            _files_of(log, None, None)
+            _files_of(log, None, None, None)
             manifest = StageManifest.read(log)
             sentences += not_read(log, tuple(READERS))
             sentences += [] if manifest is None else _left_out_before(manifest)

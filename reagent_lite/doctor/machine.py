@@ -11,6 +11,7 @@ import torch
 
 from reagent_lite import __version__
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
+from reagent_lite.config.embeddings import id_features
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.data.copy.location import locations_of
 from reagent_lite.data.features.normalization_files import left_out_features, read_normalization
@@ -154,16 +155,17 @@ def copy_folder(config: WorkflowConfig, path: DataPath) -> CheckResult:
             from reagent_lite.data.rows.item_files import given_items
             from reagent_lite.run.stages import pairing_of, partition_of
         files = data_files(path, columns)
-        items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
+        ids = id_features(config.data.embeddings)
+        items = given_items(config.data.items, config.data.item_id, config.data.possible_items, ids)
     except (ConfigError, DataError):
         return skip(name, "there is no data to copy")
     pairing = pairing_of(config, path)
     partition = partition_of(config, config.node_index or 0, config.num_nodes)
-    standing = standing_copy(path, actions, directory, columns, pairing, items, partition)
+    standing = standing_copy(path, actions, directory, columns, pairing, items, partition, ids)
     if standing is not None:
         return ok(name, f"up to date in {standing[0]}: {pluralize(standing[1].rows, 'row')}")
     folders = [
-        location.parent for location in locations_of(path, actions, directory, columns, pairing, items, partition)
+        location.parent for location in locations_of(path, actions, directory, columns, pairing, items, partition, ids)
     ]
     writable = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"
@@ -182,10 +184,11 @@ def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterat
     with needing("data", key):
         from reagent_lite.data.copy.first_look import first_rows
         from reagent_lite.data.rows.item_files import given_items
-    items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
+    ids = id_features(config.data.embeddings)
+    items = given_items(config.data.items, config.data.item_id, config.data.possible_items, ids)
     try:
         files = data_files(path, config.data.columns)
-        rows = first_rows(path, config.actions or None, config.data.columns, items)
+        rows = first_rows(path, config.actions or None, config.data.columns, items, ids)
     except NoRowsError as error:
         row = of_error(key, error)
         if node.count == 1 or config.data.layout != "shards":

@@ -60,9 +60,7 @@ class StateFeatures:
             ids=copy.state_ids,
             position=lambda rows: np.asarray(copy.origin_file[rows], np.int64) << 40 | copy.origin_line[rows],
             texts=categories_of(copy, "state", copy.state_ids),
-            of_ids=frozenset(
-                column for column, name in enumerate(copy.state_ids) if name in copy.feature_of_column
-            ),
+            of_ids=frozenset(column for column, name in enumerate(copy.state_ids) if name in copy.feature_of_column),
         )
 
     def context(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -189,7 +189,6 @@ class FeatureSet:
         raise_any(problems, BundleError)
         return features
 
-
     def _of_ids(self, where: str, columns: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """Returns {column: numbers [N]} of the features of ids among a frame's columns.
 

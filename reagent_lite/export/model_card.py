@@ -8,8 +8,8 @@ from typing import Final
 from reagent_lite.errors import join_names, pluralize, printable
 from reagent_lite.export.bundle_content import BundleContent
 from reagent_lite.export.exploration import EXPLORE, lack_of_exploration
-from reagent_lite.export.predictor import Predictor
 from reagent_lite.export.feature_set import features_of_ids
+from reagent_lite.export.predictor import Predictor
 from reagent_lite.item_table import ITEMS_FILE, ItemTable
 from reagent_lite.types import FIRST_ROW
 

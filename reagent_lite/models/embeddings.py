@@ -71,7 +71,7 @@ class _WithVectors(nn.Module):
         """Returns [..., W] for [..., width]."""
         if not self.names:
             return x
-        dense, *columns = x.flatten(0, -2).split(self.widths, 1)
+        dense, *columns = x.flatten(0, -2).split_with_sizes(self.widths, 1)
         pairs = zip(self.pooled, columns, self.names, strict=True)
         vectors = [pooled(part, tables[name]) for pooled, part, name in pairs]
         return torch.cat((dense, *vectors), 1).view(*x.shape[:-1], self.width)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.embeddings import id_features
 from reagent_lite.config.paths import show_paths
 from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
@@ -188,14 +189,15 @@ def require_first_rows(config: WorkflowConfig) -> Discounts:
         from reagent_lite.data.rows.item_files import given_items
         from reagent_lite.data.sampling.discounts import TimeDiscounts, suggested_unit
         from reagent_lite.data.stage_folder import data_files
-    items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
+    ids = id_features(config.data.embeddings)
+    items = given_items(config.data.items, config.data.item_id, config.data.possible_items, ids)
     for path in paths:
         try:
             data_files(path, config.data.columns)
         except ReagentLiteError:  # another machine may have the files: a warning, see `dry_run`
             continue
         refuses = config.timeline is None or config.timeline.on_refused == "error"
-        first = first_rows(path, config.actions or None, config.data.columns, items, refuses=refuses)
+        first = first_rows(path, config.actions or None, config.data.columns, items, ids, refuses=refuses)
         if config.rl.use_seq_num_diff_as_time_diff:
             unit = config.rl.time_diff_unit_length
             of_path = TimeDiscounts.of(first.time_diff, unit_length=unit, gamma=config.rl.gamma)
@@ -223,10 +225,12 @@ def _logged_input(config: WorkflowConfig) -> LoggedInput:
     path = config.training_data_path
     data = config.data
     files = data_files(path, data.columns)
-    items = given_items(data.items, data.item_id, data.possible_items)
+    ids = id_features(data.embeddings)
+    items = given_items(data.items, data.item_id, data.possible_items, ids)
     partition = partition_of(config, config.node_index or 0, config.num_nodes)
+    pairing = pairing_of(config, path)
     standing = standing_copy(
-        path, config.actions or None, data.training_copy_dir, data.columns, pairing_of(config, path), items, partition
+        path, config.actions or None, data.training_copy_dir, data.columns, pairing, items, partition, ids
     )
     copy = None if standing is None else standing[1]
     rows = rows_by_metadata(files) if copy is None else copy.rows

@@ -224,7 +224,8 @@ def _items(config: WorkflowConfig, group: Group) -> ItemTable | None:
         return None
     from reagent_lite.data.rows.item_files import given_items  # needs the extra `data`
 
-    items = given_items(config.data.items, config.data.item_id, config.data.possible_items)
+    ids = id_features(config.data.embeddings)
+    items = given_items(config.data.items, config.data.item_id, config.data.possible_items, ids)
     assert items is not None
     hashes = set(group.gather_text(items.sha256))
     if len(hashes) > 1:

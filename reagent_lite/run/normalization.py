@@ -194,7 +194,9 @@ def _fit(
     counted = counted_ids(embeddings)
     columns = {}
     for name in wanted:
-        part = summarize_copy(train, _COLUMNS[name], settings, config.seed, counted).to_bytes() if shards.is_first else b""
+        part = (
+            summarize_copy(train, _COLUMNS[name], settings, config.seed, counted).to_bytes() if shards.is_first else b""
+        )
         merge = Merge(settings.num_samples, settings.max_unique_enum_values)
         for data in shards.group.gather_bytes(part):
             if data:

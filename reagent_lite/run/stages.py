@@ -139,6 +139,7 @@ def _timeline(config: WorkflowConfig, group: Group, path: DataPath, *, first: bo
         items=config.data.items,
         item_id=config.data.item_id,
         possible_items=config.data.possible_items,
+        embeddings=config.data.embeddings,
     )
 
 

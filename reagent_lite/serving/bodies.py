@@ -264,12 +264,16 @@ def read_body(tree: Any, bundle: Bundle) -> Any:
         RefusedError: a value of a raw column that is not of its kind.
     """
     tree = _with_contract_names(tree, bundle.columns)
-    if isinstance(tree, dict) and isinstance(tree.get("rows"), list):
-        if any(bundle.raw.values()) or has_ids(bundle):
-            tree = {**tree, "rows": _read_features(tree["rows"], bundle)}
+    if isinstance(tree, dict) and isinstance(tree.get("rows"), list) and _reads_features(bundle):
+        tree = {**tree, "rows": _read_features(tree["rows"], bundle)}
     if not isinstance(tree, dict) or tree.get("ignore_unknown") is not True or not isinstance(tree.get("rows"), list):
         return tree
     return {**tree, "rows": [_keep_known(row, bundle) for row in tree["rows"]]}
+
+
+def _reads_features(bundle: Bundle) -> bool:
+    """Whether a model has raw columns, or features of ids."""
+    return any(bundle.raw.values()) or has_ids(bundle)
 
 
 def has_ids(bundle: Bundle) -> bool:
@@ -401,7 +405,7 @@ def _one_or_more_ids(feature: IdFeature, fewest: int) -> dict[str, Any]:
     if not feature.scores:
         return {"anyOf": [one, {"type": "array", "items": one, "minItems": fewest}]}
     score = {"type": "number", "minimum": -_LARGEST, "maximum": _LARGEST}
-    pair = {"type": "object", "properties": {"key": one, "value": score}, "required": ["key", "value"]}
+    pair: dict[str, Any] = {"type": "object", "properties": {"key": one, "value": score}, "required": ["key", "value"]}
     pair["additionalProperties"] = False
     names = {"maxLength": MOST_CHARACTERS}
     by_id = {"type": "object", "additionalProperties": score, "propertyNames": names, "minProperties": fewest}

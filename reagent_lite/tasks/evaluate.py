@@ -287,7 +287,7 @@ def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | N
     from reagent_lite.data.rows.item_files import given_items
 
     item_id = config.item_id or (models[0].bundle.item_id if models else ITEM_ID)
-    return given_items(config.items, item_id, possible)
+    return given_items(config.items, item_id, possible, ids_of_log(models))
 
 
 def _rows_of(

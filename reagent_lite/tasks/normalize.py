@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reagent_lite.config import expand_config
+from reagent_lite.config.embeddings import counted_ids, id_features
 from reagent_lite.config.normalize_config import NormalizeConfig
 from reagent_lite.config.paths import DataPath, logs_of, show_paths
 from reagent_lite.console import logger, progress
@@ -31,6 +32,7 @@ from reagent_lite.data.log_shares import shares_in_words, shares_of
 from reagent_lite.data.stage_folder import StageManifest, data_files, notes_of_input, require_own, states_of
 from reagent_lite.disk_room import disk_errors, require_writable
 from reagent_lite.errors import ConfigError, Problem, needing, pluralize
+from reagent_lite.feature_ids import id_of
 from reagent_lite.item_table import ItemTable
 from reagent_lite.whole_files import appearing_folder, scratch_folder, write_whole
 
@@ -79,7 +81,7 @@ def normalize(config: NormalizeConfig) -> Normalized:
     start = time.monotonic()
     folder = Path(config.norm_params.output_dir or "").expanduser().absolute()
     key = "norm_params.output_dir"
-    items = given_items(config.items, config.item_id, config.possible_items)
+    items = given_items(config.items, config.item_id, config.possible_items, id_features(config.embeddings))
     files = _files(config, items)
     inputs = tuple(
         replace(file, name=f"{side}/{file.name}") for side, files_of_side in files.items() for file in files_of_side
@@ -149,7 +151,7 @@ def _files(config: NormalizeConfig, items: ItemTable | None) -> dict[str, tuple[
         if path is not None:
             for note in notes_of_input(path):
                 logger.warning(note)
-            files[side] = data_files(path, config.columns, items)
+            files[side] = data_files(path, config.columns, items, id_features(config.embeddings))
     return files
 
 
@@ -157,7 +159,7 @@ def _documents(
     config: NormalizeConfig, training: "LogSummary", fitted: dict[str, Fitted], drifts: dict[str, Drift]
 ) -> dict[str, tuple[int, Json]]:
     """Returns (number of features, content) of each file by its name."""
-    numbers = {name: len(fit.spec.feature_ids) for name, fit in fitted.items()}
+    numbers = {name: len(fit.spec.features) for name, fit in fitted.items()}
     documents: dict[str, tuple[int, Json]] = {
         f"{name}_norm.json": (numbers[name], dict(normalization_json(fit.spec))) for name, fit in fitted.items()
     }
@@ -184,7 +186,14 @@ def _summary(
     for note in logs.notes:
         logger.warning(note)
     with progress(title, "bytes") as show:
-        summary = summarize_log(logs.files, config.norm_params, parametric=parametric, seed=config.seed, progress=show)
+        summary = summarize_log(
+            logs.files,
+            config.norm_params,
+            parametric=parametric,
+            seed=config.seed,
+            id_features=counted_ids(config.embeddings),
+            progress=show,
+        )
     if shares := shares_of(path, summary.logs):
         logger.info(f"rows by log: {shares_in_words(shares)}")
     return summary
@@ -203,7 +212,8 @@ def _fit(config: NormalizeConfig, training: "LogSummary") -> dict[str, Fitted]:
         expected = "state_features among them where actions are names"
         raise ConfigError(Problem("norm_params.cols_to_norm", expected, str(list(params.cols_to_norm))))
     check_overrides(params, {feature for column in training.columns.values() for feature in column.features}, where)
-    return fit_columns(training.columns, params, where=where)
+    embeddings = {id_of(name): section for name, section in config.embeddings.items()}
+    return fit_columns(training.columns, params, where=where, embeddings=embeddings)
 
 
 def _left_out(config: NormalizeConfig, training: "LogSummary", fitted: dict[str, Fitted]) -> list[str]:

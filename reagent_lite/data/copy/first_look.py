@@ -22,6 +22,7 @@ from reagent_lite.data.rows.contract import Contract, are_events
 from reagent_lite.data.rows.reading import Rows, read_rows
 from reagent_lite.data.stage_folder import StageManifest, are_untouched, data_files
 from reagent_lite.errors import NoRowsError
+from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ItemTable
 
 
@@ -69,6 +70,7 @@ def standing_copy(
     timeline: TimelineConfig | None = None,
     items: ItemTable | None = None,
     partition: Partition | None = None,
+    id_features: tuple[IdFeature, ...] = (),
 ) -> tuple[Path, CopyManifest] | None:
     """Returns the training copy that a run would reuse, or None; files are compared by names, sizes and times only.
 
@@ -80,9 +82,10 @@ def standing_copy(
         timeline: settings of the pairing of events; None for the defaults.
         items: the item table.
         partition: the episodes that the copy has; None for all.
+        id_features: features whose values are ids.
     """
     files = data_files(path, columns)
-    for location in locations_of(path, actions, directory, columns, timeline, items, partition):
+    for location in locations_of(path, actions, directory, columns, timeline, items, partition, id_features):
         for folder in location.copies():
             manifest = CopyManifest.matching(folder, KIND, location.settings)
             if manifest is not None and are_untouched(manifest.inputs, files):
@@ -110,6 +113,7 @@ def first_rows(
     actions: tuple[str, ...] | None,
     columns: Columns | None = None,
     items: ItemTable | None = None,
+    id_features: tuple[IdFeature, ...] = (),
     *,
     refuses: bool = True,
 ) -> FirstRows:
@@ -120,12 +124,13 @@ def first_rows(
         actions: names of discrete actions; None for candidates.
         columns: the log's own names for standard columns.
         items: the item table.
+        id_features: features whose values are ids.
         refuses: whether a row that breaks a rule is an error, see timeline.on_refused.
 
     Raises:
         DataError: a file that cannot be read, or a fault in these rows, with file and line.
     """
-    files = data_files(path, columns, items)
+    files = data_files(path, columns, items, id_features)
     require_one_kind(files, path)
     of_logs = [
         _first_rows_of(tuple(of_log), actions, refuses=refuses) for _, of_log in groupby(files, lambda file: file.log)

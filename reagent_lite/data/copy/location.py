@@ -28,10 +28,10 @@ from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.input_files import local_path
 from reagent_lite.data.rows.matrices import FeatureIds
 from reagent_lite.data.stage_folder import StageManifest
-from reagent_lite.data.timeline.settings import ids_setting, items_setting, pairing_settings
+from reagent_lite.data.timeline.settings import items_setting, pairing_settings
 from reagent_lite.disk_room import NO_ROOM, free_disk_bytes
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.id_values import IdFeature
+from reagent_lite.id_values import IdFeature, ids_setting
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import TRAINING_COPY, FolderKind
 from reagent_lite.shipped import user_cache
@@ -166,7 +166,15 @@ def locations_of(
     part = {"partition": partition.settings} if partition is not None else {}
     paired = {"timeline": pairing_settings(timeline)} if timeline is not None else {}
     renamed = {"columns": columns} if columns else {}
-    settings = {"layout": LAYOUT, "actions": actions, **renamed, **paired, **items_setting(items), **part, **ids_setting(id_features)}
+    settings = {
+        "layout": LAYOUT,
+        "actions": actions,
+        **renamed,
+        **paired,
+        **items_setting(items),
+        **part,
+        **ids_setting(id_features),
+    }
     logs = [local_path(log) for log in logs_of(path)]
     name = re.sub(r"[^A-Za-z0-9._-]", "_", logs[0].rstrip("/").rsplit("/", 1)[-1]).lstrip(".")
     input_paths = logs[0] if isinstance(path, str) else logs

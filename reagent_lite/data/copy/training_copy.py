@@ -28,11 +28,10 @@ from reagent_lite.data.formats.blocks import InputFile, Show
 from reagent_lite.data.formats.frames import Logs, location, paths_of
 from reagent_lite.data.rows.levels import Levels
 from reagent_lite.data.stage_folder import data_files, notes_of_input, require_unchanged
-from reagent_lite.data.timeline.settings import ids_of_setting
 from reagent_lite.disk_room import is_writable
 from reagent_lite.errors import DataError, Problem, pluralize, raise_any
 from reagent_lite.feature_ids import id_of
-from reagent_lite.id_values import IdFeature
+from reagent_lite.id_values import IdFeature, ids_of_setting
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import TRAINING_COPY
 from reagent_lite.whole_files import scratch_folder
@@ -205,9 +204,7 @@ def _open_copy(folder: Path, manifest: CopyManifest) -> TrainingCopy:
     }
     counts = {"rows": manifest.rows, **manifest.counts}
     ids = ids_of_setting(manifest.settings)
-    return TrainingCopy(
-        folder=folder, files=manifest.paths, counts=counts, levels=levels, id_features=ids, **fields
-    )
+    return TrainingCopy(folder=folder, files=manifest.paths, counts=counts, levels=levels, id_features=ids, **fields)
 
 
 def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:

@@ -76,9 +76,7 @@ def _split(column: Column, names: set[str]) -> tuple[Column, dict[str, pa.Array]
         others = [(name, child) for name, child in children.items() if name not in names]
         absent = pa.array(~column.present)
         if others:
-            rest = pa.StructArray.from_arrays(
-                [child for _, child in others], [name for name, _ in others], mask=absent
-            )
+            rest = pa.StructArray.from_arrays([child for _, child in others], [name for name, _ in others], mask=absent)
         else:
             rest = pa.array([{} if present else None for present in column.present.tolist()], pa.struct([]))
         return replace(column, array=rest), {name: child for name, child in children.items() if name in names}

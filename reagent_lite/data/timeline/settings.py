@@ -1,11 +1,8 @@
 """Settings that transitions depend on in addition to the events; the module does not import Arrow."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from reagent_lite.config.timeline_config import TimelineConfig
-from reagent_lite.feature_ids import id_of
-from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ItemTable
 
 VERSION = 6
@@ -28,14 +25,3 @@ def items_setting(items: ItemTable | None) -> dict[str, Any]:
     if items is None:
         return {}
     return {"items": items.sha256} | ({"possible_items": "all"} if items.all_possible else {})
-
-
-def ids_setting(id_features: tuple[IdFeature, ...]) -> dict[str, Any]:
-    """Returns the setting that stands for the features of ids; {} without any."""
-    return {"ids": {str(of.feature): [of.length, of.scores] for of in id_features}} if id_features else {}
-
-
-def ids_of_setting(settings: Mapping[str, Any]) -> tuple[IdFeature, ...]:
-    """Returns the features of ids of settings that have the result of `ids_setting`."""
-    ids = settings.get("ids", {})
-    return tuple(IdFeature(id_of(feature), length, scores) for feature, (length, scores) in ids.items())

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import pyarrow.parquet
 
+from reagent_lite.config.embeddings import id_features
 from reagent_lite.config.paths import logs_of
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.console import machine_logger, progress
@@ -51,6 +52,7 @@ from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.data.writing.part_files import part_name
 from reagent_lite.disk_room import require_writable, room_in
 from reagent_lite.errors import ConfigError, Problem, pluralize
+from reagent_lite.id_values import ids_setting
 from reagent_lite.item_table import ItemTable
 from reagent_lite.memory import free_host_bytes
 from reagent_lite.whole_files import appearing_folder, work_folder
@@ -125,8 +127,9 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
         DataError: see `make_timeline`.
     """
     start = time.monotonic()
-    items = given_items(config.items, config.item_id, config.possible_items) if items is None else items
-    files = data_files(config.timeline.inputTableName, config.columns, items)
+    ids = id_features(config.embeddings)
+    items = given_items(config.items, config.item_id, config.possible_items, ids) if items is None else items
+    files = data_files(config.timeline.inputTableName, config.columns, items, ids)
     for note in notes_of_input(config.timeline.inputTableName):
         machine_logger.warning(note)
     folders = output_folders(config)
@@ -134,7 +137,9 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
     _require_events(config)
     require_apart(config.timeline.inputTableName, files, outputs)
     existing = [
-        StageManifest.up_to_date(folder, KIND, {**pairing_settings(config), **items_setting(items), "use": use}, files)
+        StageManifest.up_to_date(
+            folder, KIND, {**pairing_settings(config), **items_setting(items), **ids_setting(ids), "use": use}, files
+        )
         for folder, use in zip(folders, ("train", "eval"), strict=False)
     ]
     manifests = [manifest for manifest in existing if manifest is not None]
@@ -219,7 +224,12 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
                 state_ids=tuple(sorted(ids["state_features"] | ids["next_state_features"])),
                 action_ids=tuple(sorted(ids.get("action", set()) | ids.get("possible_actions", set()))),
                 metric_names=tuple(sorted(facts.metrics)),
-                settings={**pairing_settings(config), **items_setting(files[0].items), "use": use},
+                settings={
+                    **pairing_settings(config),
+                    **items_setting(files[0].items),
+                    **ids_setting(id_features(config.embeddings)),
+                    "use": use,
+                },
                 inputs=states_of(files, facts.hashes),
                 parent=parent.digest if parent else "",
                 report=report,
