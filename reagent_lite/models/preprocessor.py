@@ -228,8 +228,9 @@ class Rows(nn.Module):
 
 
 class Preprocessor(nn.Module):
-    """Normalizes raw features by a `NormalizationSpec`; it has no trained weights. Ids become
-    row numbers of the tables of models/embeddings.py.
+    """Normalizes raw features by a `NormalizationSpec`; it has no trained weights.
+
+    Ids become row numbers of the tables of models/embeddings.py.
 
     A value is missing if `presence` is false, if it is NaN, or if it is −1337.1337 (absent in dense input of 2019). A
     missing value gives 0 in every output column of its feature; with `missing_as_zero`

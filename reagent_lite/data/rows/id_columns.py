@@ -1,7 +1,7 @@
 """Features of ids in a column of maps: taken out of the maps, and read as columns of codes and scores.
 
 column of maps ─┬─► the other features, as a column of maps ─► maps.features
-                └─► one array for each feature of ids ─► ids and scores of all rows in a row ─► [n, length] codes, scores
+                └─► one array for each feature of ids ─► ids and scores, row after row ─► [n, length] codes, scores
 """
 
 from __future__ import annotations
