@@ -17,6 +17,7 @@ import numpy as np
 
 from reagent_lite.categories import MOST_CHARACTERS, code_of
 from reagent_lite.feature_ids import id_of, list_columns
+from reagent_lite.feature_values import LARGEST
 from reagent_lite.item_table import id_text
 
 _IDS = "ids"
@@ -118,7 +119,7 @@ class IdFeature:
 def _is_finite(score: Any) -> bool:
     if not isinstance(score, int | float | np.number) or isinstance(score, bool | np.complexfloating):
         return False
-    return bool(abs(float(score)) <= np.finfo(np.float32).max)
+    return abs(float(score)) <= LARGEST
 
 
 def ids_setting(id_features: tuple[IdFeature, ...]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from reagent_lite.data.rows.block_columns import Column, float64, is_list, is_nu
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.feature_ids import id_of
+from reagent_lite.feature_values import LARGEST
 from reagent_lite.id_values import IdFeature
 
 _PAIR = {"key", "value"}
@@ -197,7 +198,7 @@ def _read(array: pa.Array, feature: IdFeature) -> _Ids:
             numbers = float64(scores)
             row = np.repeat(np.arange(len(array)), lengths)
             wrong = np.zeros(len(array), bool)
-            wrong[row[~(np.abs(numbers) <= np.finfo(np.float32).max)]] = True
+            wrong[row[~(np.abs(numbers) <= LARGEST)]] = True
             return _Ids(lengths, _texts(keys), numbers, wrong)
     return _read_in_python(array, feature)
 
