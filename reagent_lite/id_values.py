@@ -20,6 +20,9 @@ from reagent_lite.feature_ids import id_of, list_columns
 from reagent_lite.feature_values import LARGEST
 from reagent_lite.item_table import id_text
 
+ID_COLUMNS = ("state_id_list_features", "state_id_score_list_features")
+"""Columns of ReAgent's timelines, {id of a feature: ids} and {id of a feature: {id: score}}. The feature 35 of such a
+column is called state_id_list_features.35; those of next states begin with next_."""
 _IDS = "ids"
 """Key of the features of ids among the settings that a folder's content depends on."""
 
@@ -37,6 +40,12 @@ class IdFeature:
     feature: int
     length: int
     scores: bool
+
+    @property
+    def column(self) -> str:
+        """Column of the log that has the feature, one of ID_COLUMNS; "" if it is in state_features."""
+        prefix = str(self.feature).partition(".")[0]
+        return prefix if prefix in ID_COLUMNS else ""
 
     @property
     def columns(self) -> tuple[int, ...]:

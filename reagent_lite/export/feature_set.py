@@ -99,6 +99,7 @@ class FeatureSet:
         if isinstance(maps, Mapping):
             raise BundleError(Problem(where, "a list of maps {feature id: number}", "one map"))
         values = np.full((len(maps), len(self.ids)), np.nan)
+        known = self.first_columns
         problems: list[Problem] = []
         for row, sparse in enumerate(maps):
             if not isinstance(sparse, Mapping):
@@ -107,16 +108,15 @@ class FeatureSet:
             features, wrong = read_map(self.raw, sparse, f"{where}[{row}]")
             problems += wrong
             for key, value in features.items():
-                if ignore_unknown and str(key) not in self.columns and str(key) not in self.id_features:
+                if ignore_unknown and str(key) not in known:
                     continue
                 name = str(key)
                 try:
-                    if name in self.id_features:
-                        feature = self.id_features[name]
-                        values[row, [self.columns[str(column)] for column in feature.columns]] = feature.numbers(value)
-                        continue
-                    column = self.columns[name]
-                    values[row, column] = self._number(name, value)
+                    column = known[name]
+                    if feature := self.id_features.get(name):
+                        values[row, [self.columns[str(part)] for part in feature.columns]] = feature.numbers(value)
+                    else:
+                        values[row, column] = self._number(name, value)
                 except (KeyError, ValueError) as error:
                     problems.append(self._problem(f"{where}[{row}]", key, value, error))
         raise_any(problems, BundleError)

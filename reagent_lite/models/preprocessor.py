@@ -244,7 +244,7 @@ class Preprocessor(nn.Module):
 
     starts: list[int]
     stops: list[int]
-    absent_as_nan: list[bool]
+    one_hot: list[bool]
 
     def __init__(self, spec: NormalizationSpec, *, missing_as_zero: bool = False) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class Preprocessor(nn.Module):
         self.missing_as_zero = missing_as_zero
         self.starts = []
         self.stops = []
-        self.absent_as_nan = []
+        self.one_hot = []
         self.transforms = nn.ModuleList()
         stop = 0
         for (feature_type, _), group in groupby(spec.features, key=_transformed_together):
@@ -263,7 +263,7 @@ class Preprocessor(nn.Module):
             if any(feature.width for feature in features):
                 self.starts.append(start)
                 self.stops.append(stop)
-                self.absent_as_nan.append(feature_type in (FeatureType.ENUM, FeatureType.EMBEDDING))
+                self.one_hot.append(feature_type in (FeatureType.ENUM, FeatureType.EMBEDDING))
                 self.transforms.append(TRANSFORMS[feature_type](features))
         # NaN is never a possible value, so that one-hot columns are 0 without further work; no id is not an id of 0
         nan = {FeatureType.EMBEDDING} if missing_as_zero else {FeatureType.EMBEDDING, FeatureType.ENUM}
@@ -284,7 +284,7 @@ class Preprocessor(nn.Module):
             start = self.starts[i]
             stop = self.stops[i]
             normalized = transform(x[..., start:stop])
-            if not (self.missing_as_zero or self.absent_as_nan[i]):
+            if not (self.missing_as_zero or self.one_hot[i]):
                 normalized = torch.where(usable[..., start:stop], normalized, 0.0)
             outputs.append(normalized)
         if len(outputs) == 0:

@@ -169,7 +169,8 @@ class SpooledLog(ABC, Generic[T]):
 
     def collect_faults(self, rows: Rows) -> None:
         """Adds the faults of a block, its columns, and whether its sequence numbers are integers or times."""
-        self.seen_columns |= set(rows.block.table.column_names)
+        of_ids = {f"{prefix}{name}" for name in rows.block.file.id_columns for prefix in ("", "next_")}
+        self.seen_columns |= set(rows.block.table.column_names) - of_ids
         self._orders = {**rows.faults.orders, **self._orders}
         self.faults.merge(rows.faults.by_kind())
         if rows.faults.ids_left_out:

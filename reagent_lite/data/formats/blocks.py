@@ -96,6 +96,11 @@ class InputFile:
     selection: RowSelection | None = None
 
     @property
+    def id_columns(self) -> tuple[str, ...]:
+        """Columns besides those of the contract that features of ids are in."""
+        return tuple(dict.fromkeys(feature.column for feature in self.id_features if feature.column))
+
+    @property
     def label(self) -> str:
         """Name that tells the files of an input apart, also those of several logs."""
         return f"{self.log}/{self.name}" if self.log else self.name

@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from reagent_lite.categories import MOST_CHARACTERS, codes_of
 from reagent_lite.data.formats.schema import fill_nulls, to_numpy, valid_rows
-from reagent_lite.data.rows.block_columns import Column, float64, is_list, is_number, is_string
+from reagent_lite.data.rows.block_columns import Column, column_of, float64, is_list, is_number, is_string, of_cells
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.matrices import FeatureMatrix
-from reagent_lite.feature_ids import id_of
 from reagent_lite.feature_values import LARGEST
 from reagent_lite.id_values import IdFeature
 
 _PAIR = {"key", "value"}
+_ID_COLUMNS_OF = {"state_features": "", "next_state_features": "next_"}
+"""Prefixes of ID_COLUMNS, by the column of the same states."""
 _IDS = pa.list_(pa.string())
 _SCORES = pa.list_(pa.float64())
 
@@ -54,15 +55,30 @@ def split_ids(column: Column, faults: Faults, features: tuple[IdFeature, ...]) -
         faults: the faults of the block.
         features: the features of ids.
     """
-    of_id = {feature.feature: feature for feature in features}
-    rest, arrays = _split(column, {str(feature.feature) for feature in features})
-    parts = []
-    for name, array in arrays.items():
-        feature = of_id[id_of(name)]
-        parts.append(_matrix(Column(column.name, array, rows=column.rows), name, faults, feature))
+    of_name = {str(feature.feature): feature for feature in features if not feature.column}
+    rest, arrays = _split(column, set(of_name))
+    if column.name in _ID_COLUMNS_OF:
+        arrays |= _from_id_columns(column.name, faults, features)
+    of_name |= {str(feature.feature): feature for feature in features}
+    parts = [
+        _matrix(Column(column.name, array, rows=column.rows), name, faults, of_name[name])
+        for name, array in arrays.items()
+    ]
     ids = tuple(column_id for part in parts for column_id in part.ids)
     values = [np.empty((len(column.array), 0), np.float32), *(part.values for part in parts)]
     return rest, FeatureMatrix(ids, np.concatenate(values, axis=1))
+
+
+def _from_id_columns(name: str, faults: Faults, features: tuple[IdFeature, ...]) -> dict[str, pa.Array]:
+    """Returns the features of states that are in columns of their own; see ID_COLUMNS."""
+    arrays = {}
+    for source in dict.fromkeys(feature.column for feature in features if feature.column):
+        column = of_cells(column_of(faults.block, f"{_ID_COLUMNS_OF[name]}{source}"), "features")
+        prefix = f"{source}."
+        names = {str(of.feature).removeprefix(prefix) for of in features if of.column == source}
+        _, of_column = _split(column, names)
+        arrays |= {f"{prefix}{key}": array for key, array in of_column.items()}
+    return arrays
 
 
 def _split(column: Column, names: set[str]) -> tuple[Column, dict[str, pa.Array]]:

@@ -144,6 +144,47 @@ def test_other_values_are_refused_with_their_line(tmp_path: Path, feature: str, 
     values = [dict(of) for of in VALUES]
     values[2][feature] = value
     log = write_lines(tmp_path / "log.jsonl", rows_of(values))
-    with pytest.raises(DataError, match="log.jsonl:3") as caught:
+    with pytest.raises(DataError, match=r"log\.jsonl:3") as caught:
         copy_of(log)
     assert expected in str(caught.value)
+
+
+def test_columns_of_the_timelines_of_reagent(tmp_path: Path) -> None:
+    """Maps of ids by numbers of features, beside state_features; both may have a feature 35."""
+    dense = pa.map_(pa.int64(), pa.float64())
+    lists = pa.map_(pa.int64(), pa.list_(pa.int64()))
+    scores = pa.map_(pa.int64(), pa.map_(pa.int64(), pa.float64()))
+    columns = {
+        "mdp_id": pa.array(["m", "m"]),
+        "sequence_number": pa.array([1, 11]),
+        "state_features": pa.array([[(1, 1.0)], [(2, 1.0)]], dense),
+        "state_id_list_features": pa.array([[(35, [156, 157]), (36, [138])], [(35, [153]), (36, [139])]], lists),
+        "state_id_score_list_features": pa.array([[(35, [(156, 0.5), (157, 0.4)])], [(36, [(139, 0.7)])]], scores),
+        "next_state_features": pa.array([[(2, 1.0)], None], dense),
+        "next_state_id_list_features": pa.array([[(35, [153]), (36, [139])], None], lists),
+        "next_state_id_score_list_features": pa.array([[(36, [(139, 0.7)])], None], scores),
+        "action": pa.array(["L", "R"]),
+        "reward": pa.array([1.0, 0.2]),
+        "next_action": pa.array(["R", ""]),
+        "possible_next_actions": pa.array([["L", "R"], []], pa.list_(pa.string())),
+    }
+    features = (
+        IdFeature(id_of("state_id_list_features.35"), 2, False),
+        IdFeature(id_of("state_id_score_list_features.35"), 2, True),
+        IdFeature(id_of("state_id_score_list_features.36"), 1, True),
+    )
+    for name in ("log.parquet", "log.jsonl"):
+        if name.endswith("parquet"):
+            pq.write_table(pa.table(columns), tmp_path / name)
+        else:
+            rows = pa.table(columns).to_pylist(maps_as_pydicts="strict")
+            write_lines(tmp_path / name, rows)
+        copy = prepare_training_copy(str(tmp_path / name), actions=("L", "R"), id_features=features)
+        values = dict(zip(map(str, copy.state_ids), copy.state.T.tolist(), strict=True))
+        first = "state_id_list_features.35"
+        assert values[f"{first}[0]"] == [code_of("156"), code_of("153")]
+        assert values[f"{first}[1]"][0] == code_of("157")
+        assert values["state_id_score_list_features.35[1] score"][0] == pytest.approx(0.4)
+        assert values["state_id_score_list_features.36[0]"][1] == code_of("139")
+        assert copy.next_index.tolist()[0] == 1
+        assert copy.follows.tolist() == [True, False]  # the same ids in the next row and as next state
