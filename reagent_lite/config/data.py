@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from reagent_lite.config.column_names import Columns
-from reagent_lite.config.embeddings import Embeddings
+from reagent_lite.config.embedding_config import Embeddings
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.section import Count, LocalPath, NoEffect, Section
 

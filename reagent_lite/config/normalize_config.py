@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from reagent_lite.config.column_names import LogColumns
 from reagent_lite.config.drift_limits import DriftConfig
-from reagent_lite.config.embeddings import Embeddings
+from reagent_lite.config.embedding_config import Embeddings
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.loader import check, expand_config
 from reagent_lite.config.norm_params import NormParams

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from reagent_lite.config.column_names import COLUMNS, ONLY_IF_NAMED, LogColumns
-from reagent_lite.config.embeddings import Embeddings
+from reagent_lite.config.embedding_config import Embeddings
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.paths import DataPath
 from reagent_lite.config.section import Fraction, LocalPath, Names, NoEffect, Number, Section, Share, checked_by

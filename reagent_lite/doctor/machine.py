@@ -11,7 +11,7 @@ import torch
 
 from reagent_lite import __version__
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
-from reagent_lite.config.embeddings import id_features
+from reagent_lite.config.embedding_config import id_features
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.data.copy.location import locations_of
 from reagent_lite.data.features.normalization_files import left_out_features, read_normalization

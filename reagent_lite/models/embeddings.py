@@ -150,7 +150,7 @@ def behind_tables(spec: SourceSpec, build: Callable[[SourceSpec], nn.Module]) ->
     return EmbeddedNetwork(spec, build) if spec.has_embeddings else build(spec)
 
 
-def tables_of(module: nn.Module) -> list[nn.Parameter]:
+def learned_tables(module: nn.Module) -> list[nn.Parameter]:
     """Returns the tables of all networks in a module that are learned."""
     networks = [part for part in module.modules() if isinstance(part, EmbeddedNetwork)]
     return [table for network in networks for table in network.tables.parameters() if table.requires_grad]

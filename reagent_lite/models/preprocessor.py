@@ -169,7 +169,7 @@ class ClipLog(nn.Module):
         return torch.log(x.clamp(min=1e-6))
 
 
-class Rows(nn.Module):
+class TableRows(nn.Module):
     """Row numbers of ids in a table of vectors, from their codes; see `types.Embedding` for the rows.
 
     Listed ids are found by bisection of their ascending codes. Hashed ids: a code is 30 bits of a hash, taken as the
@@ -313,5 +313,5 @@ TRANSFORMS: dict[FeatureType, Callable[[Sequence[FeatureSpec]], nn.Module]] = {
     FeatureType.DISCRETE_ACTION: lambda _: Unchanged(),
     FeatureType.DO_NOT_PREPROCESS: lambda _: Unchanged(),
     FeatureType.CLIP_LOG: lambda _: ClipLog(),
-    FeatureType.EMBEDDING: lambda features: Rows(features[0]),
+    FeatureType.EMBEDDING: lambda features: TableRows(features[0]),
 }

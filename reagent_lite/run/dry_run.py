@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.config.embeddings import id_features
+from reagent_lite.config.embedding_config import id_features
 from reagent_lite.config.paths import show_paths
 from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.distributed.gpus import list_gpus, used_gpus

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from reagent_lite.algorithms.registry import ALGORITHMS
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.column_names import WEIGHT
-from reagent_lite.config.embeddings import id_features
+from reagent_lite.config.embedding_config import id_features
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.copy_summaries import Agreement, CopySummary

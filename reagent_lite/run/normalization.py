@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.config.embeddings import counted_ids, id_features
+from reagent_lite.config.embedding_config import counted_ids, id_features
 from reagent_lite.config.paths import show_paths
 from reagent_lite.console import logger
 from reagent_lite.data.copy.copy_summaries import Agreement
@@ -127,7 +127,7 @@ def given_or_fitted(
     wanted = [name for name in ids if name not in given]
     specs = dict(given)
     if wanted:
-        specs |= _cached_or_fitted(config, train, agreement, shards, wanted, tables_of(given.values()))
+        specs |= _cached_or_fitted(config, train, agreement, shards, wanted, codes_of_tables(given.values()))
     return Normalization(state=specs["state"], action=specs.get("action"))
 
 
@@ -164,7 +164,7 @@ def _name_columns(columns: Iterable[str]) -> str:
     return " and ".join(_COLUMNS[name] for name in columns)
 
 
-def tables_of(specs: Iterable[NormalizationSpec]) -> dict[str, tuple[float, ...]]:
+def codes_of_tables(specs: Iterable[NormalizationSpec]) -> dict[str, tuple[float, ...]]:
     """Returns {table of embeddings: codes of its ids}, none if they are hashed."""
     features = [feature for spec in specs for feature in spec.features]
     return {f.embedding.table: f.possible_values for f in features if f.embedding is not None}

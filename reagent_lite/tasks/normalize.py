@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reagent_lite.config import expand_config
-from reagent_lite.config.embeddings import counted_ids, id_features
+from reagent_lite.config.embedding_config import counted_ids, id_features
 from reagent_lite.config.normalize_config import NormalizeConfig
 from reagent_lite.config.paths import DataPath, logs_of, show_paths
 from reagent_lite.console import logger, progress

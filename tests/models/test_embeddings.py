@@ -15,7 +15,7 @@ from reagent_lite.models.embeddings import (
     GatheredVectors,
     Pooled,
     by_learning_rate,
-    tables_of,
+    learned_tables,
 )
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
@@ -157,9 +157,9 @@ def test_only_the_vectors_of_a_batch_have_a_gradient() -> None:
 
 def test_tables_learn_faster() -> None:
     network = build_q_network(shared_spec(), SETTINGS)
-    plain, tables = by_learning_rate(list(network.parameters()), tables_of(network))
+    plain, tables = by_learning_rate(list(network.parameters()), learned_tables(network))
     assert [tuple(table.shape) for table in tables["params"]] == [(5, 2)]
     assert tables["rate_factor"] == TABLE_RATE
     assert len(plain["params"]) == 4
     alone = build_q_network(SourceSpec(num_state_features=2, action_names=("a", "b")), SETTINGS)
-    assert by_learning_rate(list(alone.parameters()), tables_of(alone)) == [{"params": list(alone.parameters())}]
+    assert by_learning_rate(list(alone.parameters()), learned_tables(alone)) == [{"params": list(alone.parameters())}]

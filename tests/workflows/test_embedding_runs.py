@@ -25,7 +25,7 @@ from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import BundleError, ConfigError, DataError
 from reagent_lite.export import load_bundle
 from reagent_lite.feature_ids import id_of
-from reagent_lite.models.embeddings import tables_of
+from reagent_lite.models.embeddings import learned_tables
 from reagent_lite.tasks.evaluate import evaluate
 from reagent_lite.tasks.normalize import normalize
 from reagent_lite.tasks.score import score
@@ -131,7 +131,7 @@ def test_every_learner_takes_them(sections: dict[str, Any]) -> None:
     )  # fmt: skip
     loss, _ = learner(batch)
     loss.backward()
-    tables = tables_of(learner)
+    tables = learned_tables(learner)
     networks = {"bcq": 2, "crr": 2, "iql": 3}.get(tree.get("algorithm", ""), 1)
     imitates = "bcq" in sections.get("rainbow", {}) and "evaluation" not in sections
     assert len(tables) == networks + imitates

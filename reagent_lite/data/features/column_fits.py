@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from reagent_lite.categories import code_of
-from reagent_lite.config.embeddings import EmbeddingConfig
+from reagent_lite.config.embedding_config import EmbeddingConfig
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.features.feature_types import FEATURE_TYPES, MIN_PRESENT_VALUES, Values, few_levels, fit_feature
 from reagent_lite.data.features.summary import ColumnSummary, IdCounts

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from reagent_lite.categories import MOST_CHARACTERS, code_of
-from reagent_lite.config.embeddings import LARGEST_TABLE
+from reagent_lite.config.embedding_config import LARGEST_TABLE
 from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.data.features.feature_types import FEATURE_TYPES

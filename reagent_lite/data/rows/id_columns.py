@@ -71,7 +71,7 @@ def split_ids(column: Column, faults: Faults, features: tuple[IdFeature, ...]) -
 
 def _from_id_columns(name: str, faults: Faults, features: tuple[IdFeature, ...]) -> dict[str, pa.Array]:
     """Returns the features of states that are in columns of their own; see ID_COLUMNS."""
-    arrays = {}
+    arrays: dict[str, pa.Array] = {}
     for source in dict.fromkeys(feature.column for feature in features if feature.column):
         column = of_cells(column_of(faults.block, f"{_ID_COLUMNS_OF[name]}{source}"), "features")
         prefix = f"{source}."

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import pyarrow.parquet
 
-from reagent_lite.config.embeddings import id_features
+from reagent_lite.config.embedding_config import id_features
 from reagent_lite.config.paths import logs_of
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.console import machine_logger, progress
