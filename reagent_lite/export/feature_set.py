@@ -99,7 +99,7 @@ class FeatureSet:
         if isinstance(maps, Mapping):
             raise BundleError(Problem(where, "a list of maps {feature id: number}", "one map"))
         values = np.full((len(maps), len(self.ids)), np.nan)
-        known = self.first_columns
+        first_columns = self.first_columns
         problems: list[Problem] = []
         for row, sparse in enumerate(maps):
             if not isinstance(sparse, Mapping):
@@ -108,11 +108,11 @@ class FeatureSet:
             features, wrong = read_map(self.raw, sparse, f"{where}[{row}]")
             problems += wrong
             for key, value in features.items():
-                if ignore_unknown and str(key) not in known:
+                if ignore_unknown and str(key) not in first_columns:
                     continue
                 name = str(key)
                 try:
-                    column = known[name]
+                    column = first_columns[name]
                     if feature := self.id_features.get(name):
                         values[row, [self.columns[str(part)] for part in feature.columns]] = feature.numbers(value)
                     else:

@@ -180,7 +180,7 @@ class TableRows(nn.Module):
     no_id: Final[int] = NO_ID
     other_id: Final[int] = OTHER_ID
     first_row: Final[int] = FIRST_ROW
-    one: Final[float] = 1 / SMALLEST_CODE
+    scale: Final[float] = 1 / SMALLEST_CODE
     mantissas: Final[int] = 1 << 23
 
     def __init__(self, feature: FeatureSpec) -> None:
@@ -217,7 +217,7 @@ class TableRows(nn.Module):
 
     def hashed(self, codes: Tensor) -> Tensor:
         """Returns the rows of hashed ids."""
-        mantissa = codes * self.one
+        mantissa = codes * self.scale
         exponent = torch.zeros_like(codes, dtype=torch.int64)
         for power in (64, 32, 16, 8, 4, 2, 1):
             is_larger = mantissa >= 2.0**power

@@ -401,11 +401,15 @@ def _ids_schema(feature: IdFeature) -> dict[str, Any]:
 
 def _one_or_more_ids(feature: IdFeature, fewest: int) -> dict[str, Any]:
     """Returns the schema of ids, lists of at least `fewest` ids, or ids with scores."""
-    one: dict[str, Any] = {"type": ["string", "integer"], "maxLength": MOST_CHARACTERS}
+    single: dict[str, Any] = {"type": ["string", "integer"], "maxLength": MOST_CHARACTERS}
     if not feature.scores:
-        return {"anyOf": [one, {"type": "array", "items": one, "minItems": fewest}]}
+        return {"anyOf": [single, {"type": "array", "items": single, "minItems": fewest}]}
     score = {"type": "number", "minimum": -_LARGEST, "maximum": _LARGEST}
-    pair: dict[str, Any] = {"type": "object", "properties": {"key": one, "value": score}, "required": ["key", "value"]}
+    pair: dict[str, Any] = {
+        "type": "object",
+        "properties": {"key": single, "value": score},
+        "required": ["key", "value"],
+    }
     pair["additionalProperties"] = False
     names = {"maxLength": MOST_CHARACTERS}
     by_id = {"type": "object", "additionalProperties": score, "propertyNames": names, "minProperties": fewest}

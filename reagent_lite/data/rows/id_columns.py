@@ -105,18 +105,18 @@ def _split(column: Column, names: set[str]) -> tuple[Column, dict[str, pa.Array]
 def _split_texts(column: Column, names: set[str]) -> tuple[Column, dict[str, pa.Array]]:
     encoded = column.array.dictionary_encode()
     values = [json.loads(text) for text in encoded.dictionary.to_pylist()]
-    taken: dict[str, list[Any]] = {}
+    of_names: dict[str, list[Any]] = {}
     rest = []
     for number, value in enumerate(values):
         if isinstance(value, dict):
             for name in names & value.keys():
-                taken.setdefault(name, [None] * len(values))[number] = value[name]
+                of_names.setdefault(name, [None] * len(values))[number] = value[name]
             value = {name: inner for name, inner in value.items() if name not in names}
         rest.append(json.dumps(value))
     indices = encoded.indices
     arrays = {
         name: pa.array([None if v is None else json.dumps(v) for v in of_name], pa.string()).take(indices)
-        for name, of_name in taken.items()
+        for name, of_name in of_names.items()
     }
     tagged = {name: _as_text(array) for name, array in arrays.items()}
     return replace(column, array=pa.array(rest, pa.string()).take(indices)), tagged
@@ -145,11 +145,11 @@ def _split_pairs(column: Column, names: set[str]) -> tuple[Column, dict[str, pa.
     kept = np.ones(len(texts), bool)
     arrays = {}
     for name in sorted(names):
-        here = fill_nulls(pc.equal(texts, name), 0).astype(bool)
-        if here.any():
-            kept &= ~here
+        is_name = fill_nulls(pc.equal(texts, name), 0).astype(bool)
+        if is_name.any():
+            kept &= ~is_name
             index = np.full(len(array), -1, np.int64)
-            index[row[here]] = np.flatnonzero(here)
+            index[row[is_name]] = np.flatnonzero(is_name)
             arrays[name] = items.take(pa.array(index, mask=index < 0))
     if not arrays:
         return column, {}
