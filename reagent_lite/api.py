@@ -25,7 +25,7 @@ from reagent_lite.config.score_config import ScoreConfig
 from reagent_lite.config.section import Section
 from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.console import logger
-from reagent_lite.data.formats.frames import Log, Logs, path_of, paths_of
+from reagent_lite.data.formats.frames import PathOrFrame, PathsOrFrames, path_of, paths_of
 from reagent_lite.distributed.group import ProcessRanks, join_group
 from reagent_lite.distributed.launcher import Processes, choose_processes
 from reagent_lite.errors import ConfigError, Problem, needing
@@ -52,10 +52,10 @@ Folder = str | os.PathLike[str]
 
 def train(
     config: Source,
-    data: Logs | None = None,
-    eval_data: Logs | None = None,
+    data: PathsOrFrames | None = None,
+    eval_data: PathsOrFrames | None = None,
     *,
-    items: Log | None = None,
+    items: PathOrFrame | None = None,
     callback: training.Callback | None = None,
 ) -> TrainResult:
     """Trains, evaluates and exports a policy, or continues a run, like `workflows.dqn` and `workflows.parametric_dqn`.
@@ -98,11 +98,11 @@ def train(
 
 def evaluate(
     model: Folder | Sequence[Folder],
-    data: Logs | None = None,
+    data: PathsOrFrames | None = None,
     *,
     against: Folder | None = None,
     env: str | None = None,
-    items: Log | None = None,
+    items: PathOrFrame | None = None,
     config: Source | None = None,
 ) -> evaluation.Evaluated:
     """Evaluates a policy on a log, in simulation, or both, like `workflows.evaluate`.
@@ -139,11 +139,11 @@ def evaluate(
 
 
 def inspect(
-    data: Log,
+    data: PathOrFrame,
     *,
     rows: int = 100_000,
     columns: "Columns | None" = None,
-    items: Log | None = None,
+    items: PathOrFrame | None = None,
     item_id: str = ITEM_ID,
 ) -> "Inspected":
     """Describes the columns of a log and returns a training config for it, like `workflows.inspect`.
@@ -184,7 +184,9 @@ def simulate(config: Source) -> simulation.SimulatedLog:
         return simulation.simulate(_check(SimulateConfig, config, {}))
 
 
-def score(model: Folder, data: Log, *, items: Log | None = None, config: Source | None = None) -> "Table":
+def score(
+    model: Folder, data: PathOrFrame, *, items: PathOrFrame | None = None, config: Source | None = None
+) -> "Table":
     """Returns an Arrow table with an exported model's action and score for each row.
 
     The table has the columns of `workflows.score`; `to_pandas()` converts it to a frame.
@@ -207,7 +209,7 @@ def score(model: Folder, data: Log, *, items: Log | None = None, config: Source 
     return scored_table(_check(ScoreConfig, config or {}, tree))
 
 
-def rollout(log: Logs, *, config: Source | None = None) -> comparison.ComparedPolicies:
+def rollout(log: PathsOrFrames, *, config: Source | None = None) -> comparison.ComparedPolicies:
     """Compares two policies that shared a server by its log, like `workflows.rollout`.
 
     Args:
@@ -223,7 +225,7 @@ def rollout(log: Logs, *, config: Source | None = None) -> comparison.ComparedPo
     return comparison.compare(_check(RolloutConfig, config or {}, {"log": paths_of(log)}))
 
 
-def compare(config: Source, data: Logs | None = None) -> comparing.Compared:
+def compare(config: Source, data: PathsOrFrames | None = None) -> comparing.Compared:
     """Trains configs with several seeds each in processes of this machine, and chooses one, like `workflows.compare`.
 
     Args:
@@ -247,7 +249,7 @@ def compare(config: Source, data: Logs | None = None) -> comparing.Compared:
 def optuna_objective(
     config: Source,
     suggest: Callable[["Trial"], Mapping[str, Any]],
-    data: Logs | None = None,
+    data: PathsOrFrames | None = None,
     *,
     score: str | None = None,
 ) -> Callable[["Trial"], float]:
@@ -309,7 +311,7 @@ def _folder(key: str, model: object) -> str:
     raise ConfigError(Problem(key, "the folder of an exported model", f"a {type(model).__name__}", todo))
 
 
-def _table(items: Log | None) -> str | None:
+def _table(items: PathOrFrame | None) -> str | None:
     return None if items is None else path_of(items, "items")
 
 

@@ -2,7 +2,7 @@
 
     document ─► canonical JSON ─► SHA-256 of it, added as "sha256" ─► canonical JSON in manifest.json
 
-Exported models, checkpoints, folders of stages, training copies and shards have one, with different keys beside
+Exported models, checkpoints, folders of stages, training copies and shards have one, with different keys besides
 `files`. Bytes that are not in canonical form are refused, so that no byte of manifest.json can change unnoticed. The
 seal protects against damage and mix-ups, not against deliberate changes: it is no signature. Standard library only.
 """
@@ -115,7 +115,7 @@ def open_sealed(data: bytes, where: str, kind: FolderKind) -> dict[str, Any]:
 
 
 def require_files(files: object, where: str, kind: FolderKind) -> dict[str, dict[str, Any]]:
-    """Checks and returns `files` of a manifest: {name: {size, sha256, ...}} of files beside it.
+    """Checks and returns `files` of a manifest: {name: {size, sha256, ...}} of files next to it.
 
     Raises:
         BundleError, DataError: `files` has another form, or a name could lead out of the folder.
@@ -140,7 +140,7 @@ def seal_folder(
 
     Args:
         folder: the folder, which contains only its files.
-        document: keys of the manifest beside `files`.
+        document: keys of the manifest besides `files`.
         files: {name: keys of its entry}; size and sha256 are added unless the entry has both. None: all files.
 
     Returns:

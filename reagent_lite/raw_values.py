@@ -9,6 +9,7 @@ scores, bundles and the server. A value that is read already stays as it is.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -43,7 +44,8 @@ class RawColumn:
         unit: sign or code of a currency; amounts in another one are refused.
         decimal: decimal mark of amounts and per cent.
         levels: elements of lists that get a feature each.
-        separator: sign between the elements of a list that is a text; a text that begins with [ is JSON.
+        separator: sign between the elements of a list that is a text; a text that begins with [ is a list of JSON or as
+            Python writes it.
         map: values that stand for others, before they are read.
     """
 
@@ -138,6 +140,8 @@ def _day(column: RawColumn, value: Any) -> date:
     """Returns a day, or a time if the value has one, in the time zone in which it is written."""
     if isinstance(value, date):
         return value
+    if isinstance(value, int) and column.format:
+        value = str(value)
     expected = (
         f"a date as {column.format}" if column.format else "a date or time such as 2026-01-31 or 2026-01-31T10:30"
     )
@@ -153,17 +157,34 @@ def _day(column: RawColumn, value: Any) -> date:
 
 
 def _list(column: RawColumn, value: Any) -> tuple[Value, ...]:
+    present = {str(element).strip() for element in elements_of(value, column.separator)}
+    return tuple(int(level in present) for level in column.levels)
+
+
+def elements_of(value: Any, separator: str) -> list[Any]:
+    """Returns the elements of a list, an array, or a text of one.
+
+    Raises:
+        ValueError: the value is none of these; the message says what was expected.
+    """
     elements = value
     if isinstance(value, str):
         text = value.strip()
-        with suppress(ValueError):
-            elements = json.loads(text) if text.startswith("[") else text.split(column.separator)
+        elements = _written_list(text) if text.startswith("[") else text.split(separator)
     elif hasattr(value, "tolist"):  # an array of NumPy
         elements = value.tolist()
     if not isinstance(elements, list | tuple) or any(isinstance(element, list | dict) for element in elements):
-        raise ValueError(f'a list, as ["a", "b"] or a{column.separator}b')
-    present = {str(element).strip() for element in elements}
-    return tuple(int(level in present) for level in column.levels)
+        raise ValueError(f'a list, as ["a", "b"] or a{separator}b')
+    return [*elements]
+
+
+def _written_list(text: str) -> Any:
+    """Returns a list that is written in JSON, or as Python and so pandas writes it; None for other text."""
+    with suppress(ValueError):
+        return json.loads(text)
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        return ast.literal_eval(text)
+    return None
 
 
 def _currency(column: RawColumn, value: Any) -> tuple[Value, ...]:

@@ -39,7 +39,7 @@ def appearing_folder(target: Path, *, served: bool = False, within: "FolderIdent
     Args:
         target: final name.
         served: other processes read the folder at any time, so `target` must always lead to a complete folder. If the
-            filesystem cannot exchange names, `target` is a link to a hidden folder beside it, and the link is replaced.
+            filesystem cannot exchange names, `target` is a link to a hidden folder near it, and the link is replaced.
         within: the parent or a folder above it, which must stay the same; without it, missing parents are created.
 
     Raises:
@@ -144,7 +144,7 @@ def _can_exchange(first: Path, other: Path) -> bool:
 
 
 def _sweep(target: Path) -> None:
-    """Removes leftovers of killed processes beside a folder."""
+    """Removes leftovers of killed processes next to a folder."""
     name = f".{glob.escape(target.name)}"
     ends = (".tmp", ".now", *((".old",) if target.exists() else ()))
     beside = target.parent.glob(f"{name}.*")

@@ -34,10 +34,12 @@ DATA_LAYERS = {
     "faults_by_kind": -1, "result_frames": -1,
     "formats": 0,
     "rows": 1, "buckets": 1, "log_shares": 1, "served_log": 1,
-    "features": 2, "writing": 2, "stage_folder": 2, "logs": 2,
-    "timeline": 3, "tables": 3, "rollout_rows": 3, "partition": 3,
-    "copy": 4, "shard_files": 4,
-    "sampling": 5, "episode_folder": 5, "inspection": 5,
+    "features": 2, "writing": 2, "stage_folder": 2,
+    "partition": 3,
+    "logs": 4,
+    "timeline": 5, "tables": 5, "rollout_rows": 5,
+    "copy": 6, "shard_files": 6,
+    "sampling": 7, "episode_folder": 7, "inspection": 7,
 }  # fmt: skip
 SCIENCE = {("tasks", "scoring"), ("tasks", "run_statistics")}
 FILES = sorted((ROOT / "reagent_lite").rglob("*.py"))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from reagent_lite.data.log_shares import counts_in_words
 from reagent_lite.errors import is_installed, named_counts, pluralize
 
 
@@ -26,6 +27,14 @@ def test_counts_have_singular_and_plural(number: int, forms: tuple[str, ...], te
 def test_counts_are_named_by_their_keys() -> None:
     counts = {"rows": 3470, "episodes": 1, "terminal_rows": 1, "rows_without_mdp_id": 1, "duplicate_rows": 0}
     assert named_counts(counts) == "3,470 rows, 1 episode, 1 terminal row, 1 row without mdp id"
+
+
+def test_counts_of_independent_decisions_are_their_rows() -> None:
+    counts = {"rows": 40, "episodes": 40, "terminal_rows": 40, "rows_without_mdp_id": 40, "duplicate_rows": 2}
+    assert counts_in_words(counts) == "40 rows, 2 duplicate rows"
+    assert counts_in_words(counts | {"rows_without_mdp_id": 39}).startswith(
+        "40 rows, 40 episodes, 40 terminal rows, 39"
+    )
 
 
 def test_a_folder_of_a_package_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import torch
@@ -72,6 +73,27 @@ class BatchEvaluation:
     choices: Tensor
     td_loss: Tensor
     target: Tensor
+
+
+class SoftUpdate:
+    """Sets target <- rate * online + (1 - rate) * target when called, running statistics included.
+
+    It keeps the tensors of both networks, since a search for them costs as much as the update of a small network: make
+    it after the networks were moved to their device.
+    """
+
+    def __init__(self, target: nn.Module, online: nn.Module, rate: float) -> None:
+        self._rate = rate
+        self._target: list[Tensor] = list(target.parameters())
+        self._online: list[Tensor] = list(online.parameters())
+        self._buffers = list(zip(target.buffers(), online.buffers(), strict=True))
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Moves the target network."""
+        torch._foreach_lerp_(self._target, self._online, self._rate)
+        for old, new in self._buffers:
+            old.copy_(torch.lerp(old, new, self._rate) if old.is_floating_point() else new)
 
 
 class PolicyLearner(nn.Module, ABC):
@@ -200,7 +222,11 @@ class PolicyLearner(nn.Module, ABC):
 
     def after_step(self) -> None:
         """Moves the target network towards the online network."""
-        soft_update(self.target_network, self.online, self.settings.target_update_rate)
+        self._soft_update()
+
+    @cached_property
+    def _soft_update(self) -> SoftUpdate:
+        return SoftUpdate(self.target_network, self.online, self.settings.target_update_rate)
 
     def rewards(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Returns reward with its boost [B], and the factor of the next value [B]."""
@@ -208,23 +234,17 @@ class PolicyLearner(nn.Module, ABC):
         return reward, discount(self.settings.gamma, batch.steps, batch.bootstrap)
 
 
-@torch.no_grad()
-def soft_update(target: nn.Module, online: nn.Module, rate: float) -> None:
-    """Sets target <- rate * online + (1 - rate) * target, running statistics included."""
-    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), rate)
-    for old, new in zip(target.buffers(), online.buffers(), strict=True):
-        old.copy_(torch.lerp(old, new, rate) if old.is_floating_point() else new)
-
-
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
     """Puts a network into evaluation mode: no dropout, and constant running statistics."""
-    training = network.training
-    network.eval()
+    training = [module for module in network.modules() if module.training]
+    for module in training:
+        module.__dict__["training"] = False  # what eval() sets, without nn.Module's search of parameters
     try:
         yield
     finally:
-        network.train(training)
+        for module in training:
+            module.__dict__["training"] = True
 
 
 def tensors_under(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,11 +8,12 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.algorithms.policy_learner import soft_update
+from reagent_lite.algorithms.policy_learner import SoftUpdate
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network, chosen_values, only_choice
 from reagent_lite.rl.td import discount
 from reagent_lite.types import Actions, SourceSpec, TransitionBatch
@@ -103,7 +104,11 @@ class RewardAndQModels(nn.Module):
 
     def after_step(self) -> None:
         """Moves the target network towards the value network."""
-        soft_update(self.target_network, self.value_network, self.target_update_rate)
+        self._soft_update()
+
+    @cached_property
+    def _soft_update(self) -> SoftUpdate:
+        return SoftUpdate(self.target_network, self.value_network, self.target_update_rate)
 
     @torch.no_grad()
     def predict(self, state: Tensor, actions: Actions) -> tuple[Tensor, Tensor]:

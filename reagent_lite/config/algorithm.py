@@ -1,10 +1,10 @@
 """`algorithm`: the learning algorithm, and a section for each algorithm that has keys of its own.
 
-To add an algorithm, add its section here, and its name and key to `AlgorithmConfig`.
+To add an algorithm, add its section here and to `SECTIONS`, and its name and key to `AlgorithmConfig`.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,8 @@ class AlgorithmSection(Section):
 
     temperature: ClassVar[float] = Q_TEMPERATURE
     """Default of rl.temperature."""
+    nearer: ClassVar[str] = "a larger rl.cql_alpha"
+    """What keeps the policy nearer to the log, beside rl.temperature and rl.epsilon, in words."""
     takes_steps: ClassVar[bool] = True
     """Whether a run learns by optimizer steps; otherwise the model is fitted before the evaluation."""
     unused: ClassVar[tuple[str, ...]] = ()
@@ -52,6 +54,8 @@ class CRRConfig(ActorSection):
     max_weight: Positive = 20.0
     """Used by exp: the largest weight."""
 
+    nearer: ClassVar[str] = "a larger crr.beta"
+
 
 class IQLConfig(ActorSection):
     """Implicit Q-learning: values of logged actions only; the actor imitates those that are better than usual."""
@@ -63,6 +67,8 @@ class IQLConfig(ActorSection):
     return."""
     max_weight: Positive = 100.0
     """The largest weight."""
+
+    nearer: ClassVar[str] = "a smaller iql.beta"
 
 
 class BoostingConfig(AlgorithmSection):
@@ -78,6 +84,7 @@ class BoostingConfig(AlgorithmSection):
     shrinkage: PositiveShare = 0.1
     """Factor of each tree; a smaller one needs more trees."""
 
+    nearer: ClassVar[str] = "a larger rl.epsilon"
     takes_steps: ClassVar[bool] = False
     unused: ClassVar[tuple[str, ...]] = (
         *("epochs", "checkpoint.keep_best"),
@@ -96,6 +103,15 @@ class BoostingConfig(AlgorithmSection):
         *("training.l2_decay", "training.clip_grad_norm", "training.warm_start_model_path"),
         *("training.weight_init_min_std", "training.cuda_graph", "training.do_not_warm_start_optimizer"),
     )
+
+
+SECTIONS: Final[dict[object, type[AlgorithmSection]]] = {
+    "dqn": AlgorithmSection,
+    "crr": CRRConfig,
+    "iql": IQLConfig,
+    "boosting": BoostingConfig,
+}
+"""Section of each algorithm; dqn has none of its own in a config, as its keys are in rl and rainbow."""
 
 
 class AlgorithmConfig(Section):
@@ -145,4 +161,10 @@ class AlgorithmConfig(Section):
 
 def default_temperature(algorithm: object) -> float:
     """Returns the default of rl.temperature for the name of an algorithm."""
-    return ActorSection.temperature if algorithm in ("crr", "iql") else Q_TEMPERATURE
+    named = algorithm if isinstance(algorithm, str) else ""
+    return SECTIONS.get(named, AlgorithmSection).temperature
+
+
+def ways_nearer() -> str:
+    """Returns for each algorithm what keeps its policy nearer to the log, in words."""
+    return "; ".join(f"{name}: {section.nearer}" for name, section in SECTIONS.items())

@@ -121,7 +121,7 @@ class CsvFormat(Section):
     """Encoding of the text, such as cp1252 or utf-16."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields unknown encodings, and one sign for two purposes."""
+        """Yields Problems for an unknown encoding, and for one sign with two purposes."""
         try:
             codecs.lookup(self.encoding).incrementaldecoder().decode(b"", True)
             "".encode(self.encoding)
@@ -150,7 +150,7 @@ class RawColumnConfig(Section):
     levels: Names = ()
     """Elements of lists that get a feature each; other elements are left out."""
     separator: Annotated[str, Field(min_length=1)] = "|"
-    """Sign between elements of a list that is a text; a text that begins with [ is JSON."""
+    """Sign between elements of a list that is a text; a text that begins with [ is a list of JSON or of Python."""
     map: dict[str, str | float | None] = {}
     """Values that stand for others, {"Mail": "mail", "-": null}."""
 
@@ -167,7 +167,7 @@ class RawColumnConfig(Section):
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields columns without a kind or a map, lists without levels, and maps of maps."""
+        """Yields Problems for a column without a kind or map, a list without levels, and a map of maps."""
         if not self.kind and not self.map:
             yield self.wrong("kind", "a kind, or a map of values")
         if self.kind == "list" and not self.levels:

@@ -87,7 +87,7 @@ class CompareConfig(Section):
         return check(_CLASSES[self.workflow_of(tree)], {**tree, "model_output_path": self.output_path or "."})
 
     def rules(self) -> Iterator[Problem]:
-        """Yields faults of the training configs, and keys with which their scores are not comparable."""
+        """Yields Problems of the training configs, and of keys that make their scores incomparable."""
         if not self.base and not all(isinstance(config, str) for config in self.configs.values()):
             yield self.wrong("base", "a config, or configs that are all paths")
             return

@@ -22,5 +22,5 @@ class ConvertConfig(Section):
     required: ClassVar = {"input_path": ("a path or a URL",)}
 
     def rules(self) -> Iterator[Problem]:
-        """Yields a missing output and unknown formats."""
+        """Yields Problems if the output is missing or a format is unknown."""
         yield from output_problems(self.output_path, LOG_SUFFIXES)

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from reagent_lite.config.column_names import Columns
 from reagent_lite.config.embedding_config import Embeddings
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
+from reagent_lite.config.paths import SameEpisodes
 from reagent_lite.config.section import Count, LocalPath, NoEffect, Section
 
 
@@ -15,13 +16,14 @@ class DataConfig(Section):
     """The log's own names for standard columns, {"mdp_id": "session", "reward": "clicked", ...}. Features may
     have a column each, {"state_features": ["age", "income"]}, and are then named after their columns. An object in
     place of a name says how its values are written, such as dates; csv says how CSV files are, see docs/data.md."""
+    same_episodes: SameEpisodes = None
     items: Items = None
     item_id: ItemId = ITEM_ID
     possible_items: PossibleItems = None
     embeddings: Embeddings = {}
     training_copy_dir: LocalPath | None = None
-    """Folder on this machine's disk for the memory-mapped copy; absent: beside the data, or in the user's cache if that
-    folder is not writable."""
+    """Folder on this machine's disk for the memory-mapped copy; absent: next to the data, or in the user's cache if
+    that folder is not writable."""
     global_minibatch_size: Count | None = None
     """Rows per minibatch over all processes, instead of training.minibatch_size per process."""
     layout: Literal["shards", "replicas", "split"] = "shards"

@@ -25,6 +25,6 @@ class DatasetConfig(Section):
     required: ClassVar = {"path": ("a folder that collectors and learners see",)}
 
     def rules(self) -> Iterator[Problem]:
-        """Yields edits without a size."""
+        """Yields a Problem for edits without a size."""
         if self.edits and self.max_bytes is None:
             yield self.wrong("max_bytes", "a number of bytes while edits is true")

@@ -30,7 +30,7 @@ class DriftConfig(Section):
     """Difference between these shares at which drift is large."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields moderate limits that are not below the large ones."""
+        """Yields a Problem for each moderate limit that is not below the large one."""
         for name in ("psi", "ks", "present"):
             large = f"{name}_large"
             if getattr(self, f"{name}_moderate") >= getattr(self, large):

@@ -64,7 +64,7 @@ class EnvironmentConfig(Section):
         return self.env.startswith(GYMNASIUM)
 
     def rules(self) -> Iterator[Problem]:
-        """Yields constants that are not numbers, and CUDA for an environment in Python."""
+        """Yields Problems for constants that are no numbers, and for CUDA with an environment in Python."""
         if self.in_python:
             if self.backend == "cuda":
                 yield self.wrong("backend", f"auto or cpu with {self.env}", "It steps in Python")

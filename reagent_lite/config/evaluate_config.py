@@ -7,7 +7,7 @@ from reagent_lite.config.column_names import LogColumns
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.config.items import WITHOUT_ITEMS, Name, PossibleItems
-from reagent_lite.config.paths import DataPath, logs_of
+from reagent_lite.config.paths import FOR_SEVERAL_LOGS, DataPath, SameEpisodes, logs_of
 from reagent_lite.config.section import (
     Count,
     Episodes,
@@ -80,6 +80,7 @@ class EvaluateConfig(Section):
     """The log, in any format that training reads: transitions, or events, which are paired to transitions first. Or a
     list of several logs. Absent: only `simulation` is used."""
     columns: LogColumns = {}
+    same_episodes: SameEpisodes = None
     items: str | None = None
     """Table of the items that actions of the log name by id, as data.items in training; absent: the model's own, if it
     has one."""
@@ -90,8 +91,8 @@ class EvaluateConfig(Section):
     simulation: PlayedEnvironmentConfig | None = None
     """An environment to play in; absent: only the log is used."""
     output_path: LocalPath | None = None
-    """JSON file of all estimates; a page with the same content, `.html`, is written beside it. Older files are
-    replaced. Absent: beside the model's folder, with a different name for every model, log and config. Required if
+    """JSON file of all estimates; a page with the same content, `.html`, is written next to it. Older files are
+    replaced. Absent: next to the model's folder, with a different name for every model, log and config. Required if
     neither policy is a model."""
     write_scored_rows: bool = False
     """List the scored rows in the JSON file: {file: [line, ...]}, with row numbers for Parquet and Arrow files."""
@@ -163,8 +164,9 @@ class EvaluateConfig(Section):
             "Only used by softmax",
         ),
         NoEffect(lambda config: True, ("query.actions",), "absent", "They are the model's"),
+        NoEffect(lambda config: isinstance(config.data_path, str), ("same_episodes",), *FOR_SEVERAL_LOGS),
         WITHOUT_ITEMS,
-        NoEffect(lambda config: config.actions, ("items",), "absent beside actions", "Items have features, not names"),
+        NoEffect(lambda config: config.actions, ("items",), "absent with actions", "Items have features, not names"),
         NoEffect(lambda config: not config.without_model, ("actions",), "absent, as a model knows the actions"),
         NoEffect(
             lambda config: config.without_model,
@@ -192,7 +194,7 @@ class EvaluateConfig(Section):
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields faults of the policies, a missing log or environment, and an output that is not a JSON file."""
+        """Yields Problems of the policies, of a missing log or environment, and of an output that is no JSON file."""
         yield from self._policy_problems()
         if self.simulation is None and not self.data_path:
             expected = "a log, an environment in `simulation`, or both"

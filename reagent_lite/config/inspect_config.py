@@ -28,6 +28,6 @@ class InspectConfig(Section):
     no_effect: ClassVar[tuple[NoEffect, ...]] = (WITHOUT_ITEMS,)
 
     def rules(self) -> Iterator[Problem]:
-        """Yields a config that is not a .json file."""
+        """Yields a Problem if the config to write is no .json file."""
         if self.output_path and not self.output_path.endswith(".json"):
             yield self.wrong("output_path", "the name of a .json file")

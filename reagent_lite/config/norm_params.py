@@ -43,7 +43,7 @@ class NormParams(Section):
     """{feature id or name: type}; other types are identified from the data."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields overrides with an unknown type or feature id."""
+        """Yields a Problem for each override with an unknown type or feature id."""
         for feature, name in self.feature_overrides.items():
             where = f"feature_overrides.{feature}"
             try:

@@ -80,7 +80,7 @@ class NormalizeConfig(Section):
         return {**shared, **data, "parametric": model.parametric, **added}
 
     def rules(self) -> Iterator[Problem]:
-        """Yields columns that cannot be normalized."""
+        """Yields a Problem for each column that cannot be normalized."""
         columns = self.norm_params.cols_to_norm
         if self.parametric is False and columns and "state_features" not in columns:
             expected = "state_features among them while parametric is false"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from reagent_lite.config.section import checked_by
 from reagent_lite.errors import Problem
@@ -25,6 +25,21 @@ def _single_path(path: str | tuple[str, ...]) -> str | tuple[str, ...]:
 
 DataPath = Annotated[str | tuple[str, ...], checked_by(_paths), AfterValidator(_single_path)]
 """Path or URL of a log, or a list of paths or URLs of several logs; a list with one path becomes the path."""
+
+
+SameEpisodes = Annotated[
+    bool | None,
+    Field(
+        description="Whether the logs of a list have the same episodes. true: an mdp_id is one episode in all of them, "
+        "and decisions with equal mdp_id and sequence_number count once, as of a log and its copy. false: each log has "
+        "episodes of its own, whose mdp_ids begin with the number of the log from the second one on. Absent: as false; "
+        "training and evaluation warn of the number of pairs of mdp_id and sequence_number that several logs have."
+    ),
+]
+
+
+FOR_SEVERAL_LOGS = ("absent for a single log", "Give a list of logs, or drop it")
+"""What errors expect and advise of `same_episodes` if there is one log."""
 
 
 def logs_of(path: DataPath) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ class PublishConfig(Section):
     the logged policy, resampled in pairs, must exceed 0."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields an unknown estimator, with the nearest known one."""
+        """Yields a Problem for an unknown estimator, with the nearest known one."""
         if self.estimator not in ESTIMATORS_IN_WORDS:
             advice = f"Known: {', '.join(ESTIMATORS_IN_WORDS)}"
             yield self.wrong(

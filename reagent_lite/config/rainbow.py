@@ -44,6 +44,6 @@ class RainbowConfig(Section):
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields an empty support."""
+        """Yields a Problem if the support is empty."""
         if self.qmin >= self.qmax:
             yield self.wrong("qmin", f"less than qmax ({self.qmax})")

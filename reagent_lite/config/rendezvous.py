@@ -36,7 +36,7 @@ class RendezvousConfig(Section):
     """Steps between two comparisons of the parameters of all processes."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields times that contradict each other."""
+        """Yields a Problem for each pair of times that contradict each other."""
         least = 3 * self.heartbeat_seconds
         if self.lost_after_seconds < least:
             expected = f"at least three heartbeats ({least:g})"

@@ -72,7 +72,8 @@ class RLConfig(Section):
     unsupported: ClassVar = {
         "target_action_distribution": "Steering towards an action distribution is not supported; remove the key or use "
         "reward_boost",
-        "state_feature_params": "Remove the key; data.embeddings declares features of ids and of lists of ids",
+        "state_feature_params": "The key is not supported; remove it, and declare features of ids and of lists of ids "
+        "in data.embeddings",
     }
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
@@ -85,7 +86,7 @@ class RLConfig(Section):
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields combinations that contradict each other."""
+        """Yields a Problem for each combination that contradicts itself."""
         if self.q_network_loss == "bce_with_logits" and self.gamma != 0:
             yield self.wrong(
                 "q_network_loss",

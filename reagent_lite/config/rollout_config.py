@@ -40,7 +40,7 @@ class ComparisonConfig(Section):
     ones, so that no unit is counted sooner for its outcome."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields ranges without width."""
+        """Yields a Problem for each range without width."""
         ranges = {"reward_range": self.reward_range} | {
             f"guardrails.{name}.range": guardrail.range for name, guardrail in self.guardrails.items()
         }
@@ -68,7 +68,7 @@ class ServedRolloutConfig(ComparisonConfig):
     required: ClassVar = {"model": ("the folder of an exported model",)}
 
     def rules(self) -> Iterator[Problem]:
-        """Yields shares that do not grow, and faults of the comparison."""
+        """Yields Problems for shares that do not grow, and of the comparison."""
         yield from super().rules()
         if any(share >= following for share, following in pairwise(self.shares)):
             yield Problem("shares", "shares that grow", f"{list(self.shares)}")

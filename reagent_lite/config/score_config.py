@@ -44,7 +44,7 @@ class ScoreConfig(Section):
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields unknown formats, and columns that cannot be kept."""
+        """Yields Problems for an unknown format, and for columns that cannot be kept."""
         if self.output_path:
             yield from output_problems(self.output_path, LOG_SUFFIXES)
         if self.escape_formulas and not self.output_path.lower().endswith(".csv"):

@@ -110,7 +110,7 @@ class Section(BaseModel):
         )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields faults of this section that involve several keys or rules beyond a key's type."""
+        """Yields Problems of this section that involve several keys, or rules beyond a key's type."""
         yield from ()
 
     def problems(self, path: str = "") -> Iterator[Problem]:

@@ -95,7 +95,7 @@ class ServeConfig(Section):
             return False
 
     def rules(self) -> Iterator[Problem]:
-        """Yields a server that other machines may use without a token, and a key without its certificate."""
+        """Yields Problems if other machines need no token, or a key has no certificate."""
         for key in ("decide_token_file", "reward_token_file"):
             if not getattr(self, key) and not self.is_local and not self.no_token:
                 expected = f"a file with a token, as other machines can reach {self.host}"

@@ -33,6 +33,6 @@ class ShardConfig(Section):
     required: ClassVar = {"training_data_path": ("a path",), "local_path": ("a folder on this machine's disk",)}
 
     def rules(self) -> Iterator[Problem]:
-        """Yields a node_index that is missing or too large."""
+        """Yields a Problem if node_index is missing or too large."""
         if (self.node_index is None and self.num_nodes > 1) or (self.node_index or 0) >= self.num_nodes:
             yield self.wrong("node_index", f"this machine's number, 0 to {self.num_nodes - 1}")

@@ -50,7 +50,7 @@ class PlayConfig(Section):
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields a missing model."""
+        """Yields a Problem if the model is missing."""
         if self.kind != "random" and not self.model:
             yield self.wrong("model", f"the folder of an exported model for kind {self.kind}")
 
@@ -125,7 +125,7 @@ class SimulateConfig(EnvironmentConfig):
         return tree
 
     def rules(self) -> Iterator[Problem]:
-        """Yields paths and lengths that are missing or contradict each other."""
+        """Yields Problems for paths and lengths that are missing or contradict each other."""
         yield from super().rules()
         if self.backend == "cuda" and not self.use_gpu:
             yield self.wrong("backend", "auto or cpu while use_gpu is false")

@@ -45,7 +45,7 @@ class SimulationConfig(EnvironmentConfig):
     configured.
     """
     share: Share | None = None
-    """Share of simulated rows in each minibatch beside training_data_path; 0: only evaluate in simulation."""
+    """Share of simulated rows in each minibatch with training_data_path; 0: only evaluate in simulation."""
     total_steps: Count = 500_000
     """Environment steps over all processes of a run without training_data_path."""
     warmup_steps: Count = 10_000
@@ -84,7 +84,7 @@ class SimulationConfig(EnvironmentConfig):
     network.
     """
     pictures: bool = False
-    """Write rollout.gif, an episode of the learned policy, beside the model; needs the extra `pictures`."""
+    """Write rollout.gif, an episode of the learned policy, next to the model; needs the extra `pictures`."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         *EnvironmentConfig.no_effect,
@@ -119,7 +119,7 @@ class SimulationConfig(EnvironmentConfig):
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields contradictions between keys."""
+        """Yields a Problem for each contradiction between keys."""
         yield from super().rules()
         if self.mode != "both" and self.dataset is None:
             yield self.wrong("dataset", f"a section with mode {self.mode}", "Name the shared folder in dataset.path")

@@ -10,7 +10,7 @@ from pydantic import Field
 from reagent_lite.config.column_names import COLUMNS, ONLY_IF_NAMED, LogColumns
 from reagent_lite.config.embedding_config import Embeddings
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
-from reagent_lite.config.paths import DataPath
+from reagent_lite.config.paths import FOR_SEVERAL_LOGS, DataPath, SameEpisodes
 from reagent_lite.config.section import Fraction, LocalPath, Names, NoEffect, Number, Section, Share, checked_by
 from reagent_lite.errors import Problem
 
@@ -102,7 +102,7 @@ class TimelineSection(Section):
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields faults beyond single keys; paths and gamma may have defaults, as in a training config."""
+        """Yields Problems beyond single keys; paths and gamma may have defaults, as in a training config."""
         if self.evalTableName is not None and self.evalTableName.rstrip("/") == self.outputTableName.rstrip("/"):
             yield self.wrong("evalTableName", "another folder than outputTableName")
         if self.startDs is not None and self.endDs is not None and self.startDs > self.endDs:
@@ -138,7 +138,7 @@ class QuerySection(Section):
 
 
 class TimelineConfig(Section):
-    """`python -m workflows.timeline`: turns logged decisions into transitions, or into checked events."""
+    """`python -m workflows.timeline`: turns logged decisions into transitions."""
 
     engine: Literal["local", "duckdb", "spark"] = "local"
     """local: this machine's cores and disk; duckdb: former name of local. spark: an existing Spark; needs
@@ -147,16 +147,13 @@ class TimelineConfig(Section):
     """Address of Spark: spark://host:7077, local[4], yarn, k8s://..., or sc://host:15002 for Spark Connect."""
     memory_limit_mb: Annotated[int, Field(ge=100)] | None = None
     """Memory for events on this machine, above which they go to the disk; absent: 60 % of the free memory."""
-    output: Literal["transitions", "events"] = "transitions"
-    """transitions: each row with what followed it. events: the checked rows, in files of whole episodes; training pairs
-    them while it reads. They take about half the space, which helps to shard a log that is too large for one
-    machine."""
     temporary_directory: str | None = None
     """Folder for data that does not fit into memory, on this machine or on a disk that all machines of Spark see;
-    absent: beside the output."""
+    absent: next to the output."""
     timeline: TimelineSection = TimelineSection()
     query: QuerySection = QuerySection()
     columns: LogColumns = {}
+    same_episodes: SameEpisodes = None
     items: Items = None
     item_id: ItemId = ITEM_ID
     possible_items: PossibleItems = None
@@ -173,6 +170,7 @@ class TimelineConfig(Section):
             "absent with engine spark",
             "Spark has its own settings for memory",
         ),
+        NoEffect(lambda config: isinstance(config.timeline.inputTableName, str), ("same_episodes",), *FOR_SEVERAL_LOGS),
         NoEffect(
             lambda config: not config.timeline.actionDiscrete,
             ("query.actions",),
@@ -185,17 +183,11 @@ class TimelineConfig(Section):
             "absent with actionDiscrete true",
             "Items have features; named actions have none",
         ),
-        NoEffect(
-            lambda config: config.output == "events",
-            ("timeline.addTerminalStateRow", "timeline.timeWindowLimit", "timeline.steps"),
-            "absent with output events",
-            "Events are paired where they are read: give it in the config of the training",
-        ),
         WITHOUT_ITEMS,
     )
 
     def rules(self) -> Iterator[Problem]:
-        """Yields a missing address of Spark, and a missing discount."""
+        """Yields Problems if the address of Spark or the discount is missing."""
         if self.engine == "spark" and self.master is None:
             yield self.wrong("master", "a Spark master such as local[4], or sc://host of Spark Connect")
         timeline = self.timeline

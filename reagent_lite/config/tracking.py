@@ -17,7 +17,7 @@ class MlflowConfig(Section):
     """Name of the experiment, which is created if it is new; absent: MLFLOW_EXPERIMENT_NAME, else Default."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields an address with a user or password, which every copy of the config would reveal."""
+        """Yields a Problem for an address with a user or password, which every copy of the config would reveal."""
         if self.uri is not None and "@" in urlsplit(self.uri).netloc:
             yield self.wrong(
                 "uri",

@@ -82,7 +82,7 @@ class TrainingConfig(Section):
     }
 
     def rules(self) -> Iterator[Problem]:
-        """Yields shapes that do not fit, and unknown optimizers."""
+        """Yields Problems for layers that do not fit, and for an unknown optimizer."""
         if len(self.layers) < 2:
             yield self.wrong("layers", "at least two widths (input and output placeholders)")
         for i, width in enumerate(self.layers[1:-1], start=1):

@@ -23,7 +23,7 @@ from reagent_lite.config.defaults import (
 )
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.config.paths import DataPath
+from reagent_lite.config.paths import FOR_SEVERAL_LOGS, DataPath
 from reagent_lite.config.publish import PublishConfig
 from reagent_lite.config.rainbow import RainbowConfig
 from reagent_lite.config.rendezvous import RendezvousConfig
@@ -54,10 +54,8 @@ class WorkflowConfig(AlgorithmConfig):
     training_data_path: DataPath = ""
     """JSON lines (plain, .gz, .bz2, .zst), Parquet, Arrow IPC, CSV, Minari, or a folder of files; the same local path
     on every node. Transitions, or events, which are paired to transitions first. A list of paths is several logs read
-    as one, with separate episodes, such as an old log and the decisions served since.
-
-    May be absent with a simulation.
-    """
+    as one, each with episodes of its own unless data.same_episodes is true, such as an old log and the decisions served
+    since. May be absent with a simulation."""
     eval_data_path: DataPath | None = None
     """Held-out data in the same format; absent: evaluation.held_out_share of the training episodes are scored."""
     state_norm_data_path: str | None = None
@@ -86,7 +84,7 @@ class WorkflowConfig(AlgorithmConfig):
     not used by one machine."""
     epochs: Count | None = 1
     """Passes over the training data; without data simulation.total_steps is the length of a run. null, which is the
-    default of 2026: as many as give 5,000 optimizer steps, or 2,000 where each row is a decision of its own; at least
+    default of 2026: as many as give 5,000 optimizer steps, or 2,000 where each row is an independent decision; at least
     1."""
     seed: Seed = 0
     """Seed of initial weights, row order and resampling."""
@@ -173,9 +171,14 @@ class WorkflowConfig(AlgorithmConfig):
             "SARSA uses the logged next action, so there is nothing to restrict",
         ),
         NoEffect(
+            lambda config: isinstance(config.training_data_path, str) and isinstance(config.eval_data_path, str | None),
+            ("data.same_episodes",),
+            *FOR_SEVERAL_LOGS,
+        ),
+        NoEffect(
             lambda config: config.actions or config.parametric,
             ("query.actions",),
-            "absent beside actions, and for candidates",
+            "absent with actions, and for candidates",
             "They are the same",
         ),
         NoEffect(
@@ -196,7 +199,7 @@ class WorkflowConfig(AlgorithmConfig):
         NoEffect(
             lambda config: config.timeline and config.eval_data_path not in (None, config.timeline.evalTableName),
             ("timeline.evalTableName",),
-            "absent beside eval_data_path",
+            "absent with eval_data_path",
         ),
         NoEffect(
             lambda config: config.timeline and config.timeline.steps > 1 and config.timeline.gamma != config.rl.gamma,
@@ -264,13 +267,13 @@ class WorkflowConfig(AlgorithmConfig):
         NoEffect(
             lambda config: config.simulates_beside_data,
             ("simulation.total_steps", "simulation.num_evaluations"),
-            "absent beside training_data_path",
+            "absent with training_data_path",
             "Set the length of a run on data by epochs; each epoch ends with an evaluation",
         ),
         NoEffect(
             lambda config: config.simulates_beside_data,
             ("simulation.auto_scale",),
-            "false beside training_data_path",
+            "false with training_data_path",
             "It measures a run that only simulates",
         ),
         NoEffect(
@@ -405,7 +408,7 @@ class WorkflowConfig(AlgorithmConfig):
             rows: number of logged rows of all machines.
             learned: number of those that the policy learns from.
             world: number of processes, each with its own minibatch.
-            continues: whether a row is followed by another state; false if each is a decision of its own.
+            continues: whether a row is followed by another state; false if each is an independent decision.
         """
         parts = self.training.minibatches_per_step
         config = self
@@ -499,7 +502,7 @@ class WorkflowConfig(AlgorithmConfig):
         return self.model_copy(update=changes)
 
     def rules(self) -> Iterator[Problem]:
-        """Yields contradictions between sections."""
+        """Yields a Problem for each contradiction between sections."""
         if not self.model_output_path and not self.collects:
             yield self.wrong("model_output_path", "a path")
         if not self.training_data_path and self.simulation is None:
@@ -587,7 +590,7 @@ class WorkflowConfig(AlgorithmConfig):
         if self.training_data_path and simulation.mode == "both" and simulation.share is None:
             yield self.wrong(
                 "simulation.share",
-                "a number from 0 to 1 beside training_data_path",
+                "a number from 0 to 1 with training_data_path",
                 "0 trains on the data and plays in simulation, 1 trains on the simulation",
             )
         if not self.training_data_path:
@@ -657,7 +660,7 @@ class DqnConfig(WorkflowConfig):
         NoEffect(
             lambda config: True,
             ("data.items",),
-            "absent beside actions",
+            "absent with actions",
             "Items have features and no names in the config; leave actions out and use workflows.parametric_dqn",
         ),
     )

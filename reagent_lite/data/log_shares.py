@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.frames import location
-from reagent_lite.errors import pluralize
+from reagent_lite.errors import named_counts, pluralize
 
 Shares = list[tuple[str, int, float]]
 """(path, rows, share of all rows) of each of several logs; empty for a single log."""
@@ -34,6 +34,16 @@ def shares_of_counts(path: DataPath, counts: Mapping[str, int]) -> Shares:
     """Returns `shares_of` from the counts of a training copy."""
     numbers = range(1, len(logs_of(path)) + 1)
     return shares_of(path, {number: counts.get(f"{_ROWS_OF_LOG}{number}", 0) for number in numbers})
+
+
+def counts_in_words(counts: Mapping[str, int]) -> str:
+    """Returns the counts of a training copy as text; episodes and ends are left out where each row is one."""
+    rows = counts.get("rows", 0)
+    if counts.get("rows_without_mdp_id") == counts.get("terminal_rows") == rows:
+        counts = {
+            key: n for key, n in counts.items() if key not in ("episodes", "terminal_rows", "rows_without_mdp_id")
+        }
+    return named_counts(counts)
 
 
 def rows_by_log(files: Sequence[InputFile], origin_file: NDArray[np.int32]) -> dict[str, int]:

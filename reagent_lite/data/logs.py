@@ -1,113 +1,319 @@
-"""Several logs read as one: finds rows that logs have in common, and makes mdp_ids unique among the logs.
+"""A log: one path or several that are read as one, and how their rows are read.
 
-    rows of all logs ─► mdp_id, sequence_number, hash of the content ─► in buckets by mdp_id ─► compared between logs
-                                             files, read with a prefix before mdp_ids that are not unique ◄──┘
+    path, columns, items, id_features, ─► Log ─► files, kind, notes ─► training copy, timeline, shard
+    actions, timeline, partition
 
-Two rows are the same if they have the same mdp_id, sequence_number, state, action, reward and propensity. If all rows
-that two logs have under the same mdp_id and sequence_number are the same, one log contains rows of the other: an mdp_id
-is the same episode in both, and repeated rows are treated like rows that a single log repeats. Otherwise the logs use
-the same names for different episodes, and an mdp_id that both have stands for two episodes. Logs without a common
-mdp_id stay as they are.
+**Several logs.** Episodes of different logs are different ones: every `mdp_id` of the second log begins with `2/`, of
+the third with `3/`, wherever its rows are read. Those of the first log stay as they are, but for names that begin with
+a number and a slash already, which get `1/`, so that no two names become one. If the user says that the logs have the
+same episodes, all names stay as they are, and rows with equal `mdp_id` and `sequence_number` count once.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
-import sys
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
-
-from reagent_lite.config.column_names import PLAIN_CSV, CsvFormat
-from reagent_lite.config.paths import DataPath
-from reagent_lite.console import progress
-from reagent_lite.data.buckets import Buckets
+from reagent_lite.config.column_names import PLAIN_CSV, SERVED_COLUMNS, Columns, CsvFormat
+from reagent_lite.config.paths import DataPath, logs_of, show_paths
+from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.formats.blocks import Block, ColumnNames, InputFile
-from reagent_lite.data.formats.format_table import ALL_COLUMNS, first_block, read_blocks
-from reagent_lite.data.formats.frames import location
-from reagent_lite.data.formats.schema import in_one_piece, to_numpy
-from reagent_lite.data.rows.block_columns import column_of, holds_maps, numbers, sequence_numbers, strings, texts
-from reagent_lite.data.rows.column_mapping import ColumnMapping
-from reagent_lite.data.rows.contract import are_events, propensity
-from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.hashes import Hashes, hashes_of_codes, mix, row_hashes
-from reagent_lite.data.rows.maps import features
-from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
-from reagent_lite.errors import DataError, Problem, join_names, pluralize, raise_any
-from reagent_lite.whole_files import work_folder
+from reagent_lite.data.formats.frames import location, paths_of
+from reagent_lite.data.formats.input_files import list_input, local_path, not_read
+from reagent_lite.data.partition import Partition
+from reagent_lite.data.served_log import require_all_decisions, waiting_in
+from reagent_lite.data.stage_folder import StageManifest, find_altered
+from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, join_names, raise_any
+from reagent_lite.feature_ids import FeatureId
+from reagent_lite.id_values import IdFeature, ids_of_setting, ids_setting
+from reagent_lite.item_table import ItemTable
+from reagent_lite.manifest import FILE_NAME, STAGE
 
-_MEMORY_BYTES = 1 << 28
-_GROUP_BYTES = 1 << 23
-_NUMBERED = re.compile(r"(\d{1,9})/")
+NUMBERED = "^[0-9]+/"
+"""Pattern of the number that `_InOneOfSeveral` puts before an mdp_id."""
 _ACTIONS = {False: "names or indices", True: "maps of features"}
 _ONE_KIND = "Give logs of one kind together: all with this column, or none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeparatedLogs:
-    """Files of several logs, whose readers yield a different mdp_id for each episode.
+@dataclass(frozen=True, eq=False)
+class Log:
+    """Logged data and how it is read; files are listed, and first rows read, once, when they are needed.
 
     Attributes:
-        files: the files of the input, in their order.
-        notes: sentences about mdp_ids and rows that several logs have.
+        path: path of a file or a folder in any format, URL or frame; or several, which are read as one. Frames are
+            written to files; the attribute has their paths.
+        actions: names of discrete actions in output order; None for candidates.
+        columns: the log's own names for standard columns; some of several logs may have the standard names.
+        items: the table of the items that actions may name.
+        id_features: features whose values are ids; None if no feature is read.
+        timeline: settings of the pairing of events; None for the defaults.
+        directory: parent folder of the training copy that the user chose, or None.
+        partition: the episodes that are read; None for all.
+        same_episodes: whether an mdp_id that several logs have is one episode; None counts as false, with a warning.
     """
 
-    files: tuple[InputFile, ...]
-    notes: tuple[str, ...] = ()
+    path: DataPath
+    _: KW_ONLY
+    actions: tuple[str, ...] | None = None
+    columns: Columns = field(default_factory=dict)
+    items: ItemTable | None = None
+    id_features: tuple[IdFeature, ...] | None = None
+    timeline: TimelineConfig | None = None
+    directory: str | None = None
+    partition: Partition | None = None
+    same_episodes: bool | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", paths_of(self.path))
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path of each log."""
+        return logs_of(self.path)
+
+    @property
+    def is_several(self) -> bool:
+        """Whether there are several logs, or a list of them."""
+        return not isinstance(self.path, str)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the standard rows of its files depend on, beside the files and the item table."""
+        columns = {"columns": self.columns} if self.columns else {}
+        several = {"same_episodes": bool(self.same_episodes)} if self.is_several else {}
+        return columns | several | ids_setting(self.id_features or ())
+
+    @property
+    def name(self) -> str:
+        """The paths as text, for errors and messages."""
+        return show_paths(self.path)
+
+    @cached_property
+    def manifest(self) -> StageManifest | None:
+        """The manifest of a stage's folder; None for other paths, and for several logs."""
+        return None if self.is_several else StageManifest.read(self.paths[0])
+
+    @cached_property
+    def files(self) -> tuple[InputFile, ...]:
+        """The data files, those of several logs in their order, as they are at the first call.
+
+        Files of several logs have the number of their log. Files of a stage's folder have the sha256 that its manifest
+        gives, which readers check, and the standard columns.
+
+        Raises:
+            DataError: see `list_input`; files that are missing, altered or not in the folder's manifest; a file that
+                two logs have; a stage's folder that was made with other features of ids; a served log of an earlier
+                version that lacks decisions, see `require_all_decisions`.
+            NoRowsError: all logs are empty folders, or folders whose manifest says that they have no rows.
+        """
+        return self._listed()
+
+    def _listed(self) -> tuple[InputFile, ...]:
+        from reagent_lite.data.rows.column_mapping import ColumnMapping  # needs Arrow
+
+        names = ColumnMapping.of(self.columns, beside_others=self.is_several)
+        files: dict[str, InputFile] = {}
+        empty: list[Problem] = []
+        for number, path in enumerate(self.paths, 1 if self.is_several else 0):
+            try:
+                listed = _files_of(path, names, self.items, self.id_features)
+            except NoRowsError as error:
+                empty += error.problems
+                continue
+            for file in listed:
+                if file.path in files:
+                    expected = f"files that {self.path[files[file.path].log - 1]} does not have"
+                    raise DataError(Problem(path, expected, file.path, "List each file in one log only"))
+                files[file.path] = replace(file, log=number)
+        if not files:
+            raise NoRowsError(empty)
+        require_all_decisions(files.values())
+        if self.is_several and not self.same_episodes:
+            return tuple(replace(file, columns=_InOneOfSeveral(file.log, file.columns)) for file in files.values())
+        return tuple(files.values())
+
+    @property
+    def read_files(self) -> tuple[InputFile, ...]:
+        """The files with rows of the episodes that are read; their readers leave out other episodes."""
+        return self.files if self.partition is None else self.partition.files_of(self.files, self.manifest)
+
+    def notes(self) -> tuple[str, ...]:
+        """Returns sentences about what the log lacks.
+
+        These are entries of a folder that are not read, rows that a stage left out, decisions that wait for rewards,
+        and empty logs.
+        """
+        from reagent_lite.data.formats.format_table import READERS
+
+        sentences: list[str] = []
+        for path in self.paths:
+            try:
+                _files_of(path, None, None, None)
+                manifest = StageManifest.read(path)
+                sentences += not_read(path, tuple(READERS))
+                sentences += [] if manifest is None else _left_out_before(manifest)
+                waiting = waiting_in(path)
+                sentences += [] if waiting is None else [f"{local_path(path)}: {waiting}"]
+            except NoRowsError as error:
+                sentences += [f"{problem.where}: no rows: {problem.got}" for problem in error.problems]
+        return tuple(sentences)
+
+    def require_unchanged(self) -> None:
+        """Checks that the files are still those that were read, by names, sizes and modification times.
+
+        Raises:
+            DataError: files that have changed or are gone.
+        """
+        expected = "a file that stays as it is while it is read"
+        todo = "Run again when its writer has ended"
+        present = {(file.path, file.size, file.modified_ns, file.sha256) for file in self._listed()}
+        changed = [file for file in self.files if (file.path, file.size, file.modified_ns, file.sha256) not in present]
+        raise_any([Problem(file.path, expected, "one that changed", todo) for file in changed])
+
+    def require_apart(self, outputs: Mapping[str, Path]) -> None:
+        """Checks that no output overlaps the log or another output; links are followed.
+
+        Args:
+            outputs: {config key: path}.
+
+        Raises:
+            ConfigError: two paths overlap; names both.
+        """
+        occupied = {Path(file.path).resolve(): "the input" for file in self.files if not file.remote}
+        for path in self.paths:
+            if "://" not in path and (folder := Path(path).expanduser().resolve()).is_dir():
+                occupied[folder] = "the input"
+        for key, output in outputs.items():
+            resolved = output.resolve()
+            for other, what in occupied.items():
+                if resolved == other or resolved in other.parents or other in resolved.parents:
+                    expected = f"a path apart from {what} in {other}"
+                    raise ConfigError(Problem(key, expected, str(output), "It is replaced as a whole: choose another"))
+            occupied[resolved] = key
+
+    def first_blocks(self) -> Iterator[Block]:
+        """Yields the first block of each log that has rows, with the columns that training reads.
+
+        Raises:
+            DataError: a file that cannot be read; no log has the columns that `columns` names.
+        """
+        from reagent_lite.data.formats.format_table import first_block
+
+        problems: list[Problem] = []
+        seen = not (self.is_several and self.columns)
+        for _, group in itertools.groupby(self.files, lambda file: file.log):
+            files = tuple(group)
+            first = None
+            if not seen:
+                try:
+                    first = first_block([_alone(file) for file in files])
+                    seen = True
+                except DataError as error:
+                    problems = problems or list(error.problems)
+            first = first_block(files) if first is None else first
+            if first is not None:
+                yield replace(first, file=next(file for file in files if file.path == first.file.path))
+        if not seen:
+            raise_any(problems)
+
+    @cached_property
+    def _kinds(self) -> tuple[_Kind, ...]:
+        """The kind of each log that has rows, from its first rows."""
+        return tuple(map(self._kind_of, self.first_blocks()))
+
+    def _kind_of(self, first: Block) -> _Kind:
+        from reagent_lite.data.formats.format_table import first_block
+        from reagent_lite.data.rows.block_columns import column_of, holds_maps
+        from reagent_lite.data.rows.contract import are_events
+
+        last = [file for file in self.files if file.log == first.file.log][-1]
+        events = are_events(first)
+        if not events and SERVED_COLUMNS[0] in first.table.column_names and last is not first.file:
+            newest = first_block([last])  # single decisions may be followed by episodes
+            events = newest is not None and are_events(newest)
+        return _Kind(
+            name=location(self.path[first.file.log - 1] if first.file.log else self.paths[0]),
+            columns=frozenset(first.table.column_names),
+            events=events,
+            maps=holds_maps(column_of(first, "action")),
+        )
+
+    @property
+    def holds_events(self) -> bool:
+        """Whether the first rows are events rather than transitions; false if there are no rows.
+
+        Several logs are of one kind, so that the first log decides.
+
+        Raises:
+            DataError: a file that cannot be read.
+        """
+        try:
+            return bool(self._kinds) and self._kinds[0].events
+        except NoRowsError:
+            return False
+
+    def require_one_kind(self) -> None:
+        """Checks by their first rows that several logs are of one kind.
+
+        Raises:
+            DataError: events and transitions, rows with an mdp_id or a sequence_number and rows without, or named
+                actions and maps of features; names both logs and the column. No log has the columns that `columns`
+                names.
+        """
+        if self.is_several:
+            raise_any([problem for other in self._kinds[1:] for problem in self._kinds[0].unlike(other)])
 
 
-def separate_logs(files: tuple[InputFile, ...], path: DataPath, folder: Path) -> SeparatedLogs:
-    """Compares the logs of an input, for which all rows are read once; does nothing for a single log.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """The kind of a log's rows.
 
-    Args:
-        files: the files, as `data_files` returns them.
-        path: the paths of the logs.
-        folder: for temporary files, on a disk with room for 40 bytes per row.
-
-    Raises:
-        DataError: logs whose rows are not of one kind; a file that cannot be read, with file and line; no rows.
+    Attributes:
+        name: how errors name the log.
+        columns: names of the columns of its first rows.
+        events: whether they are events.
+        maps: whether actions are maps of features; None if no row has an action.
     """
-    if isinstance(path, str):
-        return SeparatedLogs(files=files)
-    require_one_kind(files, path)
-    numbered: set[int] = set()
-    with work_folder(folder, "logs") as work:
-        buckets = Buckets(work, files, _MEMORY_BYTES)
-        with progress("comparing the logs", "bytes") as show:
-            for rows, starts in read_blocks(files, _rows_of, show, ALL_COLUMNS):
-                numbered |= starts
-                if len(rows):
-                    buckets.add(rows, to_numpy(in_one_piece(rows.column("episode"))) >> np.uint64(32))
-        overlaps: dict[tuple[int, int], _SharedRows] = defaultdict(_SharedRows)
-        for group in buckets.groups(_GROUP_BYTES):
-            _compare(pa.concat_tables(group.tables()), overlaps)
-    prefixes = _prefixes(range(1, len(path) + 1), overlaps, numbered)
-    prefixed = tuple(
-        replace(file, columns=_WithPrefix(prefixes[file.log], file.columns)) if prefixes[file.log] else file
-        for file in files
-    )
-    notes = _notes([location(log) for log in path], overlaps, prefixes, files)
-    return SeparatedLogs(files=prefixed, notes=tuple(notes))
+
+    name: str
+    columns: frozenset[str]
+    events: bool
+    maps: bool | None
+
+    def unlike(self, other: _Kind) -> Iterator[Problem]:
+        """Yields the differences between the first rows of a log and those of another one."""
+        needed = ("mdp_id", "sequence_number") if self.events or other.events else ("sequence_number",)
+        lacking = False
+        for column in needed:
+            if (column in self.columns) != (column in other.columns):
+                lacking = True
+                having, without = (self.name, other.name) if column in self.columns else (other.name, self.name)
+                yield Problem(without, f"a column {column!r}, as {having} has", "none", _ONE_KIND)
+        if self.events != other.events and not lacking:
+            of_events, of_transitions = (self.name, other.name) if self.events else (other.name, self.name)
+            expected = f"transitions, with a column 'next_state_features' or 'next_action' as {of_transitions} has"
+            todo = "Make transitions of the events first, with workflows.timeline, or give logs of one kind together"
+            yield Problem(of_events, expected, "events", todo)
+        if None not in (self.maps, other.maps) and self.maps != other.maps:
+            expected = f"{_ACTIONS[bool(self.maps)]} in action, as {self.name} has"
+            yield Problem(other.name, expected, _ACTIONS[bool(other.maps)])
 
 
 @dataclass(frozen=True, slots=True)
-class _WithPrefix:
-    """Reads the rows of a log with a prefix before each mdp_id; see ColumnNames.
+class _InOneOfSeveral:
+    """Reads the rows of one of several logs with an mdp_id that no other log has; see ColumnNames.
 
     Attributes:
-        prefix: the prefix.
+        log: number of the log, from 1.
         names: the user's own names of columns; None if they are the standard ones.
     """
 
-    prefix: str
+    log: int
     names: ColumnNames | None
 
     @property
@@ -126,6 +332,12 @@ class _WithPrefix:
 
     def read(self, block: Block) -> Block:
         """Returns a block with the standard columns."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        from reagent_lite.data.rows.block_columns import column_of, texts
+        from reagent_lite.data.rows.faults import Faults
+
         if self.names is not None:
             block = self.names.read(block)
         faults = Faults(block)
@@ -133,220 +345,85 @@ class _WithPrefix:
         number = block.table.schema.get_field_index("mdp_id")
         if number < 0 or faults.count:  # the fault is reported when the rows are checked
             return block
-        prefixed = pc.binary_join_element_wise(pa.scalar(self.prefix), ids, "")
-        return replace(block, table=block.table.set_column(number, pa.field("mdp_id", pa.string()), prefixed))
+        numbered = pc.binary_join_element_wise(f"{self.log}/", ids, "")
+        if self.log == 1:
+            are_numbered = pc.match_substring_regex(ids, NUMBERED)
+            if not pc.any(are_numbered).as_py():
+                return block
+            numbered = pc.if_else(are_numbered, numbered, ids)
+        table = block.table.set_column(number, pa.field("mdp_id", pa.string()), numbered)
+        return replace(block, table=table)
 
 
-def require_one_kind(files: tuple[InputFile, ...], path: DataPath) -> None:
-    """Checks by their first rows that several logs are of one kind.
+def _alone(file: InputFile) -> InputFile:
+    """Returns a file of several logs as that of a single log, which has to have the user's own columns."""
+    from reagent_lite.data.rows.column_mapping import ColumnMapping
 
-    Raises:
-        DataError: events and transitions, rows with an mdp_id or a sequence_number and rows without, or named actions
-            and maps of features; names both logs and the column.
-    """
-    if isinstance(path, str):
-        return
-    _require_own_columns(files)
-    logs: list[tuple[str, Block]] = []
-    for number, of_log in itertools.groupby(files, lambda file: file.log):
-        if (first := first_block(tuple(of_log), ALL_COLUMNS)) is not None:
-            logs.append((location(path[number - 1]), first))
-    raise_any([problem for other in logs[1:] for problem in _unlike(*logs[0], *other)])
+    names = file.columns.names if isinstance(file.columns, _InOneOfSeveral) else file.columns
+    return replace(file, columns=replace(names, beside_others=False) if isinstance(names, ColumnMapping) else names)
 
 
-def _require_own_columns(files: tuple[InputFile, ...]) -> None:
-    """Checks that at least one log has the columns that a config names; the other logs may have the standard names.
+def _files_of(
+    path: str, names: ColumnNames | None, items: ItemTable | None, id_features: tuple[IdFeature, ...] | None
+) -> tuple[InputFile, ...]:
+    """Returns the files of a single log; those of a stage's folder have the standard columns."""
+    from reagent_lite.data.formats.format_table import READERS
 
-    Raises:
-        DataError: no log has them; names those that the first log lacks.
-    """
-    problems: list[Problem] = []
-    for _, of_log in itertools.groupby(files, lambda file: file.log):
-        with_own_names = [(file, file.columns) for file in of_log if isinstance(file.columns, ColumnMapping)]
-        try:
-            if first_block(
-                [replace(file, columns=replace(columns, beside_others=False)) for file, columns in with_own_names]
-            ):
-                return
-        except DataError as error:
-            problems = problems or list(error.problems)
-    raise_any(problems)
-
-
-def _unlike(name: str, block: Block, other_name: str, other_block: Block) -> Iterator[Problem]:
-    """Yields the differences in kind between the first rows of a log and those of another log."""
-    events = are_events(block)
-    other_events = are_events(other_block)
-    needed = ("mdp_id", "sequence_number") if events or other_events else ("sequence_number",)
-    lacking = False
-    for column in needed:
-        has, other_has = (column in rows.table.column_names for rows in (block, other_block))
-        if has != other_has:
-            lacking = True
-            having, without = (name, other_name) if has else (other_name, name)
-            yield Problem(without, f"a column {column!r}, as {having} has", "none", _ONE_KIND)
-    if events != other_events and not lacking:
-        of_events, of_transitions = (name, other_name) if events else (other_name, name)
-        expected = f"transitions, with a column 'next_state_features' or 'next_action' as {of_transitions} has"
-        todo = "Make transitions of the events first, with workflows.timeline, or give logs of one kind together"
-        yield Problem(of_events, expected, "events", todo)
-    maps, other_maps = (holds_maps(column_of(rows, "action")) for rows in (block, other_block))
-    if None not in (maps, other_maps) and maps != other_maps:
-        yield Problem(other_name, f"{_ACTIONS[bool(maps)]} in action, as {name} has", _ACTIONS[bool(other_maps)])
-
-
-def _rows_of(block: Block) -> tuple[pa.Table, set[int]]:
-    """Returns (the rows of a block that have an mdp_id, for `_compare`; numbers that are prefixes of mdp_ids)."""
-    faults = Faults(block)
-    codes, distinct = strings(column_of(block, "mdp_id"), faults)
-    ids = distinct.to_pylist()
-    sequence, ordered = sequence_numbers(column_of(block, "sequence_number"), faults)
-    rows = np.flatnonzero(codes >= 0)
-    count = len(rows)
-    table = pa.table(
-        {
-            "episode": hashes_of_codes(codes[rows], ids),
-            "sequence": sequence[rows],
-            "ordered": ordered[rows],
-            "content": _contents(block, faults)[rows],
-            "log": np.full(count, block.file.log, np.int32),
-            "file": np.full(count, block.file_number, np.int32),
-            "line": block.lines[rows],
-        }
-    )
-    return table, {int(match[1]) for match in map(_NUMBERED.match, ids) if match}
-
-
-def _contents(block: Block, faults: Faults) -> Hashes:
-    """Returns [n] hashes of the state, action, reward and propensity of each row."""
-    states, _ = features(column_of(block, "state_features"), faults)
-    action = column_of(block, "action")
-    if holds_maps(action):
-        actions = _hashes_of(features(action, faults)[0])
-    else:
-        codes, distinct = strings(action, faults)
-        actions = hashes_of_codes(codes, distinct.to_pylist())
-    hashes = mix(_hashes_of(states) ^ actions)
-    for values in (numbers(column_of(block, "reward"), faults), propensity(block, faults)[0]):
-        number = np.where(np.isnan(values), np.nan, values + 0.0)  # one NaN, and 0 for -0
-        hashes = mix(hashes ^ number.view(np.uint64))
-    return hashes
-
-
-def _hashes_of(matrix: FeatureMatrix) -> Hashes:
-    return Lists(np.ones(len(matrix.values), np.int64), matrix).hashes()[0]
-
-
-@dataclass(slots=True)
-class _SharedRows:
-    """Episodes and rows that a log has in common with an earlier log.
-
-    Attributes:
-        episodes: number of mdp_ids that both have.
-        equal: number of rows, by mdp_id and sequence_number, that are the same in both.
-        different: number of rows, by mdp_id and sequence_number, that differ.
-        first: (file, line) of the later log's first row that is the same in both.
-    """
-
-    episodes: int = 0
-    equal: int = 0
-    different: int = 0
-    first: tuple[int, int] = (sys.maxsize, 0)
-
-
-def _compare(table: pa.Table, overlaps: dict[tuple[int, int], _SharedRows]) -> None:
-    """Adds what logs have in common to `overlaps`.
-
-    Args:
-        table: all rows of some episodes, with the columns of `_rows_of`.
-        overlaps: {(number of the earlier log, number of the later log): what they have in common}.
-    """
-    column: dict[str, NDArray[Any]] = {
-        name: in_one_piece(table.column(name)).to_numpy(zero_copy_only=False) for name in table.column_names
-    }
-    names = row_hashes(column["episode"], column["sequence"], 0)
-    named_contents = mix(names ^ mix(column["content"]))
-    rows_of = {log: np.flatnonzero(column["log"] == log) for log in np.unique(column["log"]).tolist()}
-    ordered_of = {log: rows[column["ordered"][rows]] for log, rows in rows_of.items()}
-    for earlier, later in itertools.combinations(rows_of, 2):
-        overlap = overlaps[earlier, later]
-        episodes = column["episode"]
-        overlap.episodes += len(np.intersect1d(episodes[rows_of[earlier]], episodes[rows_of[later]]))
-        rows_earlier = ordered_of[earlier]
-        rows_later = ordered_of[later]
-        _, in_earlier, in_later = np.intersect1d(names[rows_earlier], names[rows_later], return_indices=True)
-        # a log may have several rows of one name: one of them that the other log has too is enough
-        equal = np.isin(named_contents[rows_later[in_later]], named_contents[rows_earlier])
-        equal |= np.isin(named_contents[rows_earlier[in_earlier]], named_contents[rows_later])
-        repeated = rows_later[in_later[equal]]
-        lines = zip(column["file"][repeated].tolist(), column["line"][repeated].tolist(), strict=True)
-        overlap.first = min(overlap.first, *lines)
-        overlap.equal += int(equal.sum())
-        overlap.different += int((~equal).sum())
-
-
-def _prefixes(
-    logs: Iterable[int], overlaps: Mapping[tuple[int, int], _SharedRows], numbered: set[int]
-) -> dict[int, str]:
-    """Returns the prefix of each log's mdp_ids: "", or a number that is not a prefix of any mdp_id yet.
-
-    Logs that contain rows of each other share one numbering of episodes, and get the same prefix.
-    """
-
-    def between(logs: Sequence[int], others: Sequence[int]) -> list[_SharedRows]:
-        pairs = ((min(log, other), max(log, other)) for log, other in itertools.product(logs, others))
-        return [overlaps[pair] for pair in pairs if pair in overlaps]
-
-    numberings: list[list[int]] = []
-    for log in logs:
-        joined = [log]
-        for numbering in list(numberings):
-            contains = any(overlap.equal and not overlap.different for overlap in between([log], numbering))
-            if contains and not any(overlap.different for overlap in between(joined, numbering)):
-                numberings.remove(numbering)
-                joined = [*numbering, *joined]
-        numberings.append(sorted(joined))
-    prefixes: dict[int, str] = {}
-    used = set(numbered)
-    for numbering in sorted(numberings):
-        prefix = ""
-        if any(overlap.episodes for overlap in between(numbering, list(prefixes))):
-            number = next(number for number in itertools.count(numbering[0]) if number not in used)
-            used.add(number)
-            prefix = f"{number}/"
-        prefixes |= dict.fromkeys(numbering, prefix)
-    return prefixes
-
-
-def _notes(
-    names: Sequence[str],
-    overlaps: Mapping[tuple[int, int], _SharedRows],
-    prefixes: Mapping[int, str],
-    files: Sequence[InputFile],
-) -> Iterator[str]:
-    """Yields a sentence for each log that repeats rows of earlier logs, and for each whose mdp_ids get a prefix."""
-    repeated: dict[int, dict[int, _SharedRows]] = defaultdict(dict)
-    colliding: dict[int, dict[int, _SharedRows]] = defaultdict(dict)
-    for (earlier, later), overlap in sorted(overlaps.items()):
-        if prefixes[earlier] != prefixes[later]:
-            renamed, other = (later, earlier) if prefixes[later] else (earlier, later)
-            if overlap.episodes:
-                colliding[renamed][other] = overlap
-        elif overlap.equal:
-            repeated[later][earlier] = overlap
-    for log, name in enumerate(names, 1):
-        if log in repeated:
-            rows = sum(overlap.equal for overlap in repeated[log].values())
-            file, line = min(overlap.first for overlap in repeated[log].values())
-            others = join_names(names[other - 1] for other in repeated[log])
-            yield f"{name}: repeats {pluralize(rows, 'row')} of {others}, the first at {files[file].location(line)}"
-        if log in colliding:
-            ids = sum(overlap.episodes for overlap in colliding[log].values())
-            equal = sum(overlap.equal for overlap in colliding[log].values())
-            rows = equal + sum(overlap.different for overlap in colliding[log].values())
-            others = join_names(names[other - 1] for other in colliding[log])
-            same = f", {equal:,} of {pluralize(rows, 'row')} with the same sequence_number being the same"
-            yield (
-                f"{name}: has {pluralize(ids, 'mdp_id')} of {others} for other episodes{same if equal else ''}; "
-                f"its mdp_ids begin with {prefixes[log]!r} from here on"
+    manifest = StageManifest.read(path)
+    if manifest is None:
+        listed = _list_log(path, tuple(READERS))
+        return tuple(replace(file, columns=names, items=items, id_features=id_features or ()) for file in listed)
+    read = ids_of_setting(manifest.settings)
+    if read:
+        _require_ids(path, read, id_features)
+    if not manifest.rows:
+        got = "; ".join([f"none, as its {FILE_NAME} says", *_left_out_before(manifest)])
+        todo = "Correct the log, or the settings of the stage that made the folder"
+        raise NoRowsError(Problem(local_path(path), "rows of data", got, todo))
+    files = list_input(path, tuple(READERS))
+    problems = find_altered(local_path(path), manifest, {file.name: file.size for file in files})
+    for file in files:
+        if os.path.islink(file.path):
+            problems.append(
+                Problem.stating(file.path, f"a symbolic link, where {FILE_NAME} lists a regular file", STAGE.damaged)
             )
+        if file.name not in manifest.files:
+            todo = "Remove it, or give it a folder of its own"
+            problems.append(Problem(file.path, f"a file of {FILE_NAME}", "one it does not name", todo))
+    raise_any(problems)
+    named = tuple(feature for feature in (*manifest.state_ids, *manifest.action_ids) if isinstance(feature, FeatureId))
+    sealed_files = (replace(file, sha256=manifest.files[file.name]["sha256"]) for file in files)
+    # rows of a stage that read ids have their codes
+    remaining = () if read else id_features or ()
+    return tuple(replace(file, features=named, items=items, id_features=remaining) for file in sealed_files)
+
+
+def _require_ids(path: str, read: tuple[IdFeature, ...], id_features: tuple[IdFeature, ...] | None) -> None:
+    """Checks that a stage has read ids as they are to be read now.
+
+    Raises:
+        DataError: the stage was made with other embeddings.
+    """
+    if id_features is None or set(read) == set(id_features):
+        return
+    expected = f"embeddings of {join_names(str(of.feature) for of in read)}, with the lengths and scores of its stage"
+    got = join_names(str(of.feature) for of in id_features) if id_features else "none"
+    todo = "Set data.embeddings as in the config of the stage, or make the folder again"
+    raise DataError(Problem(local_path(path), expected, got, todo))
+
+
+def _list_log(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
+    """Returns `list_input`; if a served log has no file yet, the error says how many decisions wait."""
+    try:
+        return list_input(path, extensions)
+    except NoRowsError as error:
+        waiting = waiting_in(path)
+        if waiting is None:
+            raise
+        todo = "Train when they have been written: a server has to run on this log for that time"
+        raise NoRowsError([replace(problem, got=str(waiting), todo=todo) for problem in error.problems]) from None
+
+
+def _left_out_before(manifest: StageManifest) -> list[str]:
+    sentences = manifest.report.get("left_out")
+    return [sentence for sentence in sentences if isinstance(sentence, str)] if isinstance(sentences, list) else []

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from reagent_lite.config.paths import DataPath
 from reagent_lite.data.formats.blocks import Block, InputFile
 from reagent_lite.data.rows.block_columns import column_of, strings
 from reagent_lite.data.rows.faults import Faults
@@ -45,14 +44,13 @@ class Partition:
         """The settings that the content of what is made of this part depends on."""
         return asdict(self)
 
-    def files_of(self, files: tuple[InputFile, ...], path: DataPath) -> tuple[InputFile, ...]:
+    def files_of(self, files: tuple[InputFile, ...], manifest: StageManifest | None) -> tuple[InputFile, ...]:
         """Returns the files that this machine reads; their readers yield the rows of its episodes only.
 
         Args:
-            files: the files of the input, as `data_files` returns them.
-            path: the path of the input.
+            files: the files of a log.
+            manifest: that of the log's folder if a stage made it.
         """
-        manifest = StageManifest.of_input(path)
         if manifest is not None and manifest.kind in _KINDS_OF_WHOLE_EPISODES:
             machines = self._whole_files(files, {file: int(manifest.files[file.name]["rows"]) for file in files})
             if machines is not None:

@@ -23,10 +23,10 @@ from reagent_lite.data.formats.blocks import Block, InputFile, Show
 from reagent_lite.data.formats.format_table import ALL_COLUMNS, first_block, read_blocks
 from reagent_lite.data.formats.schema import TEXT_METADATA, conform, merge_fields
 from reagent_lite.data.log_shares import shares_in_words, shares_of
-from reagent_lite.data.logs import separate_logs
+from reagent_lite.data.logs import Log
 from reagent_lite.data.partition import Partition, episode_hashes
 from reagent_lite.data.rows.hashes import Hashes, mix
-from reagent_lite.data.stage_folder import StageManifest, data_files, notes_of_input, require_unchanged, states_of
+from reagent_lite.data.stage_folder import StageManifest, states_of
 from reagent_lite.data.writing.part_files import PARQUET, ROW_GROUP_ROWS, part_name
 from reagent_lite.errors import NoRowsError
 
@@ -35,18 +35,26 @@ CHUNK_BYTES = 1 << 25
 """Size in memory of the rows of one file."""
 
 
-def shard_settings(config: ShardConfig) -> dict[str, Any]:
-    """Returns the settings that the content of an input's shard depends on, as its manifest has them."""
-    columns = {"columns": config.columns} if config.columns else {}
+def shard_settings(config: ShardConfig, log: Log) -> dict[str, Any]:
+    """Returns the settings that the content of a log's shard depends on, as its manifest has them."""
     numbers = {"num_nodes": config.num_nodes, "node": config.node_index or 0, "seed": config.seed}
-    return {"layout": config.layout, **numbers, **columns}
+    return {"layout": config.layout, **numbers, **log.settings}
 
 
-def write_shard(config: ShardConfig, folder: Path, progress: Show | None = None) -> StageManifest:
+def log_of_shard(config: ShardConfig) -> Log:
+    """Returns the log, of which this machine keeps its own episodes, or all."""
+    part = None
+    if config.layout == "shards":
+        part = Partition(num_nodes=config.num_nodes, node=config.node_index or 0, seed=config.seed)
+    return Log(config.training_data_path, columns=config.columns, partition=part)
+
+
+def write_shard(config: ShardConfig, log: Log, folder: Path, progress: Show | None = None) -> StageManifest:
     """Writes the rows of one machine as a stage's folder of Parquet files.
 
     Args:
-        config: the input, the number of machines and of this one, the layout, and the seed.
+        config: the number of machines and of this one, the layout, and the seed.
+        log: the log, of `log_of_shard`.
         folder: an empty folder, which is synced.
         progress: called with (bytes done, total bytes).
 
@@ -57,47 +65,42 @@ def write_shard(config: ShardConfig, folder: Path, progress: Show | None = None)
         DataError: the input cannot be read, differs from its manifest, or changes while it is read.
         NoRowsError: the input has no rows.
     """
-    path = config.training_data_path
-    files = data_files(path, config.columns)
-    logs = separate_logs(files, path, folder)
-    for note in logs.notes:
-        machine_logger.warning(note)
-    read = logs.files
+    log.require_one_kind()
     node = config.node_index or 0
-    if config.layout == "shards":
-        read = Partition(num_nodes=config.num_nodes, node=node, seed=config.seed).files_of(read, path)
     hashes: list[str] = []
     rows_of_logs: Counter[int] = Counter()
     rows: dict[str, dict[str, Any]] = {}
     fields: dict[str, pa.Field] = {}
-    for part, (table, episodes) in enumerate(_chunks(_read(read, progress, hashes, rows_of_logs))):
+    for part, (table, episodes) in enumerate(_chunks(_read(log.read_files, progress, hashes, rows_of_logs))):
         fields = merge_fields(fields, {field.name: field for field in table.schema})
         if config.layout == "replicas":
             salt = mix(np.array([config.seed << 32 | node], np.uint64))
             table = table.take(pa.array(np.argsort(mix(episodes ^ salt), kind="stable")))
         rows[part_name(part)] = {"rows": table.num_rows}
         pa.parquet.write_table(table, folder / part_name(part), ROW_GROUP_ROWS, **PARQUET)
-    require_unchanged(files, path, config.columns)
-    report: dict[str, Any] = {"left_out": list(notes_of_input(path))}
-    if shares := shares_of(path, rows_of_logs):
+    log.require_unchanged()
+    report: dict[str, Any] = {"left_out": list(log.notes())}
+    if shares := shares_of(log.path, rows_of_logs):
         machine_logger.info(f"rows by log: {shares_in_words(shares)}")
-        report |= {"logs": {log: number for log, number, _ in shares}, "notes": list(logs.notes)}
-    sha256 = {file.path: digest for file, digest in zip(read, hashes, strict=True)}
+        report |= {"logs": {path: number for path, number, _ in shares}}
+    sha256 = {file.path: digest for file, digest in zip(log.read_files, hashes, strict=True)}
     manifest = StageManifest(
         kind=KIND,
         rows=sum(entry["rows"] for entry in rows.values()),
         columns={field.name: str(field.type) for field in fields.values()},
-        settings=shard_settings(config),
-        inputs=states_of(files, [sha256.get(file.path, file.sha256) for file in files]),
+        settings=shard_settings(config, log),
+        inputs=states_of(log.files, [sha256.get(file.path, file.sha256) for file in log.files]),
         report=report,
         files=rows,
     )
-    parent = StageManifest.of_input(path)
+    parent = log.manifest
     if parent is not None:
         names = {name: getattr(parent, name) for name in ("state_ids", "action_ids", "metric_names")}
         manifest = replace(manifest, **names, parent=parent.digest)
     else:  # some of several logs may be folders of stages
-        manifest = replace(manifest, state_ids=tuple(sorted({feature for file in files for feature in file.features})))
+        manifest = replace(
+            manifest, state_ids=tuple(sorted({feature for file in log.files for feature in file.features}))
+        )
     return manifest.write(folder)
 
 

@@ -17,11 +17,11 @@ from reagent_lite.config.section import Section
 from reagent_lite.console import progress
 from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.format_table import ALL_COLUMNS, read_blocks
-from reagent_lite.data.formats.frames import Log, path_of
+from reagent_lite.data.formats.frames import PathOrFrame, path_of
 from reagent_lite.data.formats.schema import conform, in_one_piece, is_text, merge_fields
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.block_columns import require_one_order
 from reagent_lite.data.rows.typed_columns import features_as, features_type, typed_table
-from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import DataError, Problem
 
 
@@ -57,7 +57,7 @@ class _ReadLogConfig(Section):
     columns: LogColumns = {}
 
 
-def read_log(log: Log, columns: Columns | None = None) -> pa.Table:
+def read_log(log: PathOrFrame, columns: Columns | None = None) -> pa.Table:
     """Returns a whole log as one Arrow table in memory, with its values as training reads them.
 
     `to_pandas()` converts the table to a frame.
@@ -76,7 +76,7 @@ def read_log(log: Log, columns: Columns | None = None) -> pa.Table:
     columns = check(_ReadLogConfig, {"columns": {} if columns is None else columns}).columns
     fields: dict[str, pa.Field] = {}
     tables = []
-    for table, where in typed_tables(data_files(path_of(log), columns), "reading"):
+    for table, where in typed_tables(Log(path_of(log), columns=columns).files, "reading"):
         fields = widen_fields(fields, table, where)
         tables.append(table)
     return pa.concat_tables([with_types(table, fields) for table in tables])

@@ -11,11 +11,9 @@ import torch
 
 from reagent_lite import __version__
 from reagent_lite.config import ParametricDqnConfig, WorkflowConfig
-from reagent_lite.config.embedding_config import id_features
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.data.copy.location import locations_of
 from reagent_lite.data.features.normalization_files import left_out_features, read_normalization
-from reagent_lite.data.stage_folder import data_files
 from reagent_lite.disk_room import free_disk_bytes, is_writable
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.launcher import Processes
@@ -29,7 +27,7 @@ from reagent_lite.memory import size_text
 from reagent_lite.run.agents import agent_types
 from reagent_lite.run.dry_run import DryRun, memory_lines, warnings_of
 from reagent_lite.run.memory_needs import networks
-from reagent_lite.run.normalization import with_missing_fitted
+from reagent_lite.run.normalization import NormalizationFiles, normalization_files
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda_build import cuda_problem
 from reagent_lite.sim.kernel_sources import find_environment
@@ -126,7 +124,8 @@ def check_model_folder(config: WorkflowConfig, node: Node, spec: SourceSpec | No
     with tempfile.TemporaryFile(dir=existing) as probe:
         probe.write(b"probe")
     free = free_disk_bytes(existing)
-    text = f"{folder}: writable, {size_text(free)} free"
+    state = "writable" if existing == folder else f"not there yet; {existing}, where it will be made, is writable"
+    text = f"{folder}: {state}, {size_text(free)} free"
     if spec is None:  # the size of the model is known only after the data has been read
         return ok(name, text)
     need = networks(config, spec).bytes * (config.checkpoint.keep + 1 + _MODEL_COPIES)
@@ -146,34 +145,25 @@ def dataset_folder(config: WorkflowConfig) -> CheckResult:
 def copy_folder(config: WorkflowConfig, path: DataPath) -> CheckResult:
     """Checks the folder for the training copy of a path."""
     name = "training copy"
-    actions = config.actions or None
-    directory = config.data.training_copy_dir
-    columns = config.data.columns
     try:
         with needing("data", name):
             from reagent_lite.data.copy.first_look import standing_copy
-            from reagent_lite.data.rows.item_files import given_items
-            from reagent_lite.run.stages import pairing_of, partition_of
-        files = data_files(path, columns)
-        ids = id_features(config.data.embeddings)
-        items = given_items(config.data.items, config.data.item_id, config.data.possible_items, ids)
+            from reagent_lite.run.stages import items_of, log_of
+        log = log_of(config, path, items_of(config), config.node_index or 0, config.num_nodes)
+        files = log.files
     except (ConfigError, DataError):
         return skip(name, "there is no data to copy")
-    pairing = pairing_of(config, path)
-    partition = partition_of(config, config.node_index or 0, config.num_nodes)
-    standing = standing_copy(path, actions, directory, columns, pairing, items, partition, ids)
+    standing = standing_copy(log)
     if standing is not None:
         return ok(name, f"up to date in {standing[0]}: {pluralize(standing[1].rows, 'row')}")
-    folders = [
-        location.parent for location in locations_of(path, actions, directory, columns, pairing, items, partition, ids)
-    ]
+    folders = [location.parent for location in locations_of(log)]
     writable = [folder for folder in folders if is_writable(folder)]
     todo = "Set data.training_copy_dir to a folder on a local disk of this machine with enough room"
     if not writable:
         return fail(name, f"none of {', '.join(map(str, folders))} can be written", todo)
     packed = sum(file.size for file in files if file.compression or file.extension == ".parquet")
     need = _COPY_RATIO * (sum(file.size for file in files) - packed) + _PACKED_COPY_RATIO * packed
-    need /= 1 if partition is None else partition.num_nodes
+    need /= 1 if log.partition is None else log.partition.num_nodes
     free = free_disk_bytes(writable[0])
     text = f"{writable[0]}: {size_text(free)} free, roughly {size_text(need)} needed"
     return ok(name, text) if free > need else warning(name, text, todo)
@@ -183,12 +173,11 @@ def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterat
     """Reads and checks the first rows of a path, and checks that normalization files cover their features."""
     with needing("data", key):
         from reagent_lite.data.copy.first_look import first_rows
-        from reagent_lite.data.rows.item_files import given_items
-    ids = id_features(config.data.embeddings)
-    items = given_items(config.data.items, config.data.item_id, config.data.possible_items, ids)
+        from reagent_lite.run.stages import items_of, log_of
+    log = log_of(config, path, items_of(config), config.node_index or 0, config.num_nodes)
     try:
-        files = data_files(path, config.data.columns)
-        rows = first_rows(path, config.actions or None, config.data.columns, items, ids)
+        files = log.files
+        rows = first_rows(log)
     except NoRowsError as error:
         row = of_error(key, error)
         if node.count == 1 or config.data.layout != "shards":
@@ -199,12 +188,12 @@ def data(config: WorkflowConfig, node: Node, key: str, path: DataPath) -> Iterat
     total = size_text(sum(file.size for file in files))
     read = pluralize(rows.rows, "row has", "rows have")
     yield ok(key, f"{show_paths(path)}: {pluralize(len(files), 'file')}, {total}; the first {read} no fault")
-    yield from _normalization(with_missing_fitted(config), rows)
+    yield from _normalization(normalization_files(config), rows)
 
 
-def _normalization(config: WorkflowConfig, rows: "FirstRows") -> Iterator[CheckResult]:
-    columns = [("state_norm_data_path", config.state_norm_data_path, rows.state_ids)]
-    columns.append(("action_norm_data_path", config.action_norm_data_path, rows.action_ids))
+def _normalization(files: NormalizationFiles, rows: "FirstRows") -> Iterator[CheckResult]:
+    columns = [("state_norm_data_path", files["state"], rows.state_ids)]
+    columns.append(("action_norm_data_path", files["action"], rows.action_ids))
     for key, path, ids in columns:
         if path is not None:
             spec = read_normalization(path)

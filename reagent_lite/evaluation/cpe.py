@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows, episode_groups, tables_of
@@ -251,10 +252,13 @@ def evaluate_reward(
         untried_segment=_untried_segment(page, alternatives, features),
         shared_draws=shared,
     )
+    give_back_memory()
     observed = _Observed.of_rows(page, 0)
     if estimator.sequential:
         observed = _Observed.of_episodes(sums, 0, observed)
     bases = _bases(sums, 0, samples, missing, config.reward_range, alternatives, page.outcomes[:, 0])
+    del sums  # intervals take as much memory
+    give_back_memory()
     family = _family(bases, {}, overlap, observed, sequential=estimator.sequential, is_reward=True, level=config.level)
     return family, overlap
 
@@ -273,8 +277,8 @@ def evaluate_page(
 ) -> CPEResult:
     """Evaluates the page's policy for the reward and every metric.
 
-    Memory in addition to the page: 8 (1 + 2 T) bytes per row and 8 (3 + 14 T) per episode for T outcomes, at most 32
-    at a time; a few numbers per row for a moment; and a constant below 150 MB for any lengths of episodes.
+    Memory in addition to the page: for T outcomes, at most 32 at a time, 8 (1 + 2 T) bytes per row, 8 (3 + 14 T) per
+    episode and a few numbers per row for a moment; and less than 150 MB for any lengths of episodes.
 
     Args:
         page: rows of episodes that the policy's models were not fitted to.
@@ -293,6 +297,7 @@ def evaluate_page(
     outcomes: list[OutcomeResult] = []
     overlap = None
     if len(page):
+        shared = find_shared_draws(page, features)
         alternatives = _alternatives(page)
         draws = _Draws.of(page, config, generator)
         for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
@@ -303,15 +308,16 @@ def evaluate_page(
                 measure_overlap(page, sums, samples[0]["mean_weight"], alternatives, config),
                 calibration=calibration,
                 untried_segment=_untried_segment(page, alternatives, features),
-                shared_draws=find_shared_draws(page, features),
+                shared_draws=shared,
             )
+            give_back_memory()
             for index, name in enumerate(part.names):
                 bounds = config.reward_range if first + index == 0 else None
                 bases = _bases(sums, index, samples[index], missing, bounds, alternatives, part.outcomes[:, index])
-                of_rows = _Observed.of_rows(part, index)
-                observed = (of_rows, _Observed.of_episodes(sums, index, of_rows))
+                observed = _Observed.of_both(part, sums, index)
                 if index == len(part.names) - 1:
                     del sums  # intervals take as much memory
+                    give_back_memory()
                 ends: dict[Question, tuple[float, float]] = {}
                 one_step, sequential = (
                     _family(
@@ -347,7 +353,7 @@ class _Observed:
         weights: [n] importance weights.
         outcomes: [n] outcomes, or discounted sums of them.
         counts: [n] relative sample weights.
-        unexplained: result of _unexplained; empty if it is unknown.
+        unexplained: result of _measure_unexplained; empty if it is unknown.
     """
 
     weights: Tensor
@@ -357,7 +363,9 @@ class _Observed:
 
     @classmethod
     def of_rows(cls, page: EvaluationRows, outcome: int) -> "_Observed":
-        return cls(page.weight, page.outcomes[:, outcome], page.relative_sample_weight, _unexplained(page, outcome))
+        return cls(
+            page.weight, page.outcomes[:, outcome], page.relative_sample_weight, _measure_unexplained(page, outcome)
+        )
 
     @classmethod
     def of_episodes(cls, sums: EpisodeSums, outcome: int, of_rows: "_Observed") -> "_Observed":
@@ -366,6 +374,11 @@ class _Observed:
         counts = sums.per_episode("episodes", outcome)
         returns = sums.per_episode("discounted_reward", outcome) / counts
         return cls(sums.episode_weights, returns, counts, {})
+
+    @classmethod
+    def of_both(cls, page: EvaluationRows, sums: EpisodeSums, outcome: int) -> tuple["_Observed", "_Observed"]:
+        of_rows = cls.of_rows(page, outcome)
+        return of_rows, cls.of_episodes(sums, outcome, of_rows)
 
     @cached_property
     def events(self) -> RareOutcomes | None:
@@ -417,10 +430,10 @@ class _Draws:
         if all(estimator.evidence is not None or estimator is mean_weight for estimator in estimators):
             whole = sums.estimates([torch.ones(1, sums.num_episodes, dtype=torch.uint8)], estimators)
             weights = sums.only(mean_weight.takes)
-            return tuple(map(operator.or_, whole, self._resampled(weights, [mean_weight])))
-        return self._resampled(sums, estimators)
+            return tuple(map(operator.or_, whole, self._resample(weights, [mean_weight])))
+        return self._resample(sums, estimators)
 
-    def _resampled(self, sums: EpisodeSums, estimators: Sequence[Estimator]) -> tuple[dict[str, Tensor], ...]:
+    def _resample(self, sums: EpisodeSums, estimators: Sequence[Estimator]) -> tuple[dict[str, Tensor], ...]:
         bags = self.samples.num_episodes
         of_episode = self.bag if sums.unit is None else self.bag[sums.unit]
         units = None if bags == sums.num_episodes else sums.joined(of_episode, bags)
@@ -432,7 +445,7 @@ def _hidden_cause(page: EvaluationRows) -> HiddenCause:
     return HiddenCause.of(page.outcomes[:, 0], evaluated, page.propensity)
 
 
-def _unexplained(page: EvaluationRows, outcome: int) -> dict[bool, float]:
+def _measure_unexplained(page: EvaluationRows, outcome: int) -> dict[bool, float]:
     """Returns what estimated propensities add to estimates through rewards that features of the state predict.
 
     With right propensities the mean of (w - 1) h is 0 up to chance for any function h of the state. Here h predicts
@@ -660,6 +673,7 @@ def _bases(
         values: outcome of each scored row.
     """
     contributions: dict[Evidence, Contributions] = {}
+    logged = {False: logged_rewards(sums, outcome).outcome, True: logged_returns_of(sums, outcome).outcome}
     bases = {}
     for estimator in (*LOGGED, *ESTIMATORS.values()):
         name = estimator.name
@@ -670,8 +684,7 @@ def _bases(
         evidence = estimator.evidence
         if evidence is not None and evidence not in contributions:
             contribution = evidence(sums, outcome)
-            logged = logged_returns_of if estimator.sequential else logged_rewards
-            shift = float((logged(sums, outcome).outcome - contribution.outcome).mean())
+            shift = float((logged[estimator.sequential] - contribution.outcome).mean())
             if sums.unit is not None:
                 contribution = contribution.joined(sums.unit)
             if bounds is not None:
@@ -712,7 +725,7 @@ def _family(
     names = [name for name, estimator in ESTIMATORS.items() if estimator.sequential == sequential]
     cut = sequential and overlap.cut_share > 0
     check = _CHECK_OF_CUT if cut else _CHECKS[sequential]
-    logged, continued = _logged(bases, sequential=sequential)
+    logged, continued = _take_logged(bases, sequential=sequential)
     references = {name: continued if ESTIMATORS[name].continues else logged for name in names}
     named = [*(bases[name] for name in names), *(bases[name].minus(references[name]) for name in names)]
     logged_figure, continued_figure, *figures = figures_of([logged, continued, *named], level, ends)
@@ -730,7 +743,7 @@ def _family(
     untried = "" if ranged else untried_decisions(overlap)
     of_weights = weights_verdict(overlap, sequential=sequential, events=events, modelled=_are_modelled(bases, names))
 
-    def reasoned(name: str) -> Reasoned:
+    def assess(name: str) -> Reasoned:
         if bases[name].missing:
             return Verdict.DO_NOT_USE, bases[name].missing
         if name == names[0]:  # by a model alone
@@ -765,7 +778,7 @@ def _family(
         continued=continued_figure if cut and not bases[names[0]].missing else None,
         events=events,
         outlying=outlying,
-        estimates=tuple(estimate(name, *reasoned(name)) for name in names),
+        estimates=tuple(estimate(name, *assess(name)) for name in names),
     )
 
 
@@ -773,7 +786,7 @@ def _are_modelled(bases: Mapping[str, IntervalInput], names: Sequence[str]) -> b
     return any(not bases[name].missing for name in names if ESTIMATORS[name].model)
 
 
-def _logged(bases: Mapping[str, IntervalInput], *, sequential: bool) -> tuple[IntervalInput, IntervalInput]:
+def _take_logged(bases: Mapping[str, IntervalInput], *, sequential: bool) -> tuple[IntervalInput, IntervalInput]:
     """Returns the bases of the logged value, and of that value continued by the value model after cut records."""
     if not sequential:
         return bases[mean_reward.name], bases[mean_reward.name]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from reagent_lite.config.algorithm import ways_nearer
 from reagent_lite.config.evaluation import GuardrailConfig
 from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.cpe import ESTIMATE, CPEResult, Estimate
@@ -58,7 +59,7 @@ class FindingSource(StrEnum):
     GATE = "publish_if"
     GUARDRAIL = "guardrails"
     LOG = "From the log"
-    BESIDE = "In simulation, beside the log"
+    BESIDE = "In simulation, in addition to the log"
     SIMULATION = "In simulation"
 
 
@@ -358,13 +359,10 @@ _CHECK = (
 )
 _TRY_BOTH = "give each policy a share of the decisions (an A/B test)."
 _LEARN = (
-    "keep the policy in use; learn longer (epochs; not boosting) or from more data, or keep the learned policy near "
-    "the log (dqn: a larger rl.cql_alpha; crr: a larger beta; iql: a smaller one; boosting: a larger rl.epsilon)."
+    "keep the policy in use; learn longer (epochs, if the algorithm takes steps) or from more data, or keep the "
+    f"learned policy nearer to the log ({ways_nearer()})."
 )
-_NEARER = (
-    "keep it nearer to the log by a larger rl.temperature or rl.epsilon (dqn: a larger rl.cql_alpha; crr: a larger "
-    "beta; iql: a smaller one)"
-)
+_NEARER = f"keep it nearer to the log by a larger rl.temperature or rl.epsilon ({ways_nearer()})"
 _COMPARE = "compare it with the policy in use by workflows.evaluate: with its log (data_path) or its model (against)."
 _ALIKE = (
     "keep the policy in use; both choose with the same probabilities in the scored rows: more will not tell them apart."
@@ -375,7 +373,7 @@ _SCORE_OTHERS = (
     "eval_data_path of other episodes, or evaluate it on a log of other episodes."
 )
 _SCORE_SOME = "give more episodes, or eval_data_path, in which every action is known; or run workflows.evaluate."
-_LEARN_IN_SIMULATION = "keep the policy in use; learn longer: simulation.total_steps, or epochs beside data."
+_LEARN_IN_SIMULATION = "keep the policy in use; learn longer: simulation.total_steps, or epochs with data."
 _NEXT = {
     (FindingSource.GATE, Conclusion.WORSE): _LEARN,
     (FindingSource.GUARDRAIL, Conclusion.WORSE): _LEARN,
@@ -579,10 +577,11 @@ def _more_data(row: Estimate, reference: Interval | None, result: CPEResult | No
     ]
     unscored = result.num_episodes_left_out
     if unscored:
-        return f"{_score(count, unscored)}{'; it takes ' if needed else ''}{', '.join(needed)}."
+        return f"{_score(result.overlap, unscored)}{'; it takes ' if needed else ''}{', '.join(needed)}."
+    unit = result.overlap.scored_unit
     if not needed:
-        return f"log more episodes than the {count:,} that were scored, or run an A/B test."
-    scored = pluralize(count, "episode was", "episodes were")
+        return f"log more {unit}s than the {count:,} that were scored, or run an A/B test."
+    scored = pluralize(count, f"{unit} was", f"{unit}s were")
     return f"log more: {scored} scored, it takes {', '.join(needed)}; or run an A/B test."
 
 
@@ -592,7 +591,7 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
         return "evaluate on a log with whole episodes of the policy in use."
     overlap = result.overlap
     if result.num_episodes_left_out:
-        return f"{_score(overlap.num_episodes, result.num_episodes_left_out)}."
+        return f"{_score(overlap, result.num_episodes_left_out)}."
     if not result.weighted or overlap.unsupported_share > _MOSTLY:
         return (
             "log the probability of every action that is taken (action_probability), of a policy that tries all of "
@@ -606,7 +605,7 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
     effective = min(overlap.effective_episodes, overlap.effective_rows)
     if effective < overlap.enough:
         needed = overlap.num_episodes * overlap.enough / effective if effective > 0 else math.inf
-        many = f"log about {number(float(f'{needed:.2g}'))} episodes to score in place of {overlap.num_episodes:,}, or "
+        many = f"log {_more_to_score(overlap, needed)}, or "
         return (
             f"{many if needed < _MOST_EPISODES else ''}log a policy that takes this policy's actions more often, or "
             f"{_NEARER}; or run an A/B test."
@@ -627,24 +626,35 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
     if events is not None and events.unsized:
         needed = overlap.num_episodes * FEWEST_SIZES / events.unsized
         return (
-            f"say in evaluation.reward_range which rewards are possible, or log about {number(float(f'{needed:.2g}'))} "
-            f"episodes to score in place of {overlap.num_episodes:,}, for {FEWEST_SIZES} rare outcomes; and "
-            "evaluate again."
+            f"say in evaluation.reward_range which rewards are possible, or log {_more_to_score(overlap, needed)}, "
+            f"for {FEWEST_SIZES} rare outcomes; and evaluate again."
         )
     if comparison.outlying:
-        return "say in evaluation.reward_range which rewards are possible, or log more episodes; and evaluate again."
+        return (
+            "say in evaluation.reward_range which rewards are possible, or log more "
+            f"{overlap.scored_unit}s; and evaluate again."
+        )
     if overlap.untried_share and any(row.verdict is Verdict.SUPPORT for row in comparison.rows[1:2]):
         return f"say in evaluation.reward_range which rewards are possible, or {_tries(overlap)}; and evaluate again."
     return (
-        f"log more episodes, or a policy that takes this policy's actions more often, or {_NEARER}; or run an A/B test."
+        f"log more {overlap.scored_unit}s, or a policy that takes this policy's actions more often, or {_NEARER}; or "
+        "run an A/B test."
     )
 
 
-def _score(scored: int, unscored: int) -> str:
+def _score(overlap: Overlap, unscored: int) -> str:
     """Returns the advice to score all episodes that the log has."""
+    scored = overlap.num_episodes
     return (
-        f"set evaluation.max_episodes to {scored + unscored}: {scored:,} episodes were scored, and the log has "
-        f"{unscored:,} more to score"
+        f"set evaluation.max_episodes to {scored + unscored}: {scored:,} {overlap.scored_unit}s were scored, and the "
+        f"log has {unscored:,} more to score"
+    )
+
+
+def _more_to_score(overlap: Overlap, needed: float) -> str:
+    """Returns how many scored episodes it would take, beside those that there are."""
+    return (
+        f"about {number(float(f'{needed:.2g}'))} {overlap.scored_unit}s to score in place of {overlap.num_episodes:,}"
     )
 
 
@@ -656,10 +666,7 @@ def _tries(overlap: Overlap) -> str:
     needed = overlap.num_episodes * ENOUGH_TRIES / overlap.expected_tries
     if needed >= _MOST_EPISODES:
         return explore
-    return (
-        f"{explore}, or log about {number(float(f'{needed:.2g}'))} episodes to score in place of "
-        f"{overlap.num_episodes:,}, for {ENOUGH_TRIES:g} tries"
-    )
+    return f"{explore}, or log {_more_to_score(overlap, needed)}, for {ENOUGH_TRIES:g} tries"
 
 
 def _width(estimate: Estimate) -> tuple[float, float]:

@@ -207,6 +207,7 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
         assert page is not None, "one process has all rows"
         result = evaluator.result(page)
         results.append(result if config.against is not None else result.without_bases())
+        del result  # its bases are as large as the log
         give_back_memory()  # what estimating took
         complete = _is_modelled(policy, log.columns)
         explanations.append(

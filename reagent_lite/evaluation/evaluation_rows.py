@@ -93,7 +93,9 @@ class EvaluationRows:
         return EvaluationRows(names=self.names, **{name: at_index(values) for name, values in self.columns.items()})
 
     def only(self, first: int, stop: int) -> EvaluationRows:
-        """Returns the page of the outcomes first to stop, without copying them."""
+        """Returns the page of the outcomes first to stop, without copying them; itself if these are all."""
+        if first <= 0 and stop >= len(self.names):
+            return self
         parts = {name: getattr(self, name)[..., first:stop] for name in BY_OUTCOME}
         return replace(self, names=self.names[first:stop], **parts)
 
@@ -198,8 +200,6 @@ def gather_page(part: EvaluationRows, sequence: Tensor, group: Group) -> Evaluat
         sequence: [N] int64, position of each row of the part in its episode.
         group: all ranks; every rank calls it.
     """
-    if group.world_size == 1:
-        return part
     sizes = group.all_gather(len(part))
     num_choices = max(group.all_gather(part.mask.shape[1]))
     keys = [list(group.gather(key)) for key in (sequence, part.episode)]
@@ -270,7 +270,7 @@ def tables_of(page: EvaluationRows, gamma: float) -> tuple[EpisodeTable, ...]:
     return tuple(map(table_of, range(len(page.names))))
 
 
-def episode_groups(lengths: Tensor, max_cells: int = 2**17, max_episodes: int = 4096) -> list[Tensor]:
+def episode_groups(lengths: Tensor, max_cells: int = 2**17) -> list[Tensor]:
     """Returns the row numbers of groups of whole episodes; the episodes of a group have about the same length.
 
     A group is a single episode or has at most `max_cells` cells, padding included.
@@ -278,7 +278,6 @@ def episode_groups(lengths: Tensor, max_cells: int = 2**17, max_episodes: int = 
     Args:
         lengths: [n] number of rows of each episode, one after another.
         max_cells: largest product of a group's episodes and the rows of its longest episode.
-        max_episodes: largest number of episodes in a group.
     """
     order = lengths.argsort(stable=True)
     starts = (lengths.cumsum(0) - lengths)[order]
@@ -286,7 +285,7 @@ def episode_groups(lengths: Tensor, max_cells: int = 2**17, max_episodes: int = 
     groups = []
     start = 0
     while start < len(lengths):
-        ahead = lengths[start : start + max_episodes]
+        ahead = lengths[start : start + max_cells]
         cells = torch.arange(1, len(ahead) + 1) * ahead
         stop = start + max(1, int((cells <= max_cells).sum()))
         group_lengths = lengths[start:stop]
@@ -346,7 +345,8 @@ def _empty_columns(names: tuple[str, ...]) -> dict[str, Tensor]:
 
 def _are_zeros(values: Tensor) -> bool:
     """Returns whether a column is a single 0 repeated for all rows, as predictions are without models."""
-    return len(values) > 0 and not any(values.stride()) and not bool(values.flatten()[0])
+    repeated = all(step == 0 or size == 1 for step, size in zip(values.stride(), values.shape, strict=True))
+    return len(values) > 0 and repeated and not bool(values[(0,) * values.dim()])
 
 
 def _normalize(propensities: Tensor) -> Tensor:

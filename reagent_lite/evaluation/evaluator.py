@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 from reagent_lite.algorithms.reward_and_q_models import PolicyProbabilities, RewardAndQModels
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.console import progress, with_progress
+from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedRows, LoggedSource, rows_in_order
 from reagent_lite.distributed.group import Group
@@ -375,8 +376,12 @@ class PolicyEvaluator:
         )
 
     def _gathered(self, part: EvaluationRows, scored: ScoredEpisodes) -> EvaluationRows | None:
-        page = gather_page(part, torch.from_numpy(scored.sequence[scored.page_order]), self.log.group)
+        page: EvaluationRows | None = part
+        if self.log.group.world_size > 1:
+            page = gather_page(part, torch.from_numpy(scored.sequence[scored.page_order]), self.log.group)
         self.log.rows.release()
+        self.log.sides.scored.release()
+        give_back_memory()  # what reading took
         return page
 
     def _cached_policy(self, source: LoggedSource) -> PolicyProbabilities:

@@ -59,8 +59,8 @@ class GivenPolicy:
         copy = log.sides.train
         if self.path == UNIFORM:
             return log, _uniform
-        if column is None:  # the logging policy: the last scalar of a row is its propensity
-            column = PolicyColumn(values=log.rows.scalars[:, 3:].numpy(), complete=False)
+        if column is None:  # the logging policy
+            column = PolicyColumn(values=log.rows.propensity[:, None].numpy(), complete=False)
         width = log.rows.state.width
         if column.complete:
             values = column.values

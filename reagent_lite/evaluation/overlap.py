@@ -192,6 +192,11 @@ class Overlap:
     calibration: Calibration | None = None
     effective_sample: float | None = None
 
+    @property
+    def scored_unit(self) -> str:
+        """What is scored, in words: a decision where every episode has one row, else an episode."""
+        return "episode" if self.horizon > 1 else "decision"
+
 
 def measure_overlap(
     page: EvaluationRows,

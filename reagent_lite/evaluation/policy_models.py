@@ -7,6 +7,7 @@ episodes ─┬─► scored     (episodes.py)
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,8 +57,8 @@ class Split:
 
     scored: ScoredEpisodes
     choosing: ScoredEpisodes
-    fitted: NDArray[np.int64]
-    checked: NDArray[np.int64]
+    fitted: NDArray[np.integer[Any]]
+    checked: NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +98,11 @@ def split_log(
     counts = sides.shards.counts(int(unscored[copy.episode].sum()))
     if fit_steps(sides.shards, counts, settings, learning, final=True) > FEWEST_STEPS:
         checked = unscored & held_out(mix(hashes), CHECKED_SHARE)
-    has_action = np.asarray(copy.action) >= 0
     return Split(
         scored=deciding,
         choosing=choosing,
-        fitted=np.flatnonzero((unscored & ~checked)[copy.episode] & has_action),
-        checked=sides.shards.part(spread(np.flatnonzero(checked[copy.episode] & has_action), CHECKED_ROWS)),
+        fitted=copy.rows_of(unscored & ~checked, with_action=True),
+        checked=sides.shards.part(spread(copy.rows_of(checked, with_action=True), CHECKED_ROWS)),
     )
 
 

@@ -10,7 +10,6 @@ Machines exchange hashes of names and digests, at most 32 bytes per episode; row
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.data.copy.choice_hashes import choices_hashes, hashes_of
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.hashes import Hashes, mix
-from reagent_lite.data.sampling.shards import Shards
+from reagent_lite.data.sampling.shards import Integer, Shards
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.evaluation_rows import held_out
@@ -96,7 +95,7 @@ class ScoredEpisodes:
     repeats: bool
     left_out: int = 0
 
-    @cached_property
+    @property
     def page_order(self) -> NDArray[np.int64]:
         """[R] numbers of the rows above in the order of a page, episode by episode."""
         return np.argsort(self.episode, kind="stable")
@@ -397,7 +396,7 @@ def _draw(hashes: Hashes, most: int, seed: int, shards: Shards) -> tuple[Hashes,
     return np.sort(draw_hashes(np.concatenate(proposals), most, seed)), max(count - most, 0), notes
 
 
-def spread(numbers: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+def spread(numbers: NDArray[Integer], most: int) -> NDArray[Integer]:
     """Returns at most `most` of the numbers, evenly spread over them."""
     return numbers if most >= len(numbers) else numbers[np.linspace(0, len(numbers) - 1, most).astype(np.int64)]
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.categories import code_of
 from reagent_lite.data.copy.choice_hashes import hashes_of
-from reagent_lite.data.copy.training_copy import TrainingCopy
+from reagent_lite.data.copy.training_copy import TrainingCopy, give_back_memory, release
 from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.interval import number
 
@@ -65,7 +65,10 @@ class StateFeatures:
 
     def context(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns a code [n] that is equal for rows [n] with equal features."""
-        return hashes_of(self.ids, self.values[rows], np.ones(len(rows), np.int64)).view(np.int64)
+        hashes = hashes_of(self.ids, self.values[rows], np.ones(len(rows), np.int64)).view(np.int64)
+        release(self.values)
+        give_back_memory()
+        return hashes
 
     def describe(self, rows: NDArray[np.int64], inside: NDArray[np.bool_]) -> str:
         """Returns which values of features the rows of a segment have and others lack; empty if few features do not.

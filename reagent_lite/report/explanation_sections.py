@@ -45,15 +45,18 @@ def explanation_sections(explanation: Explanation, where: str) -> tuple[PageSect
 def _segments_section(segments: Segments, choices: tuple[PolicyGroup, ...]) -> PageSection:
     unit = segments.unit
     numbered = sorted(enumerate(segments.effects), key=lambda pair: pair[1].difference.value)
-    names = {index: f"{rank}. {effect.words}" for rank, (index, effect) in enumerate(numbered, 1)}
     several = len(numbered) > 1
+    names = {
+        index: f"{rank}. {effect.words}" if several else effect.words
+        for rank, (index, effect) in enumerate(numbered, 1)
+    }
     what = "reward of a row" if unit == "row" else "discounted return of an episode"
     of_episodes = "" if unit == "row" else " Episodes are divided by their first rows."
     how = (
         f"The policy's {what} minus the logged one, in segments that {segments.choosing:,} other {unit}s chose; "
         f"{percent(segments.level)} intervals that hold together.{of_episodes}"
     )
-    alike = "" if several else f"No feature divides the {unit}s into segments whose effects clearly differ."
+    alike = f"In {segments.choosing:,} {unit}s no feature divides them into segments whose effects clearly differ."
     drawn = [(_shorten(names[index]), effect.difference, _MARKS[effect.standing]) for index, effect in numbered]
     chart = interval_chart(
         "Difference from the logged policy by segment",
@@ -79,9 +82,12 @@ def _segments_section(segments: Segments, choices: tuple[PolicyGroup, ...]) -> P
     )
     return PageSection(
         title=_GAINS,
-        notes=(how, alike),
-        charts=(chart,),
-        tables=(effects, *_choices_table({names[index]: choices[index] for index, _ in numbered if choices})),
+        notes=(how if several else alike,),
+        charts=(chart,) if several else (),
+        tables=(
+            *((effects,) if several else ()),
+            *_choices_table({names[index]: choices[index] for index, _ in numbered if choices}),
+        ),
         in_brief=1,
     )
 

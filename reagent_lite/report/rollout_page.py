@@ -22,6 +22,11 @@ _STATES: Final = {
 _REFRESH_SECONDS = 30
 _SHOWN = 20  # times the first number of units in a chart is the last one
 _NO_INTERVAL = "The interval is not known yet."
+_SHARE_AFTER: Final = {"stopped": 0.0, "promoted": 1.0}
+_HOW_COMPARED = (
+    "A unit is an episode, or a decision without one. The difference is not that of the two means: units in which both "
+    "models decide alike add nothing to it, and the others count by how likely each model was to have them."
+)
 
 
 def render_rollout(document: Mapping[str, Any], *, refreshes: bool = True) -> str:
@@ -51,6 +56,7 @@ def render_rollout(document: Mapping[str, Any], *, refreshes: bool = True) -> st
         more=list(_sentences(document)),
         figures=list(_facts(document)),
         charts=[chart for each in differences if (chart := _chart(each, history)) is not None],
+        how=[_HOW_COMPARED],
         differences=_table(differences),
         events=Table(title="What happened, the newest first", columns=tuple(columns), rows=events),  # type: ignore[arg-type]
     )
@@ -75,7 +81,7 @@ def _sentences(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _facts(document: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
-    yield "Share of the new model", percent(document["share"])
+    yield "Share of the new model", percent(_SHARE_AFTER.get(document["state"], document["share"]))
     comparison = document.get("comparison")
     if comparison:
         yield "Units compared", comparison["units"]

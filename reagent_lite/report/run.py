@@ -1,4 +1,4 @@
-"""The report of a training run: report.html beside the model.
+"""The report of a training run: report.html next to the model.
 
 config, evaluation, counts ─┐
 metrics.jsonl ──────────────┼─► Report ─► report.html
@@ -53,9 +53,13 @@ _MOST_LETTERS = 400
 _MOST_CONFIG_LETTERS = 100_000
 _AGAINST_OTHERS = "train again while models of other runs play the other types: simulation.policies."
 _SCORES = {
-    "td_loss/mean": "TD loss on evaluated rows",
-    "value/model/mean": "Mean value of the policy's choices, a discounted return",
+    "td_loss/mean": ("TD loss on evaluated rows", "Loss of predicted rewards on evaluated rows"),
+    "value/model/mean": (
+        "Mean value of the policy's choices, a discounted return",
+        "Mean reward that the model predicts for the policy's choices",
+    ),
 }
+"""Names of scores where later rewards count, and where they do not (gamma 0)."""
 _SHIFT_SIGN = {"stable": "●", "moderate": "◇", "large": "✕"}
 
 
@@ -163,8 +167,9 @@ def report_of_run(folder: Path, figures: RunFigures) -> Report:
     config = figures.config
     evaluation = figures.evaluation
     series = read_series(folder / "metrics.jsonl")
+    algorithm = config.algorithm.upper() if config.takes_steps else config.algorithm.capitalize()
     return Report(
-        title=f"{'' if config.actions else 'Parametric '}{config.algorithm.upper()} run: {folder.resolve().name}",
+        title=f"{'' if config.actions else 'Parametric '}{algorithm} run: {folder.resolve().name}",
         decision=evaluation.decision,
         notes=evaluation.notes,
         facts=(*_facts(figures), *evaluation.facts),
@@ -229,7 +234,7 @@ def evaluation_of_run(
         facts=(
             *_kept_facts(evaluation.document),
             *_reward_facts(evaluation.document),
-            *((name, scores[tag]) for tag, name in _SCORES.items() if tag in scores),
+            *((names[not config.rl.gamma], scores[tag]) for tag, names in _SCORES.items() if tag in scores),
         ),
         sections=evaluation_sections(
             evidence,
@@ -305,7 +310,7 @@ def _facts(figures: RunFigures) -> tuple[tuple[str, Cell], ...]:
     env = f"simulation of {config.simulation.env}" if config.simulation else ""
     return (
         ("Learned from", show_paths(config.training_data_path) or env),
-        ("Optimizer steps", figures.steps),
+        *((("Optimizer steps", figures.steps),) if config.takes_steps else ()),
         ("Rows learned from, repeats included", figures.rows),
         *_discount_facts(config, figures.facts.discounts),
         ("Policy", figures.policy),
@@ -318,7 +323,8 @@ def _facts(figures: RunFigures) -> tuple[tuple[str, Cell], ...]:
 
 def _discount_facts(config: WorkflowConfig, discounts: TimeDiscounts | None) -> Iterator[tuple[str, Cell]]:
     if not config.rl.use_seq_num_diff_as_time_diff:
-        yield "Discount per step", f"{config.rl.gamma:g}"
+        if config.rl.gamma:
+            yield "Discount per step", f"{config.rl.gamma:g}"
         return
     yield f"Discount per {config.rl.time_diff_unit_length:g} of time_diff", f"{config.rl.gamma:g}"
     if discounts is not None:

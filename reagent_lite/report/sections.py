@@ -174,8 +174,9 @@ def _evidence_note(overlap: Overlap | None) -> str:
         return ""
     at = f" (effective episodes at step {overlap.effective_horizon})" if overlap.horizon > 1 else ""
     return (
-        f"{pluralize(overlap.num_episodes, 'scored episode')}, worth {number(overlap.effective_episodes)} of the "
-        f"policy's own{at}; the mean weight of a row is {overlap.mean_weight.written(overlap.mean_weight.value)} and "
+        f"{pluralize(overlap.num_episodes, f'scored {overlap.scored_unit}')}, worth "
+        f"{number(overlap.effective_episodes)} of the policy's own{at}; "
+        f"the mean weight of a row is {overlap.mean_weight.written(overlap.mean_weight.value)} and "
         "should be 1."
     )
 
@@ -214,7 +215,7 @@ def _estimates_table(comparison: Comparison, level: float) -> Table:
             verdict = f"{_SIGN[row.verdict]} {row.verdict}"
             rows.append((_words(row.name), row.figure, row.difference, row.normalized, verdict, shown_reason))
     return Table(
-        title=f"{comparison.title}, beside the {comparison.reference_name}",
+        title=f"{comparison.title}, compared with the {comparison.reference_name}",
         columns=(
             ("Estimator", "name"),
             (f"Estimate ({percent(level)} interval)", "number"),

@@ -19,7 +19,8 @@ ratio of a count of k events misses on one side in up to 14 % of all logs (k = 0
 that of the exact interval of a Poisson count; Garwood (1936).
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
@@ -35,6 +36,7 @@ _BEYOND = 0.05  # share of all deviation of weights from 1 that lies above the l
 _HIGH = 10  # one in so many is looked at first
 _SURELY = 1 + 1e-9
 _TOLERANCE = 1e-4  # of the distance from the centre to an end of an interval
+_BEFORE_LAST = 1e-3  # the same before the last step of Newton's method, which squares it
 _ZERO = 1e-12  # of the largest contribution, below which the end of an interval is 0
 _ROUNDING = 1e-18  # mean of squared residuals, relative to the largest before the fit, below which they count as 0
 _FIRST_HIGHEST = 4096  # alternatives that are looked at first
@@ -45,7 +47,8 @@ _SIMILAR = 2.0  # factor between weights up to which rows with one of them show 
 _OUTER_STEPS = 60
 _INNER_STEPS = 50
 _HALVINGS = 30
-_POINTS_AT_ONCE = 2**17  # 1 MB per column, with about ten copies
+_POINTS_AT_ONCE = 2**17  # points of several problems; with more, a problem is solved by itself
+_POINTS_IN_CACHE = 2**15  # 1 MB of four coordinates; 30 % slower in one piece of 2**20
 
 
 ENOUGH_TRIES: Final = 5.0
@@ -157,24 +160,23 @@ class Contributions:
         )
 
     def equals(self, other: "Contributions") -> bool:
-        """Returns whether another estimate has the same contributions and possible outcomes."""
+        """Returns whether another estimate has the same contributions and possible outcomes, but for rounding."""
         tensors = ("total", "size", "weight", "outcome")
         return (
-            self.offset == other.offset
+            math.isclose(self.offset, other.offset, rel_tol=_ZERO)
             and self.outcomes == other.outcomes
             and (self.alternatives is None) == (other.alternatives is None)
             and (self.alternatives is None or self.untried_outcomes == other.untried_outcomes)
-            and (self.earned is None) == (other.earned is None)
-            and all(torch.equal(getattr(self, name), getattr(other, name)) for name in tensors)
-            and (self.earned is None or other.earned is None or torch.equal(self.earned, other.earned))
+            and all(_are_equal(getattr(self, name), getattr(other, name)) for name in tensors)
+            and _are_equal(*(part.outcome if part.earned is None else part.earned for part in (self, other)))
         )
 
-    @property
+    @cached_property
     def value(self) -> float:
         """The estimate."""
         return float(self.total.sum() / self.size.sum())
 
-    @property
+    @cached_property
     def is_logged(self) -> bool:
         """Whether all weights are 1."""
         return bool((self.weight == 1).all())
@@ -184,7 +186,7 @@ class Contributions:
         """[n] size * (weight - 1), whose expectation is 0."""
         return self.size * (self.weight - 1)
 
-    @property
+    @cached_property
     def outcomes(self) -> tuple[float, float]:
         """The lowest and the highest outcome, observed or possible."""
         low, high = self.bounds or (torch.inf, -torch.inf)
@@ -197,7 +199,17 @@ class Contributions:
         row = self.of_row or (low, high)
         return min(low, row[0]), max(high, row[1])
 
-    @property
+    @cached_property
+    def extreme_episodes(self) -> tuple[int, int]:
+        """Indices of the lowest weight, and of the highest but those above which 5 % of all deviation from 1 lies."""
+        return int(self.weight.argmin()), _highest(self.weight - 1)
+
+    @cached_property
+    def largest(self) -> float:
+        """Largest magnitude of an episode's contribution."""
+        return float((self.total / self.size).abs_().max())
+
+    @cached_property
     def informative(self) -> float:
         """Effective number of episodes that show the error of the estimate, (sum d^2)^2 / sum d^4.
 
@@ -249,10 +261,14 @@ def intervals(questions: Sequence[Question], level: float) -> list[tuple[float, 
     ]
 
 
+def _are_equal(values: Tensor, others: Tensor) -> bool:
+    """Returns whether values differ by rounding only; products over steps are computed by logarithms."""
+    return bool(torch.dist(values, others, torch.inf) <= _ZERO * torch.linalg.vector_norm(others, torch.inf))
+
+
 def _without_rounding(end: float, contributions: Contributions) -> float:
     """Returns the end of an interval, or 0 if it differs from 0 by rounding only."""
-    scale = float((contributions.total / contributions.size).abs().max())
-    return 0.0 if abs(end) < _ZERO * scale else end
+    return 0.0 if abs(end) < _ZERO * contributions.largest else end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,15 +290,19 @@ class _IntervalProblem:
         """Returns the problem of an estimate or of a difference; None if it has no interval."""
         parts = (first,) if minus is None else (first, minus)
         total = first.total if minus is None else first.total - minus.total
-        controls = torch.stack([part.control for part in parts])
+        controls = torch.stack([part.control for part in parts if not part.is_logged] or [first.control])
         low, high = first.outcomes
         if not (total.isfinite().all() and controls.isfinite().all()) or low == high:
             return None
-        estimate = float(total.sum() / first.size.sum())
-        informative = [_informative(total - estimate * first.size, controls)]
-        informative += [part.informative for part in parts if minus is None or not part.is_logged]
+        informative = [part.informative for part in parts if minus is None or not part.is_logged]
+        if minus is not None:
+            informative.append(_informative(total - float(total.sum() / first.size.sum()) * first.size, controls))
         corners = _corners(parts)
-        points = torch.stack([torch.cat(rows) for rows in zip((total, first.size, *controls), corners, strict=True)])
+        points = total.new_empty(2 + len(controls), len(total) + corners.shape[1])
+        for row, (episodes, of_corners) in zip(
+            points, zip((total, first.size, *controls), corners, strict=True), strict=True
+        ):
+            torch.cat((episodes, of_corners), out=row)
         counts = torch.ones_like(points[0])
         counts[-corners.shape[1] :] = _CORNER
         points, counts = _merge_points(points, counts)
@@ -291,7 +311,7 @@ class _IntervalProblem:
 
 
 def _corners(parts: Sequence[Contributions]) -> Tensor:
-    """Returns the points of every extreme outcome with every extreme weight, [2 + parts, c]."""
+    """Returns the points of every extreme outcome with every extreme weight, [2 + controls, c]."""
     size = float(parts[0].size.mean())
     observed = _extreme_weights(parts)
     corners = []
@@ -301,20 +321,23 @@ def _corners(parts: Sequence[Contributions]) -> Tensor:
             added = [
                 part.offset + weight * outcome for part, weight, outcome in zip(parts, weights, outcomes, strict=True)
             ]
-            corners.append([size * (added[0] - sum(added[1:])), size, *(size * (weight - 1) for weight in weights)])
+            controls = [
+                size * (weight - 1) for part, weight in zip(parts, weights, strict=True) if not part.is_logged
+            ] or [0.0]
+            corners.append([size * (added[0] - sum(added[1:])), size, *controls])
     return parts[0].total.new_tensor(corners).T
 
 
 def _extreme_weights(parts: Sequence[Contributions]) -> list[list[float]]:
-    """Returns the lowest and the highest weight of each part, the most different weights, and 1.
+    """Returns the weights of the extreme episodes of each part, the most different weights, and 1.
 
-    The highest is the one above which 5 % of all deviation from 1 lies. A larger weight of few episodes, combined with
+    A larger weight than the highest of `extreme_episodes` of few episodes, combined with
     an outcome of few episodes, would be a corner far from almost all logs: intervals of sequential estimates were up to
     twice as wide and covered the truth no more often.
     """
     weights = [part.weight for part in parts]
-    highest = [_highest(weight - 1) for weight in weights]
-    chosen = [*(int(weight.argmin()) for weight in weights), *highest]
+    lowest, highest = zip(*(part.extreme_episodes for part in parts), strict=True)
+    chosen = [*lowest, *highest]
     if len(parts) > 1:
         more = weights[0] - weights[1]
         chosen += [highest[0] if parts[1].is_logged else _highest(more), _highest(-more)]
@@ -370,7 +393,7 @@ def _merge_points(points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """
     generator = torch.Generator().manual_seed(0)
     direction = torch.rand(len(points), generator=generator, dtype=points.dtype)
-    direction /= points.abs().amax(1).clamp(min=torch.finfo(points.dtype).tiny)
+    direction /= torch.linalg.vector_norm(points, torch.inf, 1).clamp(min=torch.finfo(points.dtype).tiny)
     some = direction @ points[:, :: -(-len(counts) // _MERGED_SAMPLE)]
     if len(counts) > _POINTS_AT_ONCE and len(torch.unique(some)) > _MOSTLY_DISTINCT * len(some):
         return points, counts  # fewer points would not be worth the search
@@ -387,65 +410,145 @@ def _informative(residual: Tensor, controls: Tensor) -> float:
         return 0.0
     residual = residual / scale
     controls = _scale(controls)
-    explained = torch.linalg.lstsq(controls @ controls.T, controls @ residual, driver="gelsd").solution @ controls
-    squares = (residual - explained).square()
+    explained = torch.linalg.lstsq(controls @ controls.T, controls @ residual, driver="gelsd").solution
+    squares = residual.sub_(explained @ controls).square_()
     total = float(squares.sum())
-    return total**2 / float(squares.square().sum()) if total > _ROUNDING * len(residual) else 0.0
+    return total**2 / float(squares @ squares) if total > _ROUNDING * len(squares) else 0.0
 
 
 def _scale(values: Tensor) -> Tensor:
     """Scales values so that the largest magnitude on the last axis is 1; zeros stay zeros."""
-    return values / values.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
-
-
-def _ends(problems: Sequence[_IntervalProblem]) -> list[tuple[float, float]]:
-    """Returns both ends of the interval of each problem."""
-    if len(problems) == 1:  # without a copy: it may be large
-        points = problems[0].points.unsqueeze(0)
-        counts = problems[0].counts.unsqueeze(0)
-    else:
-        most = max(len(problem.counts) for problem in problems)
-        missing = [(0, most - len(problem.counts), 0, 4 - len(problem.points)) for problem in problems]
-        points = torch.stack([pad(problem.points, sides) for problem, sides in zip(problems, missing, strict=True)])
-        counts = torch.stack([pad(problem.counts, sides[:2]) for problem, sides in zip(problems, missing, strict=True)])
-    values = points[:, 0]
-    sizes = points[:, 1]
-    controls = _scale(points[:, 2:])
-    start, least = _maximize(controls, counts, controls.new_zeros(len(problems), controls.shape[1]))
-    shares = counts / _inside(controls, start)
-    total = (shares * sizes).sum(1)
-    centre = (shares * values).sum(1) / total
-    values = values - centre.unsqueeze(1) * sizes
-    spread = (shares * values.square()).sum(1).sqrt()
-    values = values / spread.clamp(min=torch.finfo(values.dtype).tiny).unsqueeze(1)
-    critical = values.new_tensor([problem.critical for problem in problems])
-    guess = torch.where(spread > 0, critical / total, 0.0)
-    centred = _CentredPoints(values=values, sizes=sizes, controls=controls, counts=counts)
-    down, up = (_distance(side, centred, start, least, critical, guess) for side in (-1, 1))
-    low = centre - spread * down
-    high = centre + spread * up
-    return list(zip(low.tolist(), high.tolist(), strict=True))
+    largest: Tensor = torch.linalg.vector_norm(values, torch.inf, -1, keepdim=True)
+    return values / largest.clamp(min=torch.finfo(values.dtype).tiny)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _CentredPoints:
-    """Points of B problems, with numerators relative to the centre.
+class _Likelihood:
+    """sum_p count_p log(1 + m' x_p) of B problems at a multiplier m of each.
 
     Attributes:
-        values: [B, P] numerators.
-        sizes: [B, P] denominators.
-        controls: [B, k, P].
+        value: [B]; -infinity where a logarithm is undefined.
+        gradient: [B, k] sum_p count_p x_p / (1 + m' x_p).
+        curvature: [B, k, k] sum_p count_p x_p x_p' / (1 + m' x_p)^2.
+    """
+
+    value: Tensor
+    gradient: Tensor
+    curvature: Tensor
+
+    def replaced(self, rows: Tensor, other: "_Likelihood") -> "_Likelihood":
+        """Returns the likelihoods with those of another at the rows where a flag [B] is true."""
+        return _Likelihood(
+            value=torch.where(rows, other.value, self.value),
+            gradient=torch.where(rows.view(-1, 1), other.gradient, self.gradient),
+            curvature=torch.where(rows.view(-1, 1, 1), other.curvature, self.curvature),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Points:
+    """Points of B problems, and how often each counts.
+
+    Attributes:
+        points: [B, k, P] numerators, denominators, and controls.
         counts: [B, P].
     """
 
-    values: Tensor
-    sizes: Tensor
-    controls: Tensor
+    points: Tensor
     counts: Tensor
+
+    @classmethod
+    def of(cls, problems: Sequence[_IntervalProblem]) -> "_Points":
+        """Returns the points of problems, whose controls are scaled; those of a single problem are not copied."""
+        if len(problems) == 1:
+            points = problems[0].points.unsqueeze(0)
+            counts = problems[0].counts.unsqueeze(0)
+        else:
+            most = max(len(problem.counts) for problem in problems)
+            missing = [(0, most - len(problem.counts), 0, 4 - len(problem.points)) for problem in problems]
+            points = torch.stack([pad(problem.points, sides) for problem, sides in zip(problems, missing, strict=True)])
+            counts = torch.stack(
+                [pad(problem.counts, sides[:2]) for problem, sides in zip(problems, missing, strict=True)]
+            )
+        points[:, 2:] = _scale(points[:, 2:])
+        return cls(points=points, counts=counts)
+
+    def rows(self, index: Tensor) -> "_Points":
+        """Returns the points of some problems, by their indices; without a copy if these are all."""
+        if len(index) == len(self.points):
+            return self
+        return _Points(points=self.points[index], counts=self.counts[index])
+
+    def at(self, multipliers: Tensor) -> _Likelihood:
+        """Returns the likelihood at multipliers [B, k]; points are read once, in parts that fit in the cache."""
+        size, k, _ = self.points.shape
+        tiny = torch.finfo(self.points.dtype).tiny
+        value = self.points.new_zeros(size)
+        gradient = self.points.new_zeros(size, k)
+        curvature = self.points.new_zeros(size, k, k)
+        least = self.points.new_full((size,), torch.inf)
+        for points, counts in self._parts():
+            inside = torch.bmm(multipliers.unsqueeze(1), points).squeeze(1).add_(1)
+            least = torch.minimum(least, inside.amin(1))
+            inside.clamp_(min=tiny)
+            value += torch.linalg.vecdot(counts, inside.log())
+            shares = counts / inside
+            gradient += torch.bmm(points, shares.unsqueeze(2)).squeeze(2)
+            curvature += torch.bmm(points * shares.div_(inside).unsqueeze(1), points.transpose(1, 2))
+        return _Likelihood(value=torch.where(least > 0, value, -torch.inf), gradient=gradient, curvature=curvature)
+
+    def explained(self, multipliers: Tensor, likelihood: _Likelihood) -> Tensor:
+        """Subtracts from the numerators what denominators and controls explain, and returns the centres, [B].
+
+        The likelihood ratio does not change: its multipliers do. Without this step an estimate far from 0 would have
+        an interval that is lost in rounding, if its rewards hardly differ.
+
+        Args:
+            multipliers: [B, k] multipliers of the controls at the maximum.
+            likelihood: the likelihood there.
+        """
+        centre = likelihood.gradient[:, 0] / likelihood.gradient[:, 1]
+        curvature = likelihood.curvature
+        shared = curvature[:, 2:, 0] - centre.unsqueeze(1) * curvature[:, 2:, 1]
+        among = curvature[:, 2:, 2:]
+        ridge = torch.diag_embed(1e-12 * among.diagonal(dim1=1, dim2=2) + torch.finfo(centre.dtype).tiny)
+        slopes = torch.linalg.solve(among + ridge, shared)
+        factors = torch.cat((centre.unsqueeze(1), slopes), 1)
+        for points, _ in self._parts():
+            points[:, 0] -= torch.bmm(factors.unsqueeze(1), points[:, 1:]).squeeze(1)
+        return centre
+
+    def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:
+        size = max(1, _POINTS_IN_CACHE // len(self.points))
+        return zip(torch.split(self.points, size, 2), torch.split(self.counts, size, 1), strict=True)
+
+
+def _ends(problems: Sequence[_IntervalProblem]) -> list[tuple[float, float]]:
+    """Returns both ends of the interval of each problem, whose points are changed."""
+    points = _Points.of(problems)
+    size, k, _ = points.points.shape
+    controls = torch.eye(k, dtype=points.points.dtype)[2:].expand(size, k - 2, k)
+    start, likelihood = _maximize(points, controls, controls.new_zeros(size, k - 2))
+    multipliers = pad(start, (2, 0))
+    centre = points.explained(multipliers, likelihood)
+    begun = points.at(multipliers)
+    total = begun.gradient[:, 1]
+    moved = begun.gradient[:, 0] / total  # by rounding, and by what the maximum of the controls lacks
+    numerator = pad(torch.stack((torch.ones_like(moved), -moved), 1), (0, k - 2)).unsqueeze(1)
+    spread = (numerator @ begun.curvature @ numerator.transpose(1, 2)).view(-1).clamp(min=0).sqrt()
+    numerator /= spread.clamp(min=torch.finfo(spread.dtype).tiny).view(-1, 1, 1)
+    critical = centre.new_tensor([problem.critical for problem in problems])
+    guess = torch.where(spread > 0, critical / total, 0.0)
+    down, up = (
+        _distance(points, torch.cat((controls, side * numerator), 1), start, begun, critical, guess) for side in (-1, 1)
+    )
+    low = centre + moved - spread * down
+    high = centre + moved + spread * up
+    return list(zip(low.tolist(), high.tolist(), strict=True))
 
 
 def _distance(
-    side: int, points: _CentredPoints, start: Tensor, least: Tensor, critical: Tensor, guess: Tensor
+    points: _Points, directions: Tensor, start: Tensor, begun: _Likelihood, critical: Tensor, guess: Tensor
 ) -> Tensor:
     """Returns the distance from a centre of 0 at which the likelihood ratio reaches its critical value, [B].
 
@@ -453,10 +556,11 @@ def _distance(
     be too small and too large.
 
     Args:
-        side: 1 for the distance above the centre, -1 for that below it.
         points: the points.
-        start: [B, k] multipliers of the maximum without a condition on the value.
-        least: [B] that maximum.
+        directions: [B, c, k] what the coordinates of a point add to its controls, and last to its numerator relative
+            to the centre, which is negative for the distance below the centre.
+        start: [B, c - 1] multipliers of the controls at the maximum without a condition on the value.
+        begun: the likelihood there.
         critical: [B] root of twice the likelihood ratio.
         guess: [B] initial distance; 0 if all points are equal.
     """
@@ -465,97 +569,86 @@ def _distance(
     above = torch.full_like(guess, torch.inf)
     multipliers = pad(start, (0, 1))
     remaining = guess.nonzero().squeeze(1)
-    for _ in range(_OUTER_STEPS):
+    for step in range(_OUTER_STEPS):
         if not len(remaining):
             break
         target = critical[remaining]
         current = distance[remaining]
-        rows = slice(None) if len(remaining) == len(distance) else remaining  # all without a copy
-        weight = points.counts[rows]
-        size = points.sizes[rows]
-        unconditional = least[remaining]
-        shifted = (side * points.values[rows]).addcmul_(current.unsqueeze(1), size, value=-1)
-        conditions = torch.cat((points.controls[rows], shifted.unsqueeze(1)), 1)
-        del shifted
-        maximum, likelihood = _maximize(conditions, weight, multipliers[remaining], unconditional + 2 * target.square())
+        unconditional = begun.value[remaining]
+        conditions = directions[remaining]
+        conditions[:, -1, 1] -= current
+        maximum, likelihood = _maximize(
+            points.rows(remaining),
+            conditions,
+            multipliers[remaining],
+            unconditional + 2 * target.square(),
+            begun if not step and len(remaining) == len(guess) else None,
+        )
         multipliers[remaining] = maximum
-        root = (2 * (likelihood - unconditional)).clamp(min=0).sqrt()
-        slope = -maximum[:, -1] * (weight / _inside(conditions, maximum) * size).sum(1) / root
+        root = (2 * (likelihood.value - unconditional)).clamp(min=0).sqrt()
+        slope = -maximum[:, -1] * likelihood.gradient[:, 1] / root
         low = torch.where(root < target, current, below[remaining])
         high = torch.where(root < target, above[remaining], current)
         newton = current + (target - root) / slope
         between = torch.where(high.isfinite(), (low + high) / 2, 4 * current)
         newton = torch.where((newton > low) & (newton < high) & (newton < 8 * current), newton, between)
-        reached = (root - target).abs() < _TOLERANCE * target
+        reached = (root - target).abs() < _BEFORE_LAST * target
         enclosed = high - low < _TOLERANCE * high
         below[remaining] = low
         above[remaining] = high
-        distance[remaining] = torch.where(reached, current, torch.where(enclosed, high, newton))
+        distance[remaining] = torch.where(enclosed & ~reached, high, newton)
         remaining = remaining[~(reached | enclosed)]
     return distance
 
 
-def _inside(points: Tensor, multipliers: Tensor) -> Tensor:
-    """Returns 1 + m' g_p of each point, [B, P]."""
-    return 1 + torch.bmm(multipliers.unsqueeze(1), points).squeeze(1)
-
-
-def _maximize(points: Tensor, counts: Tensor, start: Tensor, enough: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Maximizes sum_p count_p log(1 + m' g_p) over m by Newton's method with halved steps.
+def _maximize(
+    points: _Points,
+    conditions: Tensor,
+    start: Tensor,
+    enough: Tensor | None = None,
+    begun: _Likelihood | None = None,
+) -> tuple[Tensor, _Likelihood]:
+    """Maximizes sum_p count_p log(1 + m' C x_p) over m by Newton's method with halved steps.
 
     Args:
-        points: [B, k, P] the g.
-        counts: [B, P].
-        start: [B, k] initial m; 0 replaces it if it is not feasible.
+        points: the x.
+        conditions: [B, c, k] the C.
+        start: [B, c] initial m; 0 replaces it if it is not feasible.
         enough: [B] value above which the search ends, because a maximum may not exist.
+        begun: the likelihood at the start, if it is known.
 
     Returns:
-        The multipliers [B, k] and the values [B].
+        The multipliers m [B, c], and the likelihood there, with derivatives by m' C.
     """
 
-    def value(inside: Tensor) -> Tensor:
-        tiny = torch.finfo(inside.dtype).tiny
-        parts = zip(torch.split(counts, _POINTS_AT_ONCE, 1), torch.split(inside, _POINTS_AT_ONCE, 1), strict=True)
-        likelihood = sum((count * part.clamp(min=tiny).log()).sum(1) for count, part in parts)
-        return torch.where(inside.amin(1) > 0, likelihood, -torch.inf)
+    def at(multipliers: Tensor) -> _Likelihood:
+        return points.at(torch.bmm(multipliers.unsqueeze(1), conditions).squeeze(1))
 
-    feasible = _inside(points, start).amin(1, keepdim=True) > 0
-    multipliers = torch.where(feasible, start, 0.0)
-    inside = _inside(points, multipliers)
-    best = value(inside)
+    multipliers = start
+    best = at(start) if begun is None else begun
+    feasible = best.value > -torch.inf
+    if not feasible.all():
+        multipliers = torch.where(feasible.unsqueeze(1), start, 0.0)
+        best = at(multipliers)
     for _ in range(_INNER_STEPS):
-        gradient, curvature = _derivatives(points, counts, inside)
-        ridge = torch.diag_embed(1e-12 * curvature.diagonal(dim1=1, dim2=2) + torch.finfo(inside.dtype).tiny)
+        gradient = torch.bmm(conditions, best.gradient.unsqueeze(2)).squeeze(2)
+        curvature = torch.bmm(torch.bmm(conditions, best.curvature), conditions.transpose(1, 2))
+        ridge = torch.diag_embed(1e-12 * curvature.diagonal(dim1=1, dim2=2) + torch.finfo(start.dtype).tiny)
         step = torch.linalg.solve(curvature + ridge, gradient)
         gain = (gradient * step).sum(1)
         active = gain > 1e-8
         if enough is not None:
-            active &= best < enough
+            active &= best.value < enough
         if not active.any():
             break
         length = active.to(step.dtype)
         for _ in range(_HALVINGS):
             tried = multipliers + length.unsqueeze(1) * step
-            tried_inside = _inside(points, tried)
-            tried_value = value(tried_inside)
-            short = active & ~(tried_value >= best + 0.25 * length * gain - 1e-12 * best.abs())
+            likelihood = at(tried)
+            short = active & ~(likelihood.value >= best.value + 0.25 * length * gain - 1e-12 * best.value.abs())
             if not short.any():
                 break
             length = torch.where(short, length / 2, length)
         multipliers = torch.where(short.unsqueeze(1), multipliers, tried)
-        inside = torch.where(short.unsqueeze(1), inside, tried_inside)
-        best = torch.where(short, best, tried_value)
+        best = best.replaced(~short, likelihood)
     return multipliers, best
-
-
-def _derivatives(points: Tensor, counts: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns sum_p count_p g_p / inside_p, [B, k], and sum_p count_p g_p g_p' / inside_p^2, [B, k, k]."""
-    gradient = points.new_zeros(points.shape[:2])
-    curvature = points.new_zeros(*points.shape[:2], points.shape[1])
-    for start in range(0, points.shape[2], _POINTS_AT_ONCE):
-        part = slice(start, start + _POINTS_AT_ONCE)
-        shares = counts[:, part] / inside[:, part]
-        some = points[:, :, part]
-        gradient += torch.bmm(some, shares.unsqueeze(2)).squeeze(2)
-        curvature += torch.bmm(some * (shares / inside[:, part]).unsqueeze(1), some.transpose(1, 2))
-    return gradient, curvature

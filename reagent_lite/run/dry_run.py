@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 import torch
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.config.embedding_config import id_features
 from reagent_lite.config.paths import show_paths
 from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
 from reagent_lite.distributed.group import ProcessRanks
 from reagent_lite.distributed.launcher import Processes
+from reagent_lite.distributed.meeting_file import MeetingFile
 from reagent_lite.errors import ConfigError, NoCompilerError, ReagentLiteError, needing, pluralize
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.memory_needs import Need, networks, simulation_memory
-from reagent_lite.run.normalization import given_normalization, with_missing_fitted
+from reagent_lite.run.normalization import normalization_files, read_normalizations
 from reagent_lite.run.roles.published_policies import most_env_steps_ahead
 from reagent_lite.run.simulated import simulated_plan
 from reagent_lite.sim.backend import Backend
@@ -148,6 +148,8 @@ def dry_run(config: WorkflowConfig, processes: Processes) -> DryRun:
     spec = result_of(lambda: _spec(config, data.copy, None if env is None else env.spec))
     if not config.node_index:  # only rank 0 has trackers
         result_of(lambda: require_trackers(config), ConfigError)
+    if config.num_nodes > 1 and (config.init_method or "").startswith("file:"):
+        result_of(lambda: MeetingFile.of(str(config.init_method)).require_usable(writable=not config.node_index))
     ranks = ProcessRanks.read()
     world = processes.count * config.num_nodes if ranks is None else ranks.world_size
     needs = [] if env is None else _simulation_needs(config, env, types, world)
@@ -186,24 +188,23 @@ def require_first_rows(config: WorkflowConfig) -> Discounts:
         return discounts
     with needing("data", "training_data_path"):
         from reagent_lite.data.copy.first_look import first_rows
-        from reagent_lite.data.rows.item_files import given_items
         from reagent_lite.data.sampling.discounts import TimeDiscounts, suggested_unit
-        from reagent_lite.data.stage_folder import data_files
-    ids = id_features(config.data.embeddings)
-    items = given_items(config.data.items, config.data.item_id, config.data.possible_items, ids)
+        from reagent_lite.run.stages import items_of, log_of
+    items = items_of(config)
     for path in paths:
+        log = log_of(config, path, items, config.node_index or 0, config.num_nodes)
         try:
-            data_files(path, config.data.columns)
+            _ = log.files
         except ReagentLiteError:  # another machine may have the files: a warning, see `dry_run`
             continue
         refuses = config.timeline is None or config.timeline.on_refused == "error"
-        first = first_rows(path, config.actions or None, config.data.columns, items, ids, refuses=refuses)
+        first = first_rows(log, refuses=refuses)
         if config.rl.use_seq_num_diff_as_time_diff:
             unit = config.rl.time_diff_unit_length
             of_path = TimeDiscounts.of(first.time_diff, unit_length=unit, gamma=config.rl.gamma)
             if of_path is not None:
-                discounts.lines.append(f"{show_paths(path)}: {of_path}, in the first {pluralize(first.rows, 'row')}")
-                if problem := of_path.problem(show_paths(path), suggested_unit(of_path.time_diff)):
+                discounts.lines.append(f"{log.name}: {of_path}, in the first {pluralize(first.rows, 'row')}")
+                if problem := of_path.problem(log.name, suggested_unit(of_path.time_diff)):
                     discounts.warnings.append(f"the run ends with this error if other rows are alike: {problem}")
     return discounts
 
@@ -218,25 +219,15 @@ def _logged_input(config: WorkflowConfig) -> LoggedInput:
     if not config.training_data_path:
         return LoggedInput()
     with needing("data", "training_data_path"):
-        from reagent_lite.data.copy.first_look import holds_events, rows_by_metadata, standing_copy
-        from reagent_lite.data.rows.item_files import given_items
-        from reagent_lite.data.stage_folder import data_files
-        from reagent_lite.run.stages import pairing_of, partition_of
-    path = config.training_data_path
-    data = config.data
-    files = data_files(path, data.columns)
-    ids = id_features(data.embeddings)
-    items = given_items(data.items, data.item_id, data.possible_items, ids)
-    partition = partition_of(config, config.node_index or 0, config.num_nodes)
-    pairing = pairing_of(config, path)
-    standing = standing_copy(
-        path, config.actions or None, data.training_copy_dir, data.columns, pairing, items, partition, ids
-    )
+        from reagent_lite.data.copy.first_look import rows_by_metadata, standing_copy
+        from reagent_lite.run.stages import items_of, log_of
+    log = log_of(config, config.training_data_path, items_of(config), config.node_index or 0, config.num_nodes)
+    size = sum(file.size for file in log.files)
+    standing = standing_copy(log)
     copy = None if standing is None else standing[1]
-    rows = rows_by_metadata(files) if copy is None else copy.rows
-    events = copy is None and (config.timeline is not None or holds_events(path, data.columns))
-    size = sum(file.size for file in files)
-    return LoggedInput(files=len(files), bytes=size, rows=None if events else rows, events=events, copy=copy)
+    rows = rows_by_metadata(log.files) if copy is None else copy.rows
+    events = copy is None and (config.timeline is not None or log.holds_events)
+    return LoggedInput(files=len(log.files), bytes=size, rows=None if events else rows, events=events, copy=copy)
 
 
 def _spec(config: WorkflowConfig, copy: CopyManifest | None, env: EnvSpec | None) -> SourceSpec | None:
@@ -246,7 +237,7 @@ def _spec(config: WorkflowConfig, copy: CopyManifest | None, env: EnvSpec | None
         widths = {"state": env.observation_size, "action": env.action_feature_size}
     elif copy is not None:
         widths = {"state": len(copy.state_ids), "action": len(copy.action_ids)}
-    widths |= {side: spec.width for side, spec in given_normalization(with_missing_fitted(config)).items()}
+    widths |= {side: spec.width for side, spec in read_normalizations(normalization_files(config)).items()}
     if not config.parametric:
         widths["action"] = 0
     if len(widths) < 2:

@@ -20,7 +20,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem, pluralize, raise_any
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.run.agents import AgentType, agent_types
-from reagent_lite.run.normalization import Normalization, given_normalization
+from reagent_lite.run.normalization import Normalization, normalization_files, read_normalizations
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import ObservationPolicy, VectorEnv
 from reagent_lite.sim.experience import Actor
@@ -176,7 +176,7 @@ def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConf
 def given_or_unchanged(config: WorkflowConfig, simulation: Simulation) -> Normalization:
     """Returns the normalization of a run without data: that of the given files, or none."""
     spec = simulation.backend.spec
-    given = given_normalization(config)
+    given = read_normalizations(normalization_files(config))
     kind = FeatureType.DO_NOT_PREPROCESS
 
     def unchanged(size: int) -> NormalizationSpec:

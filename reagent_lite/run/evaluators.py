@@ -11,7 +11,7 @@ estimates. It holds the rows of all scored episodes; see evaluation.max_episodes
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -62,6 +62,7 @@ VALIDATION_LOSS = "validation/td_loss/mean"
 CHOOSING = "choosing/"
 """Prefix of the tags of scores that choose among runs; they are not those of the final evaluation, which decides."""
 _STOPPED = "stopped"
+_ROWS_AT_ONCE = 1 << 20
 _FEWEST_FIGURE_ROWS = 256
 _ENTROPY_ROWS = 8192
 _STEPS_BETWEEN_ESTIMATES = 20
@@ -109,9 +110,10 @@ class Evaluator(Protocol):
         """Returns whether the run may end early."""
         return False
 
-    def with_chosen_temperature(self, config: WorkflowConfig) -> WorkflowConfig:
-        """Returns the config with a number in place of rl.temperature "auto"."""
-        return config
+    @property
+    def temperature(self) -> float | None:
+        """The policy's temperature if the evaluation chooses it, with rl.temperature "auto"; else None."""
+        return None
 
     def evaluate(self, *, final: bool) -> Evaluation:
         """Returns the evaluation of the learner; `final` is true once, at the end of the run."""
@@ -178,11 +180,11 @@ class Evaluators:
         scalars.pop(VALIDATION_LOSS, None)  # the last value of its curve is that of the last epoch
         return scalars
 
-    def with_chosen_temperature(self, config: WorkflowConfig) -> WorkflowConfig:
-        """Returns the config with a number in place of rl.temperature "auto", the same on every rank."""
-        for part in self.parts.values():
-            config = part.with_chosen_temperature(config)
-        return config
+    @property
+    def temperature(self) -> float | None:
+        """The temperature that an evaluator has chosen, the same on every rank; None if the config gives it."""
+        chosen = (part.temperature for part in self.parts.values())
+        return next((temperature for temperature in chosen if temperature is not None), None)
 
     def at_end(self) -> Evaluation:
         """Returns the final evaluation, whose document has a section for each evaluator."""
@@ -231,7 +233,7 @@ class LogEvaluator(Evaluator):
 
     def state_dict(self) -> Tree:
         """Returns the models fitted so far and the number of passes over the rows."""
-        chosen = {"temperature": self._target.temperature} if self._config.rl.temperature == "auto" else {}
+        chosen = {} if self.temperature is None else {"temperature": self.temperature}
         return {**self.policy.models.state_dict(), **chosen}
 
     def load_state_dict(self, state: Tree) -> None:
@@ -280,11 +282,11 @@ class LogEvaluator(Evaluator):
         most = max(round(self._config.evaluation.figures_share * sum(self._data.counts)), _FEWEST_FIGURE_ROWS)
         return list(rows_in_order(self._evaluated, self._part_of_rows(most), self._group.device))
 
-    def _part_of_rows(self, most: int) -> NDArray[np.int64]:
+    def _part_of_rows(self, most: int) -> NDArray[np.integer[Any]]:
         """Returns this rank's part of at most `most` row numbers, spread evenly over the rows of all shards."""
         rows = self._evaluated
         shards = self._data.shards
-        numbers = np.arange(len(rows.scalars)) if rows.usable is None else rows.usable.cpu().numpy()
+        numbers = rows.learnable_numbers
         part = apportion(self._counts, min(most, sum(self._counts)))[shards.own]
         return shards.part(spread(numbers, part))
 
@@ -354,19 +356,21 @@ class LogEvaluator(Evaluator):
         with evaluating(self._learner):
             return self.policy.explanation(page, result, seen=self._data.seen, columns=(columns, of_candidates))
 
-    def with_chosen_temperature(self, config: WorkflowConfig) -> WorkflowConfig:
-        """Returns the config with the temperature of the last evaluation in place of "auto"."""
-        if self._config.rl.temperature != "auto":
-            return config
-        return config.with_temperature(self._target.temperature)
+    @property
+    def temperature(self) -> float | None:
+        """The temperature of the last evaluation; None unless rl.temperature is "auto"."""
+        return self._target.temperature if self._config.rl.temperature == "auto" else None
 
     def _mean_entropy_of_the_log(self) -> float | None:
         """Returns the logging policy's mean entropy in nats, mean(-log propensity); None if some are missing."""
         if self.policy.log.without_propensity:
             return None
         numbers = torch.from_numpy(self._part_of_rows(sum(self._counts)))
-        propensity = self._evaluated.scalars[:, 3].cpu()[numbers].double()
-        sums = torch.stack((-propensity.log().sum(), torch.tensor(float(len(propensity)), dtype=torch.float64)))
+        propensity = self._evaluated.propensity.cpu()
+        surprise = [
+            -propensity.index_select(0, part).double().log().sum() for part in torch.split(numbers, _ROWS_AT_ONCE)
+        ]
+        sums = torch.stack((torch.stack(surprise).sum(), torch.tensor(float(len(numbers)), dtype=torch.float64)))
         total, count = self._group.all_reduce(sums).tolist()
         return float(total / max(count, 1.0))
 
@@ -591,8 +595,6 @@ def _units(config: WorkflowConfig, data: Data) -> NDArray[np.int64] | None:
     """Returns the code of the unit of each episode of the scored data; None unless data.columns names units."""
     if UNIT not in config.data.columns:
         return None
-    path = config.training_data_path if data.held_out is None else config.eval_data_path
-    assert path is not None, "eval data have a path"
     from reagent_lite.data.copy.policy_column import read_unit_column  # needs the extra `data`
 
-    return read_unit_column(path, data.evaluated.copy, config.data.columns)
+    return read_unit_column(data.evaluated.log, data.evaluated.copy)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +25,6 @@ from numpy.typing import NDArray
 from reagent_lite.algorithms.registry import ALGORITHMS
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.column_names import WEIGHT
-from reagent_lite.config.embedding_config import id_features
-from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.copy_summaries import Agreement, CopySummary
 from reagent_lite.data.copy.texts import count_others, require_texts
@@ -37,7 +36,8 @@ from reagent_lite.data.copy.training_copy import (
 )
 from reagent_lite.data.features.normalization_files import left_out_features, normalization_json
 from reagent_lite.data.formats.blocks import InputFile
-from reagent_lite.data.log_shares import shares_in_words, shares_of_counts
+from reagent_lite.data.log_shares import counts_in_words, shares_in_words, shares_of_counts
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.sampling.discounts import TimeDiscounts, require_discounts, time_discounts
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
@@ -45,7 +45,7 @@ from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import LoggedRows, build_rows, padding_rows
 from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import DataError, NoRowsError, Problem, join_names, named_counts, pluralize, raise_any
+from reagent_lite.errors import DataError, NoRowsError, Problem, join_names, pluralize, raise_any
 from reagent_lite.evaluation.evaluator import describe_weights
 from reagent_lite.evaluation.scored_episodes import (
     FEWEST_TO_VALIDATE,
@@ -60,11 +60,11 @@ from reagent_lite.manifest import canonical
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.run.normalization import (
     Normalization,
+    NormalizationFiles,
     file_beside,
-    given_normalization,
     given_or_fitted,
-    normalization_paths,
-    with_missing_fitted,
+    normalization_files,
+    read_normalizations,
 )
 from reagent_lite.types import NormalizationSpec, SourceSpec
 from reagent_lite.whole_files import write_whole
@@ -79,6 +79,7 @@ class LoggedData:
     """Logged rows, to learn from or to evaluate on.
 
     Attributes:
+        log: the log as this machine reads it.
         copy: training copy of this machine's data.
         agreement: features, names and counts of the data of all machines.
         others: {"state" or "action": {id: number of values without a column of their own}} of one-hot features, on all
@@ -89,6 +90,7 @@ class LoggedData:
             None: all alike.
     """
 
+    log: Log
     copy: TrainingCopy
     agreement: Agreement
     others: dict[str, dict[int, int]]
@@ -115,6 +117,7 @@ class Data:
         scored: the episodes on which the policy is scored.
         seen: whether the policy learns from some of the scored episodes, also if they have another mdp_id there.
         items: the item table, or None without data.items.
+        given: the files that give the normalization.
     """
 
     spec: SourceSpec
@@ -130,11 +133,22 @@ class Data:
     scored: ScoredEpisodes
     seen: bool
     items: ItemTable | None
+    given: NormalizationFiles
 
     @property
     def evaluated(self) -> LoggedData:
         """The eval data if there is any, otherwise the training data, of which a part is evaluated."""
         return self.held_out or self.train
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """A log that was read: its training copy, and what all machines have; `title` names it in messages."""
+
+    title: str
+    log: Log
+    copy: TrainingCopy
+    agreement: Agreement
 
 
 def prepare(config: WorkflowConfig, group: Group) -> Data:
@@ -144,38 +158,41 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         DataError: a file cannot be read, with file and line; or the data of two machines do not fit together, on every
             rank.
     """
-    from reagent_lite.run.stages import run_stages  # needs the extra `data`
+    from reagent_lite.run.stages import logs_of_run  # needs the extra `data`
 
-    config = with_missing_fitted(run_stages(config, group), group)
     shards = Shards.of(config.data, group)
-    given = given_normalization(config)  # first, so that a bad file is reported before the data is read
+    files = normalization_files(config, group)
+    given = read_normalizations(files)  # first, so that a bad file is reported before the data is read
     items = _items(config, group)
-    train = _copy(config, config.training_data_path, shards, _TRAINING, given, items)
+    training, eval_log = logs_of_run(config, group, items)
+    train = _read(training, _TRAINING, shards, given)
     held_out = None
-    if config.eval_data_path is not None:
-        held_out = _copy(config, config.eval_data_path, shards, _EVAL, {}, items)
-    normalization = given_or_fitted(config, *train, shards, given)
-    _check_features(config, *train, normalization, group, fewest=config.norm_params.min_present_values)
+    if eval_log is not None:
+        held_out = _read(eval_log, _EVAL, shards, {}, repeats=eval_log.path != training.path)
+    normalization = given_or_fitted(config, train.copy, train.agreement, shards, given)
+    fitted_to = training.name
+    _check_features(train, normalization, files, fitted_to, group, fewest=config.norm_params.min_present_values)
     if held_out is not None:
-        _check_features(config, *held_out, normalization, group)
+        _check_features(held_out, normalization, files, fitted_to, group)
     if items is not None and normalization.action is not None:
         raise_any(items.lacking(normalization.action.feature_ids, f"{config.data.items}"))
-    spec = normalization.spec(config.actions, train[1].metric_names)
+    spec = normalization.spec(config.actions, train.agreement.metric_names)
 
-    def log(copy: TrainingCopy, agreement: Agreement, title: str) -> LoggedData:
-        others = _others(copy, normalization, shards, title)
-        weights = _weights(config, copy, title, shards)
+    def logged(read: _Read) -> LoggedData:
+        others = _others(read, normalization, shards)
+        weights = _weights(read, shards)
         return LoggedData(
-            copy=copy,
-            agreement=agreement,
+            log=read.log,
+            copy=read.copy,
+            agreement=read.agreement,
             others=others,
-            rows=_rows(config, copy, normalization, spec, group, weights),
-            discounts=_discounts(config, copy, title, group),
+            rows=_rows(config, read.copy, normalization, spec, group, weights),
+            discounts=_discounts(config, read, group),
             weights=weights,
         )
 
-    train_log = log(*train, _TRAINING)
-    scored_log = train_log if held_out is None else log(*held_out, _EVAL)
+    train_log = logged(train)
+    scored_log = train_log if held_out is None else logged(held_out)
     sides = TrainEvalLogs(
         train=train_log.copy,
         held_out=None if held_out is None else scored_log.copy,
@@ -188,7 +205,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
     seen |= scored.repeats and config.simulated_share < 1
     counts = shards.counts(learned.count)
     if not sum(counts):
-        raise DataError(_nothing_to_learn(config))
+        raise DataError(_nothing_to_learn(training.name, scored_too=config.learns_from_scored))
     if not len(scored.hashes) and group.is_first:
         logger.warning(
             "no episode is scored, so there are no estimates and no decision: give eval_data_path, more "
@@ -211,6 +228,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         scored=scored,
         seen=seen,
         items=items,
+        given=files,
     )
 
 
@@ -220,18 +238,16 @@ def _items(config: WorkflowConfig, group: Group) -> ItemTable | None:
     Raises:
         DataError: see `read_items`; tables of two machines that differ.
     """
-    if config.data.items is None:
-        return None
-    from reagent_lite.data.rows.item_files import given_items  # needs the extra `data`
+    from reagent_lite.run.stages import items_of  # needs the extra `data`
 
-    ids = id_features(config.data.embeddings)
-    items = given_items(config.data.items, config.data.item_id, config.data.possible_items, ids)
-    assert items is not None
+    items = items_of(config)
+    if items is None:
+        return None
     hashes = set(group.gather_text(items.sha256))
     if len(hashes) > 1:
         got = f"{len(hashes)} different ones: {join_names(digest[:12] for digest in sorted(hashes))}"
         todo = "Copy the same file to all machines"
-        raise DataError(Problem(config.data.items, "the same item table on every machine", got, todo))
+        raise DataError(Problem(f"{config.data.items}", "the same item table on every machine", got, todo))
     logger.info(f"items: {config.data.items}: {pluralize(len(items), 'item')}, hash {items.sha256[:12]}")
     if items.all_possible:
         logger.info(f"items: a row without possible_actions offers all {pluralize(len(items), 'item')}")
@@ -268,10 +284,13 @@ def _choose_validation(
     return None
 
 
-def _rows_of(log: LoggedData, episodes: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _rows_of(log: LoggedData, episodes: NDArray[np.bool_]) -> NDArray[np.integer[Any]]:
     """Returns the usable rows of the episodes for which `episodes` [episodes] is true."""
-    rows = np.arange(len(log.copy)) if log.rows.usable is None else log.rows.usable.cpu().numpy()
-    return rows[episodes[log.copy.episode[rows]]]
+    if log.rows.usable is None:
+        return log.copy.rows_of(episodes)
+    usable: NDArray[np.integer[Any]] = log.rows.usable.cpu().numpy()
+    chosen: NDArray[np.integer[Any]] = usable[episodes[log.copy.episode[usable]]]
+    return chosen
 
 
 def _to_learn(
@@ -291,12 +310,12 @@ def _to_learn(
     return log.rows.only(_rows_of(log, ~left_out)), False
 
 
-def _nothing_to_learn(config: WorkflowConfig) -> Problem:
+def _nothing_to_learn(name: str, *, scored_too: bool) -> Problem:
     """Returns the problem of training data without a row that the policy may learn from."""
-    if config.learns_from_scored:
-        return Problem(show_paths(config.training_data_path), "rows with an action", "none")
+    if scored_too:
+        return Problem(name, "rows with an action", "none")
     return Problem(
-        show_paths(config.training_data_path),
+        name,
         "rows with an action, in episodes that are not scored",
         "none",
         "Give more episodes, eval_data_path of other episodes, a smaller evaluation.held_out_share, or set "
@@ -304,40 +323,27 @@ def _nothing_to_learn(config: WorkflowConfig) -> Problem:
     )
 
 
-def _copy(
-    config: WorkflowConfig,
-    path: DataPath,
-    shards: Shards,
-    title: str,
-    given: Mapping[str, NormalizationSpec],
-    items: ItemTable | None,
-) -> tuple[TrainingCopy, Agreement]:
-    """Returns this machine's training copy of a path, and features, names and counts over all machines."""
-    from reagent_lite.data.stage_folder import data_files
-    from reagent_lite.run.stages import pairing_of, partition_of
+def _read(
+    log: Log, title: str, shards: Shards, given: Mapping[str, NormalizationSpec], *, repeats: bool = False
+) -> _Read:
+    """Returns this machine's training copy of a log, and features, names and counts over all machines.
 
+    Args:
+        log: the log.
+        title: name of the log in messages.
+        shards: the machines and their shares.
+        given: normalization that files give.
+        repeats: whether the same episodes may be in the data of several machines, as eval data.
+    """
     group = shards.group
-    actions = config.actions or None
-    data = config.data
-    partition = partition_of(config, group.node, group.num_nodes)
 
     def prepared(show: Callable[[int, int], None] | None) -> TrainingCopy:
         try:
-            return prepare_training_copy(
-                path,
-                actions=actions,
-                directory=data.training_copy_dir,
-                columns=data.columns,
-                timeline=pairing_of(config, path),
-                items=items,
-                id_features=id_features(data.embeddings),
-                partition=partition,
-                progress=show,
-            )
+            return prepare_training_copy(log, show)
         except NoRowsError:
             if not shards.several:
                 raise
-            return empty_training_copy(actions)
+            return empty_training_copy(log.actions)
 
     if group.is_first_on_node:
         with progress(f"reading {title}", "bytes", enabled=group.is_first) as show:
@@ -345,45 +351,49 @@ def _copy(
     group.barrier()
     if not group.is_first_on_node:
         copy = prepared(None)
-    name = show_paths(path)
     files: tuple[InputFile, ...] = ()
     with suppress(NoRowsError):  # an empty folder, which other machines have files in
-        files = data_files(path, data.columns) if partition is not None else ()
-    repeats = path != config.training_data_path  # the same episodes may be in the eval data of several machines
-    agreement = shards.agree(CopySummary.of(copy, group.node, given, files), name, repeats=repeats)
-    logger.info(f"{title}: {name}: {named_counts(agreement.counts)}")
-    if shares := shares_of_counts(path, agreement.counts):
+        files = log.files if log.partition is not None else ()
+    agreement = shards.agree(CopySummary.of(copy, group.node, given, files), log.name, repeats=repeats)
+    logger.info(f"{title}: {log.name}: {counts_in_words(agreement.counts)}")
+    if shares := shares_of_counts(log.path, agreement.counts):
         logger.info(f"{title} by log: {shares_in_words(shares)}")
     for note in agreement.notes if group.is_first else ():
         logger.warning(f"{title}: {note}")
-    return copy, agreement
+    return _Read(title=title, log=log, copy=copy, agreement=agreement)
 
 
 def _check_features(
-    config: WorkflowConfig,
-    copy: TrainingCopy,
-    agreement: Agreement,
+    read: _Read,
     normalization: Normalization,
+    given: NormalizationFiles,
+    fitted_to: str,
     group: Group,
     *,
     fewest: int | None = None,
 ) -> None:
     """Warns of features that the normalization leaves out, and checks that it has texts where a copy has texts.
 
-    `fewest` is the number of values that features need in the data that a normalization is fitted to.
+    Args:
+        read: the log.
+        normalization: the run's normalization.
+        given: the files that give it.
+        fitted_to: name of the data that it is fitted to without a file.
+        group: the ranks.
+        fewest: number of values that features need in these data; None for other data.
     """
-    example = f", for {copy.files[0]}" if copy.files else ""
-    ids = {"state": agreement.state_ids, "action": agreement.action_ids}
+    example = f", for {read.copy.files[0]}" if read.copy.files else ""
+    ids = {"state": read.agreement.state_ids, "action": read.agreement.action_ids}
     for side, spec in normalization.sides.items():
-        path = normalization_paths(config)[side]
-        where = f"{path or show_paths(config.training_data_path)}{example}"
+        path = given[side]
+        where = f"{path or fitted_to}{example}"
         sentence = left_out_features(spec, ids[side], where=where, fewest=fewest if path is None else None)
         if sentence and group.is_first:
             logger.warning(sentence)
-        require_texts(copy, side, spec, where)
+        require_texts(read.copy, side, spec, where)
 
 
-def _others(copy: TrainingCopy, normalization: Normalization, shards: Shards, title: str) -> dict[str, dict[int, int]]:
+def _others(read: _Read, normalization: Normalization, shards: Shards) -> dict[str, dict[int, int]]:
     """Returns the numbers of values without a column, as in `LoggedData.others`; every rank calls it."""
     totals: dict[str, dict[int, int]] = {"state": {}, "action": {}}
     for side, spec in normalization.sides.items():
@@ -391,20 +401,20 @@ def _others(copy: TrainingCopy, normalization: Normalization, shards: Shards, ti
         if not one_hot:
             continue
         with_vectors = {feature.feature_id for feature in spec.features if feature.embedding is not None}
-        other = _cached_others(copy, side, spec) if shards.is_first and len(copy) else {}
+        other = _cached_others(read.copy, side, spec) if shards.is_first and len(read.copy) else {}
         counts = shards.group.all_reduce(torch.tensor([other.get(feature, 0) for feature in one_hot]))
         totals[side] = {feature: count for feature, count in zip(one_hot, counts.tolist(), strict=True) if count}
         for feature, count in totals[side].items() if shards.group.is_first else ():
             what = "value is" if count == 1 else "values are"
             of_their_own = "vector" if feature in with_vectors else "column"
             logger.warning(
-                f"{title}: {side} feature {feature}: {count:,} {what} other, with no {of_their_own} of their own"
+                f"{read.title}: {side} feature {feature}: {count:,} {what} other, with no {of_their_own} of their own"
             )
     return totals
 
 
 def _cached_others(copy: TrainingCopy, side: str, spec: NormalizationSpec) -> dict[int, int]:
-    """Returns the result of `count_others`, which is stored beside the copy for later runs."""
+    """Returns the result of `count_others`, which is stored next to the copy for later runs."""
     file = file_beside(copy, "others", [side, normalization_json(spec)], ".json")
     with suppress(OSError, ValueError):
         return {id_of(feature): int(count) for feature, count in json.loads(file.read_bytes()).items()}
@@ -485,7 +495,7 @@ def _spans(config: WorkflowConfig, copy: TrainingCopy) -> Spans:
     return single_steps(copy)
 
 
-def _discounts(config: WorkflowConfig, copy: TrainingCopy, title: str, group: Group) -> TimeDiscounts | None:
+def _discounts(config: WorkflowConfig, read: _Read, group: Group) -> TimeDiscounts | None:
     """Returns this machine's discounts by time_diff, and logs their median.
 
     Raises:
@@ -494,33 +504,32 @@ def _discounts(config: WorkflowConfig, copy: TrainingCopy, title: str, group: Gr
     if not config.rl.use_seq_num_diff_as_time_diff:
         return None
     unit_length = config.rl.time_diff_unit_length
-    path = config.eval_data_path if title == _EVAL and config.eval_data_path else config.training_data_path
-    require_discounts(copy, path, unit_length=unit_length, gamma=config.rl.gamma)
-    discounts = time_discounts(copy, unit_length=unit_length, gamma=config.rl.gamma)
+    require_discounts(read.copy, read.log.path, unit_length=unit_length, gamma=config.rl.gamma)
+    discounts = time_discounts(read.copy, unit_length=unit_length, gamma=config.rl.gamma)
     if discounts is not None and group.is_first:
-        logger.info(f"{title}: {discounts}")
+        logger.info(f"{read.title}: {discounts}")
         if warning := discounts.warning():
-            logger.warning(f"{title}: {warning}")
+            logger.warning(f"{read.title}: {warning}")
     return discounts
 
 
-def _weights(config: WorkflowConfig, copy: TrainingCopy, title: str, shards: Shards) -> NDArray[np.float64] | None:
+def _weights(read: _Read, shards: Shards) -> NDArray[np.float64] | None:
     """Returns `LoggedData.weights`, and logs the effective number of rows; every rank calls it.
 
     Raises:
         DataError: see `read_weight_column`.
     """
-    if WEIGHT not in config.data.columns:
+    if WEIGHT not in read.log.columns:
         return None
     from reagent_lite.data.copy.policy_column import read_weight_column  # needs the extra `data`
 
-    path = config.eval_data_path if title == _EVAL and config.eval_data_path else config.training_data_path
-    weights = read_weight_column(path, copy, config.data.columns) if len(copy) else np.ones(0)
+    copy = read.copy
+    weights = read_weight_column(read.log, copy) if len(copy) else np.ones(0)
     of_rows = weights[copy.episode] if len(copy) else weights
     sums = torch.tensor([len(of_rows), of_rows.sum(), np.square(of_rows).sum()], dtype=torch.float64)
     count, total, squares = shards.group.all_reduce(sums * shards.is_first).tolist()
     if shards.group.is_first:
-        logger.info(f"{title}: {describe_weights(int(count), total, squares)}")
+        logger.info(f"{read.title}: {describe_weights(int(count), total, squares)}")
     relative: NDArray[np.float64] = weights * (count / total)
     return relative
 

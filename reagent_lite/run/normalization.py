@@ -35,6 +35,8 @@ from reagent_lite.types import NormalizationSpec, SourceSpec
 from reagent_lite.whole_files import write_whole
 
 Json = dict[str, str]
+NormalizationFiles = dict[str, str | None]
+"""Files by side, "state" and "action"; None for a normalization that is fitted."""
 _COLUMNS = {"state": "state_features", "action": "action"}
 
 
@@ -66,38 +68,32 @@ class Normalization:
         )
 
 
-def normalization_paths(config: WorkflowConfig) -> dict[str, str | None]:
-    """Returns the config's normalization files by side; None for a normalization that is fitted."""
-    return {"state": config.state_norm_data_path, "action": config.action_norm_data_path}
+def normalization_files(config: WorkflowConfig, group: Group | None = None) -> NormalizationFiles:
+    """Returns the files that give a run's normalization, as rank 0 sees them; every rank calls it.
 
-
-def with_missing_fitted(config: WorkflowConfig, group: Group | None = None) -> WorkflowConfig:
-    """Returns the config without the normalization files that a run fits and writes itself, as rank 0 sees them.
-
-    They are those of a logged run in norm_params.output_dir that are not there yet. Every rank calls it.
+    Not those in norm_params.output_dir that are not there yet: a logged run fits and writes them itself.
     """
     folder = config.norm_params.output_dir
-    keys = {"state": "state_norm_data_path", "action": "action_norm_data_path"}
+    paths: NormalizationFiles = {"state": config.state_norm_data_path, "action": config.action_norm_data_path}
     missing = []
-    for side, path in normalization_paths(config).items():
+    for side, path in paths.items():
         if path and folder and config.training_data_path and _COLUMNS[side] in config.norm_params.cols_to_norm:
             file = Path(path).expanduser().absolute()
             fitted_file = Path(folder).expanduser().absolute() / f"{_COLUMNS[side]}_norm.json"
             if file == fitted_file and not file.exists():
-                missing.append(keys[side])
+                missing.append(side)
     if group is not None:
         missing = group.broadcast_text(" ".join(missing)).split()
-    return config.model_copy(update=dict.fromkeys(missing))
+    return paths | dict.fromkeys(missing)
 
 
-def given_normalization(config: WorkflowConfig) -> dict[str, NormalizationSpec]:
-    """Returns the normalization read from the config's files, by side.
+def read_normalizations(files: NormalizationFiles) -> dict[str, NormalizationSpec]:
+    """Returns the normalization of each side that a file gives.
 
     Raises:
         DataError: a file cannot be read.
     """
-    paths = normalization_paths(config)
-    return {side: read_normalization(path) for side, path in paths.items() if path is not None}
+    return {side: read_normalization(path) for side, path in files.items() if path is not None}
 
 
 def given_or_fitted(
@@ -226,11 +222,11 @@ def file_beside(copy: TrainingCopy, name: str, settings: object, suffix: str) ->
     return copy.folder / f"{name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"
 
 
-def write_fitted(config: WorkflowConfig, normalization: Normalization) -> None:
-    """Writes the fitted columns to norm_params.output_dir, or beside the model; rank 0 calls it."""
+def write_fitted(config: WorkflowConfig, normalization: Normalization, given: NormalizationFiles) -> None:
+    """Writes the columns that no file gives to norm_params.output_dir, or beside the model; rank 0 calls it."""
     folder = Path(config.norm_params.output_dir or config.model_output_path).expanduser()
     for side, spec in normalization.sides.items():
-        if normalization_paths(config)[side] is None:
+        if given[side] is None:
             file = folder / f"{_COLUMNS[side]}_norm.json"
             write_normalization(file, spec)
             logger.info(f"normalization of {_COLUMNS[side]}: written to {file}")

@@ -48,7 +48,7 @@ from reagent_lite.run.episode_picture import PICTURE_FILE
 from reagent_lite.run.evaluators import CHOOSING
 from reagent_lite.run.learner import target_policy
 from reagent_lite.run.normalization import Normalization
-from reagent_lite.run.sources import Source
+from reagent_lite.run.sources.experience_source import Source
 from reagent_lite.sim.experience import ONLY
 from reagent_lite.training.checkpoint_folder import Checkpoints
 from reagent_lite.training.loop import RunPosition
@@ -115,14 +115,15 @@ class OutputFolder(ExitStack):
         self._is_locked = True
 
 
-def require_outcome(config: WorkflowConfig, source: Source, group: Group) -> None:
+def require_outcome(source: Source) -> None:
     """Checks before training that the model can be written and that publish_if names an outcome of the data.
 
     Raises:
         ConfigError: the data has no such outcome; the message names the nearest one.
         BundleError: the folder of a model holds something else.
     """
-    for kind in source.types if group.is_first else ():
+    config = source.config
+    for kind in source.types if source.group.is_first else ():
         require_replaceable(folder_of_model(config.folder, kind))
     if config.publish_if is None:
         return
@@ -133,13 +134,14 @@ def require_outcome(config: WorkflowConfig, source: Source, group: Group) -> Non
         raise ConfigError(Problem("publish_if.outcome", expected, repr(outcome), suggest_nearest(outcome, outcomes)))
 
 
-def require_exportable(config: WorkflowConfig, group: Group, source: Source, learner: Learner) -> None:
+def require_exportable(source: Source, learner: Learner) -> None:
     """Checks before training that the network of training.network can be exported and that its files give its values.
 
     Raises:
         ConfigError: the export fails, or the values differ; with the error of the exporter.
     """
-    if config.training.network is None or not group.is_first:
+    config = source.config
+    if config.training.network is None or not source.group.is_first:
         return
     kind, first_learner = next(iter(learners_of(learner).items()))
     sample = source.sample(_SAMPLE_ROWS, kind)
@@ -230,17 +232,17 @@ class Learned:
         return {name: value if np.isfinite(value) else None for name, value in scores.items()}
 
 
-def publish(config: WorkflowConfig, group: Group, source: Source, learned: Learned, seconds: float) -> TrainResult:
+def publish(config: WorkflowConfig, source: Source, learned: Learned, seconds: float) -> TrainResult:
     """Writes the model or the reason why there is none, pictures and report; every rank calls it, rank 0 writes.
 
     Args:
-        config: the run's config.
-        group: the ranks.
+        config: the config of the exported model: that of the run, with the temperature that the evaluation chose.
         source: data or environments of the run.
         learned: the trained learner and its evaluation.
         seconds: wall-clock time since this start.
     """
     give_back_memory()
+    group = source.group
     facts = source.facts()
     reason = brief = decision = None
     if group.is_first:

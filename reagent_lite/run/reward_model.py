@@ -167,8 +167,7 @@ def _part(data: Data, group: Group) -> RewardRows:
         logger.info(f"reward model: fitted to {most:,} of {total:,} rows, spread over all")
     rows = data.learned
     shards = data.shards
-    numbers = np.arange(len(rows.scalars)) if rows.usable is None else rows.usable.cpu().numpy()
-    part = shards.part(spread(numbers, apportion(data.counts, most)[shards.own]))
+    part = shards.part(spread(rows.learnable_numbers, apportion(data.counts, most)[shards.own]))
     copy = data.train.copy
     folds = fold_of(np.asarray(copy.episode_hash), FOLDS)[copy.episode] if len(copy) else np.zeros(1, np.int64)
     if not all(group.all_reduce(torch.from_numpy(np.bincount(folds[part], minlength=FOLDS).astype(np.float64)))):

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,8 +21,7 @@ from reagent_lite.distributed.launcher import require_batch_norm
 from reagent_lite.errors import ConfigError, DivergenceError, Preempted, Problem, needing
 from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.report.pictures import require_pictures
-from reagent_lite.run.environments import open_simulation, with_actions
-from reagent_lite.run.evaluators import Evaluators, estimates_due
+from reagent_lite.run.evaluators import estimates_due
 from reagent_lite.run.learner import (
     build_learners,
     build_optimization,
@@ -43,17 +42,14 @@ from reagent_lite.run.output_folder import (
     require_exportable,
     require_outcome,
 )
+from reagent_lite.run.resolved import Resolved, resolve
 from reagent_lite.run.roles.published_policies import shared_folders
-from reagent_lite.run.scaling.auto_scale import auto_scaled
 from reagent_lite.run.simulated import RETURN, tag_of
-from reagent_lite.run.sources import Source, Stream, open_source
-from reagent_lite.run.value_bounds import ReturnBounds
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.experience import ONLY
 from reagent_lite.training.checkpoint_folder import CheckpointSchedule
-from reagent_lite.training.loop import Running, StepReport, fit
+from reagent_lite.training.loop import Optimization, Running, StepReport, fit
 from reagent_lite.training.metrics import MetricsWriter, file_sinks
-from reagent_lite.training.resume import History
 from reagent_lite.training.stop import StopSignal
 from reagent_lite.training.trackers import require_trackers, trackers
 from reagent_lite.training.warm_start import warm_start
@@ -93,37 +89,17 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
     folder = config.folder
     _require_computable(config, group)
     with StopSignal() as signal, on_stream(group.device), OutputFolder(config, group) as output:
-        if config.simulation is not None and config.simulation.auto_scale:
-            config = auto_scaled(config, group, folder / "checkpoints")
-        simulation = None if config.simulation is None else open_simulation(config, group)
-        config = config if simulation is None else with_actions(config, simulation)
-        _warn_of_unused_minibatch(config, group)
-        history = History.find(config, group, folder / "checkpoints")
-        source = open_source(history.config, group, simulation, signal)
-        config = source.config
-        history = replace(history, config=config)
-        require_outcome(config, source, group)
-        history.require_same(source.identity)
-        setup = set_up(source, history)
-        require_exportable(config, group, source, setup.learner)
+        run = Run(resolve(config, group), signal, callback)
+        require_exportable(run.source, run.learner)
         with (
             room_in(folder, FOLDER, again=attempt_here() > 0),
-            MetricsWriter(lines=history.lines, figures=history.figures) as writer,
+            MetricsWriter(lines=run.history.lines, figures=run.history.figures) as writer,
             ExitStack() as shared,
         ):
             if group.is_first:  # all input has been read and checked; from here on the run writes to its folder
-                writer.add(trackers(config, history.run))
-                if config.follows:
-                    shared.enter_context(shared_folders(config, resumed=history.state is not None))
-                output.take(config)
-                source.write_fitted()
-                step = setup.running.position.step
-                writer.add(file_sinks(folder, history.run, parameters(config), lines=history.lines, step=step))
-            policy = _AUTO if config.rl.temperature == "auto" else str(target_policy(config))
-            logger.info(f"policy: {policy}; it is evaluated, simulated and exported")
-            learned = learn(setup, writer, signal, callback)
-            config = setup.evaluators.with_chosen_temperature(config)
-            outcome = publish(config, group, source, learned, time.monotonic() - start)
+                run.begin(output, writer, shared)
+            learned = run.learn(writer)
+            outcome = run.publish(learned, time.monotonic() - start)
             if group.is_first:
                 writer.conclude(conclusion_of(outcome, folder))
         if group.is_first:
@@ -135,26 +111,84 @@ def train(config: WorkflowConfig, group: Group, callback: Callback = _SILENT) ->
         return outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """The objects of a run before its next optimizer step; nothing has been written to the run's folder yet.
+class Run:
+    """A training run: its parts, at the position from which it continues. Every rank has one and calls its methods.
+
+    Nothing is written to the run's folder before `begin`.
+
+    Args:
+        resolved: data, environment, and the config.
+        signal: ends the run early.
+        callback: follows the run.
 
     Attributes:
-        source, history: source and history of the run; the history has its config and group.
+        config, group: the resolved config and the ranks.
+        history: an earlier start of the run, if there is one.
+        source: what the run learns from.
         return_bounds: range of the values that the rewards of the training data allow, or None if it is not known.
         learner: the learner, warm-started if the config asks for it.
         stream: batches for the learner.
         evaluators: evaluators of the learner.
-        running: state that the loop updates, at the position from which the run continues.
+        running: state that the loop updates.
+
+    Raises:
+        ConfigError, BundleError: the warm start cannot be loaded, the unfinished run has taken more steps than the
+            config asks for or has other data, or publish_if names no outcome.
     """
 
-    source: Source
-    history: History
-    return_bounds: ReturnBounds | None
-    learner: Learner
-    stream: Stream
-    evaluators: Evaluators
-    running: Running
+    def __init__(self, resolved: Resolved, signal: StopSignal, callback: Callback = _SILENT) -> None:
+        self.history = resolved.history
+        self.config = config = resolved.config
+        self.group = group = resolved.group
+        self.source = source = resolved.open_source(signal)
+        self._signal = signal
+        self._callback = callback
+        require_outcome(source)
+        self.history.require_same(source.identity)
+        choose_threads(config, source.spec, group)
+        self.return_bounds = source.return_bounds()
+        bounds = self.return_bounds.bounds if self.return_bounds else None
+        self.learner = build_learners(config, source.spec, source.types, group.device, bounds)
+        optimization = build_optimization(config, self.learner, captured=captures(config, group))
+        if config.training.warm_start_model_path is not None and self.history.state is None:
+            self._warm_start(config.training.warm_start_model_path, optimization)
+        source.fit(self.learner)
+        self.stream = source.stream(self.learner)
+        torch.manual_seed(config.seed + group.rank)  # dropout differs between ranks, initial weights do not
+        self.evaluators = source.evaluators(self.learner)
+        self.running = Running(
+            learner=self.learner,
+            optimization=optimization,
+            source=self.stream.source,
+            evaluators=self.evaluators,
+            position=self.history.position(self.stream.order, self.stream.plan.num_steps),
+        )
+
+    def _warm_start(self, path: str, optimization: Optimization) -> None:
+        optimizer = None if self.config.training.do_not_warm_start_optimizer else optimization.optimizer
+        normalization = self.source.normalization.json()
+        scale = self.config.rl.value_scale
+        assert scale != "returns", "resolve fills in numbers"
+        actions = self.config.actions
+        logger.info(warm_start(path, self.learner, optimizer, self.group, actions, normalization, scale))
+
+    def begin(self, output: OutputFolder, writer: MetricsWriter, shared: ExitStack) -> None:
+        """Takes the run's folder, and opens what the run writes to; rank 0 calls it.
+
+        Args:
+            output: the folder.
+            writer: gets the trackers and files of metrics.
+            shared: keeps the folders that are shared with collectors open.
+        """
+        config = self.config
+        history = self.history
+        writer.add(trackers(config, history.run))
+        if config.follows:
+            shared.enter_context(shared_folders(config, resumed=history.state is not None))
+        output.take(config)
+        self.source.write_fitted()
+        step = self.running.position.step
+        writer.add(file_sinks(config.folder, history.run, parameters(config), lines=history.lines, step=step))
 
     def compile(self) -> None:
         """Compiles the update, and the writes to and draws from replay, with torch.compile."""
@@ -164,84 +198,65 @@ class Setup:
             for ring in self.stream.rollouts.rollout.rings.values():
                 ring.compile()
 
+    def learn(self, writer: MetricsWriter) -> Learned:
+        """Takes the remaining optimizer steps, saves checkpoints in between and at the end, and evaluates.
 
-def _warn_of_unused_minibatch(config: WorkflowConfig, group: Group) -> None:
-    """Warns of a key that is not refused, as resolved configs of earlier runs have it."""
-    if not config.takes_steps and config.has_minibatch and group.is_first:
-        logger.warning(f"training.minibatch_size has no effect: algorithm {config.algorithm} takes no steps")
+        Raises:
+            Preempted: a signal ended the run, after a checkpoint if one could be written.
+        """
+        config = self.config
+        stream = self.stream
+        position = self.running.position
+        waits = config.rendezvous
+        policy = _AUTO if config.rl.temperature == "auto" else str(target_policy(config))
+        logger.info(f"policy: {policy}; it is evaluated, simulated and exported")
+        running = replace(self.running, reported=writer.reported)
+        checkpoints = self.history.continue_in(
+            running, stream.order, stream.partition, self.source.identity, installed_versions()
+        )
+        if compiles(config, self.group, stream.plan.num_steps - position.step):
+            logger.info("updates are compiled, which takes some seconds")
+            self.compile()
+        begin = position.rows
+        start = time.monotonic()
+        with (
+            progress("training", "rows", enabled=self.group.is_first, begin=begin) as show,
+            self._signal.defer(),
+            self.group.waiting_at_most(waits.step_timeout_seconds, then=waits.startup_timeout_seconds),
+        ):
+            schedule = CheckpointSchedule(config.checkpoint, waits, checkpoints, self._signal)
+            reporter = _Reporter(self, writer, self._callback)
+            for report in self._steps(running, schedule):
+                if report is not None:
+                    reporter.write(report)
+                show(position.rows, stream.rows, reporter.note)
+                schedule.after_step()
+            schedule.at_end()
+            stream.at_end(position.step)
+        rate = (position.rows - begin) / (time.monotonic() - start)
+        figures = self.evaluators.restore_best()
+        writer.figures |= figures
+        evaluation = self.evaluators.at_end()
+        writer.write(position.step, figures | evaluation.scalars)
+        writer.keep()
+        evaluation = replace(evaluation, document=evaluation.document | _learning_of(self, writer.figures, evaluation))
+        self._callback.on_evaluation(evaluation.document)
+        return Learned(
+            learner=self.learner,
+            position=position,
+            checkpoints=checkpoints,
+            evaluation=evaluation,
+            figures=writer.figures,
+            rows_per_second=rate,
+        )
 
-
-def set_up(source: Source, history: History) -> Setup:
-    """Builds learner, optimizer, batches and evaluators of a run.
-
-    Raises:
-        ConfigError, BundleError: the warm start cannot be loaded, or the unfinished run has taken more steps than the
-            config asks for.
-    """
-    config = history.config
-    group = history.group
-    choose_threads(config, source.spec, group)
-    return_bounds = source.return_bounds()
-    learner = build_learners(
-        config, source.spec, source.types, group.device, return_bounds.bounds if return_bounds else None
-    )
-    optimization = build_optimization(config, learner, captured=captures(config, group))
-    if config.training.warm_start_model_path is not None and history.state is None:
-        optimizer = None if config.training.do_not_warm_start_optimizer else optimization.optimizer
-        path = config.training.warm_start_model_path
-        normalization = source.normalization.json()
-        scale = config.rl.value_scale
-        assert scale != "returns", "the source fills in numbers"
-        logger.info(warm_start(path, learner, optimizer, group, config.actions, normalization, scale))
-    source.fit(learner)
-    stream = source.stream(learner)
-    torch.manual_seed(config.seed + group.rank)  # dropout differs between ranks, initial weights do not
-    evaluators = source.evaluators(learner)
-    running = Running(
-        learner=learner,
-        optimization=optimization,
-        source=stream.source,
-        evaluators=evaluators,
-        position=history.position(stream.order, stream.plan.num_steps),
-    )
-    return Setup(
-        source=source,
-        history=history,
-        return_bounds=return_bounds,
-        learner=learner,
-        stream=stream,
-        evaluators=evaluators,
-        running=running,
-    )
-
-
-def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Callback = _SILENT) -> Learned:
-    """Takes the remaining optimizer steps, saves checkpoints in between and at the end, and evaluates.
-
-    Raises:
-        Preempted: a signal ended the run, after a checkpoint if one could be written.
-    """
-    history = setup.history
-    stream = setup.stream
-    config = history.config
-    group = history.group
-    position = setup.running.position
-    waits = config.rendezvous
-    running = replace(setup.running, reported=writer.reported)
-    checkpoints = history.continue_in(
-        running, stream.order, stream.partition, setup.source.identity, installed_versions()
-    )
-    if compiles(config, group, stream.plan.num_steps - position.step):
-        logger.info("updates are compiled, which takes some seconds")
-        setup.compile()
-    begin = position.rows
-    start = time.monotonic()
-    with (
-        progress("training", "rows", enabled=group.is_first, begin=begin) as show,
-        signal.defer(),
-        group.waiting_at_most(waits.step_timeout_seconds, then=waits.startup_timeout_seconds),
-    ):
-        schedule = CheckpointSchedule(config.checkpoint, waits, checkpoints, signal)
+    def _steps(self, running: Running, schedule: CheckpointSchedule) -> Iterable[StepReport | None]:
+        """Returns the reports of the remaining steps, each of which is taken when its report is asked for."""
+        config = self.config
+        stream = self.stream
+        if not config.takes_steps:
+            running.position.rows = stream.rows  # a checkpoint comes after the only report
+            return [_report_of_fit(self.learner, stream.rows)] if self.history.state is None else []
 
         def collect(step: int) -> None:
             try:
@@ -249,42 +264,26 @@ def learn(setup: Setup, writer: MetricsWriter, signal: StopSignal, callback: Cal
             except Preempted:  # on every rank, while it waited for collectors
                 schedule.stop()
 
-        reporter = _Reporter(setup, writer, callback)
-        steps: Iterable[StepReport | None] = fit(
+        return fit(
             running,
             stream.plan,
-            group,
+            self.group,
             collect=collect,
-            satisfied=setup.evaluators.may_end,
+            satisfied=self.evaluators.may_end,
             every_steps=config.rl.tensorboard_logging_freq or None,
-            capture=update_capture(config, group),
+            capture=update_capture(config, self.group),
         )
-        if not config.takes_steps:
-            position.rows = stream.rows  # a checkpoint comes after the only report
-            steps = [_report_of_fit(setup.learner, position.rows)] if history.state is None else []
-        for report in steps:
-            if report is not None:
-                reporter.write(report)
-            show(position.rows, stream.rows, reporter.note)
-            schedule.after_step()
-        schedule.at_end()
-        stream.at_end(position.step)
-    rate = (position.rows - begin) / (time.monotonic() - start)
-    figures = setup.evaluators.restore_best()
-    writer.figures |= figures
-    evaluation = setup.evaluators.at_end()
-    writer.write(position.step, figures | evaluation.scalars)
-    writer.keep()
-    evaluation = replace(evaluation, document=evaluation.document | _learning_of(setup, writer.figures, evaluation))
-    callback.on_evaluation(evaluation.document)
-    return Learned(
-        learner=setup.learner,
-        position=position,
-        checkpoints=checkpoints,
-        evaluation=evaluation,
-        figures=writer.figures,
-        rows_per_second=rate,
-    )
+
+    def publish(self, learned: Learned, seconds: float) -> TrainResult:
+        """Writes the model or the reason why there is none, pictures and report; rank 0 writes.
+
+        Args:
+            learned: the trained learner and its evaluation.
+            seconds: wall-clock time since this start.
+        """
+        temperature = self.evaluators.temperature
+        exported = self.config if temperature is None else self.config.with_temperature(temperature)
+        return publish(exported, self.source, learned, seconds)
 
 
 def _report_of_fit(learner: Learner, rows: int) -> StepReport:
@@ -299,21 +298,21 @@ def _fit_of(learner: Learner) -> RewardFit | None:
     return learner.fit if isinstance(learner, Boosting) else None
 
 
-def _learning_of(setup: Setup, figures: Mapping[str, float], evaluation: Evaluation) -> dict[str, Any]:
+def _learning_of(run: Run, figures: Mapping[str, float], evaluation: Evaluation) -> dict[str, Any]:
     """Returns the entries of evaluation.json on values and on learning, and logs their warnings.
 
     Empty if no row is logged.
     """
-    if setup.return_bounds is None:
+    if run.return_bounds is None:
         entries: dict[str, Any] = {}
         constant_warning = None
     else:
-        entries = setup.return_bounds.document(figures["value/model/mean"])
-        constant_warning = setup.return_bounds.no_better_than_constant(figures, learners_of(setup.learner)[ONLY])
-    if constant_warning is not None and setup.history.group.is_first:
+        entries = run.return_bounds.document(figures["value/model/mean"])
+        constant_warning = run.return_bounds.no_better_than_constant(figures, learners_of(run.learner)[ONLY])
+    if constant_warning is not None and run.group.is_first:
         logger.warning(constant_warning)
-    warnings = [f"{warning}." for warning in (constant_warning, setup.stream.warning) if warning is not None]
-    if (fit := _fit_of(setup.learner)) is not None:
+    warnings = [f"{warning}." for warning in (constant_warning, run.stream.warning) if warning is not None]
+    if (fit := _fit_of(run.learner)) is not None:
         entries["reward_model"] = fit.json()
     if entries or warnings:
         entries["warnings"] = [*entries.get("warnings", ()), *warnings, *evaluation.document.get("warnings", ())]
@@ -327,20 +326,20 @@ class _Reporter:
         note: loss and returns of the last report, in words.
     """
 
-    def __init__(self, setup: Setup, writer: MetricsWriter, callback: Callback) -> None:
-        self._setup = setup
+    def __init__(self, run: Run, writer: MetricsWriter, callback: Callback) -> None:
+        self._run = run
         self._writer = writer
         self._callback = callback
         self._excess = 0.0  # excess in the last warning about `ReturnBounds`
         self.note = ""
-        position = setup.running.position
+        position = run.running.position
         self._counted = self._counts(position.step, position.rows)
         if position.step == 0:  # the first rate includes the steps of the warm-up
             self._counted["env_steps"] = 0
 
     def _counts(self, step: int, rows: int) -> dict[str, int]:
         """Returns optimizer steps, rows and environment steps of all ranks since the run began."""
-        return {"updates": step, "rows": rows, "env_steps": self._setup.stream.env_steps}
+        return {"updates": step, "rows": rows, "env_steps": self._run.stream.env_steps}
 
     def write(self, report: StepReport) -> None:
         """Writes the training metrics, and at the end of an epoch the evaluators' figures."""
@@ -350,7 +349,7 @@ class _Reporter:
         }
         loss = report.metrics["td_loss"]
         self.note = f"loss {loss:.5g}"
-        simulated = self._setup.stream.figures()  # raises for rewards that are not numbers, the cause of such a loss
+        simulated = self._run.stream.figures()  # raises for rewards that are not numbers, the cause of such a loss
         if not np.isfinite(loss):  # reduced over ranks, so that all of them raise the error
             todo = "Lower training.learning_rate, or set training.clip_grad_norm"
             raise DivergenceError(Problem(f"step {report.step}", "a finite loss", str(loss), todo))
@@ -365,11 +364,11 @@ class _Reporter:
         if report.end_of_epoch:
             self._writer.figures = self._evaluated(report)
             scalars |= self._writer.figures
-            return_bounds = self._setup.return_bounds
+            return_bounds = self._run.return_bounds
             mean = scalars.get("value/model/mean")
-            if return_bounds is not None and mean is not None and self._setup.history.group.is_first:
+            if return_bounds is not None and mean is not None and self._run.group.is_first:
                 self._excess = return_bounds.warn(mean, self._excess)
-            for kind in self._setup.source.types:
+            for kind in self._run.source.types:
                 if (tag := tag_of(kind, RETURN)) in scalars:
                     self.note += f", {f'{kind} ' if kind else ''}return {scalars[tag]:.4g}"
         self._writer.write(report.step, scalars)
@@ -382,17 +381,17 @@ class _Reporter:
         if answer is not None and answer != STOP:
             raise ConfigError(Problem("Callback.on_epoch", f'None or "{STOP}" as its result', repr(answer)))
         stops = int(answer == STOP)
-        self._setup.evaluators.stopped |= any(self._setup.history.group.all_gather(stops))
+        self._run.evaluators.stopped |= any(self._run.group.all_gather(stops))
 
     def _evaluated(self, report: StepReport) -> dict[str, float]:
-        config = self._setup.history.config
-        group = self._setup.history.group
+        config = self._run.config
+        group = self._run.group
         waits = config.rendezvous
-        plan = self._setup.stream.plan
+        plan = self._run.stream.plan
         final = report.step == plan.num_steps
         due = estimates_due(report.epoch, config.num_epochs, plan.steps_per_epoch)
         with group.waiting_at_most(waits.startup_timeout_seconds, then=waits.step_timeout_seconds):
-            figures = self._setup.evaluators.after_epoch(final=final, estimates=due)
+            figures = self._run.evaluators.after_epoch(final=final, estimates=due)
             group.barrier()  # the others wait while rank 0 computes the estimates
         return figures
 

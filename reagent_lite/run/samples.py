@@ -8,11 +8,10 @@ from numpy.typing import NDArray
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.paths import show_paths
-from reagent_lite.data.log_shares import shares_of_counts
+from reagent_lite.data.log_shares import counts_in_words, shares_of_counts
 from reagent_lite.data.rows.matrices import in_order
 from reagent_lite.data.sampling.plan import apportion
 from reagent_lite.data.sampling.shards import Shards
-from reagent_lite.errors import named_counts
 from reagent_lite.evaluation.candidates import gather_candidate_features
 from reagent_lite.export.bundle_content import SampleRows
 from reagent_lite.report.run import DataFacts, DataSource, FeatureFacts
@@ -50,7 +49,7 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
             use=use,
             path=show_paths(path or "by the timeline"),
             rows=sum(log.agreement.rows),
-            counts=named_counts(log.agreement.counts),
+            counts=counts_in_words(log.agreement.counts),
             logs=tuple(shares_of_counts(path or "", log.agreement.counts)),
             copy=log.copy,
             on_node=data.shards.several,

@@ -9,19 +9,23 @@ each machine keeps the rows of its own episodes while it makes the copy.
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from reagent_lite.config import DqnConfig, WorkflowConfig
 from reagent_lite.config.column_names import ONLY_IF_NAMED
+from reagent_lite.config.embedding_config import id_features
 from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.config.timeline_config import QuerySection, TimelineConfig, TimelineSection
-from reagent_lite.data.copy.first_look import holds_events
 from reagent_lite.data.copy.location import parents_of
+from reagent_lite.data.logs import Log
 from reagent_lite.data.partition import Partition
+from reagent_lite.data.rows.item_files import given_items
 from reagent_lite.disk_room import is_writable
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem
+from reagent_lite.item_table import ItemTable
 
 Paths = dict[str, DataPath | None]
 """training_data_path and eval_data_path."""
@@ -34,29 +38,55 @@ def partition_of(config: WorkflowConfig, node: int, num_nodes: int) -> Partition
     return Partition(num_nodes=num_nodes, node=node, seed=config.seed)
 
 
-def run_stages(config: WorkflowConfig, group: Group) -> WorkflowConfig:
-    """Returns the config with the paths of this machine's rows; if a stage was performed, without a timeline's keys.
+def items_of(config: WorkflowConfig) -> ItemTable | None:
+    """Returns the item table of data.items; None without one. Raises the errors of `read_items`."""
+    data = config.data
+    return given_items(data.items, data.item_id, data.possible_items, id_features(data.embeddings))
 
-    The first process of each machine does the work and the others wait. Transitions of an earlier run with the same
-    input and settings are used again.
+
+def log_of(config: WorkflowConfig, path: DataPath, items: ItemTable | None, node: int, num_nodes: int) -> Log:
+    """Returns the log at a path of the config, as a machine reads it for its training copy."""
+    return Log(
+        path,
+        actions=config.actions or None,
+        columns=config.data.columns,
+        items=items,
+        id_features=id_features(config.data.embeddings),
+        timeline=pairing_of(config, path),
+        directory=config.data.training_copy_dir,
+        partition=partition_of(config, node, num_nodes),
+        same_episodes=config.data.same_episodes,
+    )
+
+
+def logs_of_run(config: WorkflowConfig, group: Group, items: ItemTable | None) -> tuple[Log, Log | None]:
+    """Returns the training and the eval data as this machine reads them, as events or as transitions made of them.
+
+    The first process of each machine makes the transitions that the config asks for, and the others wait. Those of an
+    earlier run with the same input and settings are used again.
 
     Raises:
         ConfigError: the config has keys of a timeline, but the data are not events.
         DataError: the events or the folders cannot be used.
     """
     section = config.timeline
-    if section is None or not (section.outputTableName or section.evalTableName is not None):
-        has_settings = pairing_of(config, config.training_data_path) is not None
-        if has_settings and group.is_first_on_node and not holds_events(config.training_data_path, config.data.columns):
-            require_no_timeline(config, config.training_data_path)
-        return config
     paths: Paths = {"training_data_path": config.training_data_path, "eval_data_path": config.eval_data_path}
-    if group.is_first_on_node:
-        paths = _transitions(config, group, paths)
-    texts = group.gather_text(json.dumps([group.is_first_on_node, group.node, paths]))
-    paths_here = next(paths for first, node, paths in map(json.loads, texts) if first and node == group.node)
-    lists = {key: tuple(path) if isinstance(path, list) else path for key, path in paths_here.items()}
-    return config.model_copy(update={**lists, "timeline": None, "query": QuerySection()})
+    made = section is not None and bool(section.outputTableName or section.evalTableName is not None)
+    if made:
+        if group.is_first_on_node:
+            paths = _transitions(config, group, paths)
+        texts = group.gather_text(json.dumps([group.is_first_on_node, group.node, paths]))
+        paths = next(paths for first, node, paths in map(json.loads, texts) if first and node == group.node)
+
+    def read(path: DataPath, timeline: TimelineConfig | None) -> Log:
+        log = log_of(config, path, items, group.node, group.num_nodes)
+        return replace(log, timeline=None if made else timeline)
+
+    training = read(paths["training_data_path"] or "", pairing_of(config, config.training_data_path))
+    if training.timeline is not None and group.is_first_on_node and not training.holds_events:
+        require_no_timeline(config, training)
+    held_out = paths["eval_data_path"]
+    return training, None if held_out is None else read(held_out, pairing_of(config, held_out))
 
 
 def pairing_of(config: WorkflowConfig, path: DataPath | None) -> TimelineConfig | None:
@@ -80,9 +110,10 @@ def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
         source = path
         if first and config.timeline is not None and path == config.timeline.outputTableName:
             source = config.timeline.inputTableName or path
-        if not holds_events(source, config.data.columns):
+        log = Log(source, columns=config.data.columns)
+        if not log.holds_events:
             if first:
-                require_no_timeline(config, path)
+                require_no_timeline(config, log)
             continue
         from reagent_lite.data.timeline.stage import run_timeline
 
@@ -93,8 +124,8 @@ def _transitions(config: WorkflowConfig, group: Group, paths: Paths) -> Paths:
     return made_paths
 
 
-def require_no_timeline(config: WorkflowConfig | EvaluateConfig, path: DataPath) -> None:
-    """Checks that the config has no keys of a timeline, as the rows at the path are transitions already.
+def require_no_timeline(config: WorkflowConfig | EvaluateConfig, log: Log) -> None:
+    """Checks that the config has no keys of a timeline, as the rows of the log are transitions already.
 
     timeline.on_refused alone is allowed: it also applies to single decisions, which the training copy checks.
 
@@ -107,7 +138,7 @@ def require_no_timeline(config: WorkflowConfig | EvaluateConfig, path: DataPath)
             raise ConfigError(
                 Problem(
                     key,
-                    f"absent, as {show_paths(path)} holds transitions",
+                    f"absent, as {log.name} holds transitions",
                     "given",
                     "A timeline is made from events: rows without the columns of a next state",
                 )
@@ -136,6 +167,7 @@ def _timeline(config: WorkflowConfig, group: Group, path: DataPath, *, first: bo
         timeline=section.model_copy(update=changes),
         query=query,
         columns=config.data.columns,
+        same_episodes=config.data.same_episodes,
         items=config.data.items,
         item_id=config.data.item_id,
         possible_items=config.data.possible_items,

@@ -100,10 +100,10 @@ def return_bounds(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Ret
     extremes = torch.full((4,), -torch.inf, dtype=torch.float64)
     for start in range(0, max(rows.count, 1), _ROWS_AT_ONCE):
         stop = min(start + _ROWS_AT_ONCE, rows.count)
-        numbers = rows.numbers(torch.arange(start, stop, device=rows.scalars.device))
-        reward, steps, bootstrap, _ = rows.scalars[numbers].double().unbind(1)
+        numbers = rows.numbers(torch.arange(start, stop, device=rows.device))
+        reward, steps, bootstrap = (column[numbers].double() for column in (rows.reward, rows.steps, rows.bootstrap))
         if boost is not None:
-            reward = reward + boost.to(reward)[rows.choices[numbers, 0].long()]
+            reward = reward + boost.to(reward)[rows.action[numbers].long().clamp(min=0)]
         factor = discount(config.rl.gamma, steps, bootstrap)
         ranges.append(value_bounds(reward, factor))
         if rows.count:

@@ -313,7 +313,11 @@ class Decider:
             if any(first.get(name) != event[name] for name in ("state_features", "possible_actions")):
                 expected = "rows whose sequence_number is new in their episode, each once, or an earlier request again"
                 got = f"mdp_id {body.mdp_id!r} and sequence_number {body.sequence_number}"
-                got += " with other features or actions than before" if first else ", a new row beside earlier ones"
+                got += (
+                    " with other features or actions than before"
+                    if first
+                    else ", a new row in addition to earlier ones"
+                )
                 raise RefusedError(409, Problem(f"rows.{number}", expected, got))
             row.choice = row.options.index(first["action"])
             row.propensity = first["action_probability"]

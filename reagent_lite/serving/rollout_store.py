@@ -56,7 +56,7 @@ class ServedUnit:
     """An episode, or a decision without one.
 
     Attributes:
-        episode: its mdp_id; None for a decision of its own.
+        episode: its mdp_id; None for an independent decision.
         is_new: whether the new model has it.
         share: probability with which it was given to the new model.
         log_ratio: log of the ratio of both models' probabilities of its actions.

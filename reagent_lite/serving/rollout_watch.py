@@ -14,9 +14,9 @@ from typing import Any
 
 from reagent_lite.config.rollout_config import ServedRolloutConfig
 from reagent_lite.console import machine_logger
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rollout_rows import rows_in
 from reagent_lite.data.served_log import ROLLOUT_EVENTS, decision_files
-from reagent_lite.data.stage_folder import data_files
 from reagent_lite.evaluation.policy_comparison import Comparer, RolloutComparison, UnitCollector, unmeasured
 from reagent_lite.serving.rollout_store import RolloutState, RolloutStore
 from reagent_lite.whole_files import write_whole
@@ -65,7 +65,7 @@ class RolloutWatch:
             if time.monotonic() - begun > _AT_ONCE_SECONDS:
                 is_complete = False
                 break
-            for rows in rows_in(data_files(str(self._folder / name))[0], self._metrics, self._id):
+            for rows in rows_in(Log(str(self._folder / name)).files[0], self._metrics, self._id):
                 self._comparer.add(self._collector.add(rows))
             self._read.add(name)
         if is_complete:

@@ -9,7 +9,7 @@ from pathlib import Path
 from reagent_lite.config.column_names import names_of
 from reagent_lite.console import machine_logger
 from reagent_lite.data.formats.blocks import InputFile
-from reagent_lite.data.stage_folder import data_files
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import BundleError, DataError, Problem, join_names, raise_any
 from reagent_lite.export import Bundle, load_bundle
 from reagent_lite.export.exploration import EXPLORE, lack_of_exploration
@@ -135,7 +135,7 @@ class ServedModel:
             (entry.st_dev, entry.st_ino, entry.st_mtime_ns, entry.st_size) for entry in files
         ]
         try:
-            return model, () if self._items is None else data_files(self._items)
+            return model, () if self._items is None else Log(self._items).files
         except DataError:
             return model, ()
 

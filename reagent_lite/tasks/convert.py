@@ -12,7 +12,7 @@ from pathlib import Path
 
 from reagent_lite.config.convert_config import ConvertConfig
 from reagent_lite.console import logger
-from reagent_lite.data.stage_folder import data_files, notes_of_input, require_apart
+from reagent_lite.data.logs import Log
 from reagent_lite.disk_room import require_writable
 from reagent_lite.errors import needing, pluralize
 
@@ -40,25 +40,25 @@ def convert(config: ConvertConfig) -> Converted:
     """Writes the log in its new format and returns the results."""
     with needing("data", "input_path"):
         from reagent_lite.data.tables import survey, typed_tables, with_types
-        from reagent_lite.data.writing.table_writers import format_of, table_writer
+        from reagent_lite.data.writing.table_writers import encoding_of, table_writer
     start = time.monotonic()
     target = Path(config.output_path).expanduser().absolute()
-    files = data_files(config.input_path, config.columns)
-    for note in notes_of_input(config.input_path):
+    log = Log(config.input_path, columns=config.columns)
+    for note in log.notes():
         logger.warning(note)
-    require_apart(config.input_path, files, {"output_path": target})
+    log.require_apart({"output_path": target})
     require_writable(target.parent, "output_path")
-    form = format_of(target)
-    fields = {} if form.own_columns else survey(files)
+    encoding = encoding_of(target)
+    fields = {} if encoding.own_columns else survey(log.files)
     names: dict[str, None] = {}
     rows = 0
-    with closing(typed_tables(files, "converting")) as tables, table_writer(target) as writer:
+    with closing(typed_tables(log.files, "converting")) as tables, table_writer(target) as writer:
         for table, _ in tables:
-            writer.write(table if form.own_columns else with_types(table, fields))
+            writer.write(table if encoding.own_columns else with_types(table, fields))
             rows += table.num_rows
             names |= {column.name: None for column in table.schema if str(column.type) != "null"}
     logger.info(f"{target}: {pluralize(rows, 'row')}")
-    if form.cells and "action" in fields and str(fields["action"].type) == "int64":
+    if encoding.cells and "action" in fields and str(fields["action"].type) == "int64":
         logger.info("actions are indices, which CSV stores as text: text is read as a name first if `actions` has it")
     seconds = time.monotonic() - start
     return Converted(

@@ -7,7 +7,7 @@ Exported models are evaluated on any log, in simulation, or both; other policies
                                       └► columns of policies
 3 play      each model plays in the environment, from the same starts
 4 estimate  for each policy: heads fitted to it ─► page ─► estimators; for two policies also the difference
-5 report    JSON file, HTML file beside it, text
+5 report    JSON file, HTML file next to it, text
 
 One process on the CPU does all of this: the exported model runs in onnxruntime.
 """
@@ -33,10 +33,10 @@ from reagent_lite.config.timeline_config import QuerySection, TimelineConfig, Ti
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.copy_summaries import content_of
 from reagent_lite.data.copy.training_copy import TrainingCopy, give_back_memory, prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.disk_room import require_writable
 from reagent_lite.errors import BundleError, ConfigError, Problem, needing
-from reagent_lite.evaluation.arena import Arena
 from reagent_lite.evaluation.document import Findings
 from reagent_lite.evaluation.estimates import EvaluatedPolicy, EvaluationLog, estimates_of
 from reagent_lite.evaluation.evaluator import EpisodeColumns, describe_weights
@@ -146,7 +146,11 @@ def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> 
     models = [policy for policy in policies if isinstance(policy, ExportedModel)]
     if gamma is None and models:
         raise ConfigError(Problem("gamma", "a number, as the config of the model has none", "nothing"))
-    arena = None if config.simulation is None else Arena(config, config.simulation, models)
+    arena = None
+    if config.simulation is not None:
+        from reagent_lite.evaluation.arena import Arena
+
+        arena = Arena(config, config.simulation, models)
     log = None
     if config.data_path:
         config = _with_columns(config, models)
@@ -214,29 +218,20 @@ def _read(
     """
     with needing("data", "data_path"):
         from reagent_lite.data.copy.policy_column import read_policy_column, read_unit_column, read_weight_column
-    models = (policy for policy in policies if isinstance(policy, ExportedModel))
-    actions = next((model.bundle.action_names for model in models), config.actions)
+    log = _log_of(config, config.data_path, policies, items)
+    actions = log.actions or ()
     logger.info(f"choices are {CHOICES[not actions]}{': ' if actions else ''}{', '.join(actions)}")
     given = (policy for policy in policies if isinstance(policy, GivenPolicy))
     names = {policy.key: policy.column for policy in given if policy.column}
     further = (*names.values(), *(name for name in ONLY_IF_NAMED if name in config.columns))
-    path, timeline = _rows_of(config, actions, further, items)
+    log = _rows_of(config, log, further)
     with progress("reading the log", "bytes") as show:
-        copy = prepare_training_copy(
-            path,
-            actions=actions or None,
-            directory=config.training_copy_dir,
-            columns=config.columns,
-            timeline=timeline,
-            items=items,
-            id_features=ids_of_log(policies),
-            progress=show,
-        )
-    policy_columns = {key: read_policy_column(path, name, copy, config.columns) for key, name in names.items()}
-    units = read_unit_column(path, copy, config.columns) if UNIT in config.columns else None
+        copy = prepare_training_copy(log, show)
+    policy_columns = {key: read_policy_column(log, name, copy) for key, name in names.items()}
+    units = read_unit_column(log, copy) if UNIT in config.columns else None
     weights = None
     if WEIGHT in config.columns:
-        weights = read_weight_column(path, copy, config.columns)
+        weights = read_weight_column(log, copy)
         of_rows = weights[copy.episode]
         logger.info(describe_weights(len(copy), float(of_rows.sum()), float(np.square(of_rows).sum())))
     return copy, policy_columns, EpisodeColumns(units=units, weights=weights)
@@ -249,13 +244,7 @@ def _find_seen(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], co
     for column, path in config.fitted_on.items():
         other = copy
         if path != config.data_path:
-            other = prepare_training_copy(
-                path,
-                actions=copy.action_names or None,
-                directory=config.training_copy_dir,
-                columns=config.columns,
-                id_features=ids_of_log(policies),
-            )
+            other = prepare_training_copy(_log_of(config, path, policies))
         if content_of(other) == content:
             fitted.add(column)
     return tuple(
@@ -290,40 +279,58 @@ def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | N
     return given_items(config.items, item_id, possible, ids_of_log(models))
 
 
-def _rows_of(
-    config: EvaluateConfig, actions: tuple[str, ...], further: tuple[str, ...], items: ItemTable | None
-) -> tuple[DataPath, TimelineConfig | None]:
-    """Returns the path of the rows, and the timeline of events there unless it is the default.
+def _log_of(
+    config: EvaluateConfig, path: DataPath, policies: tuple[EvaluatedPolicy, ...], items: ItemTable | None = None
+) -> Log:
+    """Returns the log at a path, which has the choices and the ids of the models; without actions, candidates."""
+    models = (policy for policy in policies if isinstance(policy, ExportedModel))
+    actions = next((model.bundle.action_names for model in models), config.actions)
+    return Log(
+        path,
+        actions=actions or None,
+        columns=config.columns,
+        items=items,
+        id_features=ids_of_log(policies),
+        directory=config.training_copy_dir,
+        same_episodes=config.same_episodes,
+    )
+
+
+def _rows_of(config: EvaluateConfig, log: Log, further: tuple[str, ...]) -> Log:
+    """Returns the log with the settings of the pairing of its events, or the transitions that a timeline has written.
 
     Args:
         config: the config of the workflow.
-        actions: names of the actions; empty for candidates.
+        log: the log at data_path.
         further: additional columns of the transitions in a timeline's folder.
-        items: the item table.
     """
-    from reagent_lite.data.copy.first_look import holds_events
     from reagent_lite.run.stages import require_no_timeline
 
-    path = config.data_path
-    if not holds_events(path, config.columns):
-        require_no_timeline(config, path)
-        return path, None
+    if not log.holds_events:
+        require_no_timeline(config, log)
+        return log
     if config.timeline is None and not config.query.changed:
-        return path, None
+        return log
     section = config.timeline or TimelineSection()
     query = QuerySection(tableSample=config.query.tableSample)
     if not section.outputTableName:
-        return path, TimelineConfig(timeline=section.model_copy(update={"inputTableName": ""}), query=query)
+        pairing = TimelineConfig(timeline=section.model_copy(update={"inputTableName": ""}), query=query)
+        return replace(log, timeline=pairing)
     from reagent_lite.data.timeline.stage import run_timeline
 
     changes = {
-        "inputTableName": path,
-        "actionDiscrete": bool(actions),
+        "inputTableName": log.path,
+        "actionDiscrete": log.actions is not None,
         "extraFeatureColumns": tuple(dict.fromkeys((*section.extraFeatureColumns, *further))),
     }
-    query = query.model_copy(update={"actions": actions})
-    timeline = TimelineConfig(timeline=section.model_copy(update=changes), query=query, columns=config.columns)
-    return run_timeline(timeline, items).train, None
+    query = query.model_copy(update={"actions": log.actions or ()})
+    timeline = TimelineConfig(
+        timeline=section.model_copy(update=changes),
+        query=query,
+        columns=config.columns,
+        same_episodes=config.same_episodes,
+    )
+    return replace(log, path=run_timeline(timeline, log).train)
 
 
 def _choose_threads(rows: int, reading: FeatureReader) -> None:

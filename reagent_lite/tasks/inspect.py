@@ -48,26 +48,26 @@ def inspect(config: InspectConfig) -> Described:
     """
     with needing("data", "data_path"):
         from reagent_lite.data.inspection.proposal import inspect_log
-        from reagent_lite.data.stage_folder import data_files, notes_of_input, require_apart
+        from reagent_lite.data.logs import Log
     start = time.monotonic()
     target = Path(config.output_path).expanduser().absolute() if config.output_path else None
+    log = Log(config.data_path)
     if target is not None:
-        require_apart(config.data_path, data_files(config.data_path), {"output_path": target})
+        log.require_apart({"output_path": target})
         require_writable(target.parent, "output_path")
-    for note in notes_of_input(config.data_path):
+    for note in log.notes():
         logger.warning(note)
     inspected = inspect_log(config)
     for line in inspected.lines():
         logger.info(line)
     if target is not None:
         if inspected.config is None:
-            expected = "a log that a config can be written for"
-            raise DataError([Problem(config.data_path, expected, reason) for reason in inspected.problems])
+            raise DataError([Problem.stating(config.data_path, reason) for reason in inspected.problems])
         document = json.dumps(inspected.config, indent=2, ensure_ascii=False).encode() + b"\n"
         if (kept := _keep_edited(target, document)) is not None:
             logger.warning(f"{target} was another config, which is kept as {kept}")
         write_whole(target, document)
-        logger.info(f"written to {target}: python -m workflows.{inspected.workflow} --config {config.output_path}")
+        logger.info(f"written to {target}: reagent-lite train --config {config.output_path}")
     return Described(
         config=None if target is None else str(target),
         workflow=inspected.workflow,

@@ -16,25 +16,25 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reagent_lite.config import expand_config
 from reagent_lite.config.embedding_config import counted_ids, id_features
 from reagent_lite.config.normalize_config import NormalizeConfig
-from reagent_lite.config.paths import DataPath, logs_of, show_paths
+from reagent_lite.config.paths import logs_of, show_paths
 from reagent_lite.console import logger, progress
 from reagent_lite.data.features.column_fits import VERSION, Fitted, check_overrides, fit_columns
 from reagent_lite.data.features.drift import Drift, drift_between, drift_lines
 from reagent_lite.data.features.normalization_files import left_out_features, normalization_json, write_normalization
-from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.log_shares import shares_in_words, shares_of
-from reagent_lite.data.stage_folder import StageManifest, data_files, notes_of_input, require_own, states_of
+from reagent_lite.data.logs import Log
+from reagent_lite.data.stage_folder import StageManifest, require_own, states_of
 from reagent_lite.disk_room import disk_errors, require_writable
 from reagent_lite.errors import ConfigError, Problem, needing, pluralize
 from reagent_lite.feature_ids import id_of
-from reagent_lite.item_table import ItemTable
-from reagent_lite.whole_files import appearing_folder, scratch_folder, write_whole
+from reagent_lite.whole_files import appearing_folder, write_whole
 
 if TYPE_CHECKING:
     from reagent_lite.data.features.log_features import LogSummary
@@ -81,15 +81,21 @@ def normalize(config: NormalizeConfig) -> Normalized:
     start = time.monotonic()
     folder = Path(config.norm_params.output_dir or "").expanduser().absolute()
     key = "norm_params.output_dir"
-    items = given_items(config.items, config.item_id, config.possible_items, id_features(config.embeddings))
-    files = _files(config, items)
-    inputs = tuple(
-        replace(file, name=f"{side}/{file.name}") for side, files_of_side in files.items() for file in files_of_side
-    )
+    embedded = id_features(config.embeddings)
+    items = given_items(config.items, config.item_id, config.possible_items, embedded)
+    paths = {"training": config.training_data_path, "reference": config.reference_data_path}
+    given = {side: path for side, path in paths.items() if path is not None}
+    log_at = partial(Log, columns=config.columns, items=items, id_features=embedded)
+    logs = {side: log_at(path) for side, path in given.items()}
+    for log in logs.values():
+        for note in log.notes():
+            logger.warning(note)
+    inputs = tuple(replace(file, name=f"{side}/{file.name}") for side, log in logs.items() for file in log.files)
     settings = expand_config(config)
     del settings["norm_params"]["output_dir"], settings["training_data_path"], settings["reference_data_path"]
     sha256 = None if items is None else items.sha256
-    settings |= {"version": VERSION, "compared": bool(files["reference"]), "items": sha256}
+    settings |= {"version": VERSION, "compared": "reference" in logs, "items": sha256}
+    settings |= {"several": [side for side, log in logs.items() if log.is_several]}
     if manifest := StageManifest.up_to_date(folder, KIND, settings, inputs):
         logger.info(f"{folder}: up to date")
         return _outcome(folder, manifest, start, skipped=True)
@@ -98,17 +104,16 @@ def normalize(config: NormalizeConfig) -> Normalized:
         require_own(folder, KIND, key)
     require_writable(folder.parent, key)
 
-    training = _summary(config, files["training"], config.training_data_path, "reading", config.parametric)
+    training = _summary(config, logs["training"], "reading", config.parametric)
     fitted = _fit(config, training)
     drifts = dict[str, Drift]()
     hashes = training.hashes
-    parent = StageManifest.of_input(config.training_data_path)
-    if config.reference_data_path is not None:
-        source = config.reference_data_path
-        reference = _summary(config, files["reference"], source, "reading the reference", training.parametric)
+    parent = logs["training"].manifest
+    if (source := logs.get("reference")) is not None:
+        reference = _summary(config, source, "reading the reference", training.parametric)
         hashes += reference.hashes
         for name, column in training.columns.items():
-            where = f"{show_paths(config.training_data_path)} and {show_paths(source)}: {name}"
+            where = f"{show_paths(config.training_data_path)} and {source.name}: {name}"
             drifts[name] = drift_between(column, reference.columns[name], config.drift, where=where)
     ids = {name: tuple(column.features) for name, column in training.columns.items()}
     documents = _documents(config, training, fitted, drifts)
@@ -144,17 +149,6 @@ def normalize(config: NormalizeConfig) -> Normalized:
     return _outcome(folder, manifest, start, skipped=False)
 
 
-def _files(config: NormalizeConfig, items: ItemTable | None) -> dict[str, tuple[InputFile, ...]]:
-    """Returns the files of the training and the reference data."""
-    files: dict[str, tuple[InputFile, ...]] = {"training": (), "reference": ()}
-    for side, path in (("training", config.training_data_path), ("reference", config.reference_data_path)):
-        if path is not None:
-            for note in notes_of_input(path):
-                logger.warning(note)
-            files[side] = data_files(path, config.columns, items, id_features(config.embeddings))
-    return files
-
-
 def _documents(
     config: NormalizeConfig, training: "LogSummary", fitted: dict[str, Fitted], drifts: dict[str, Drift]
 ) -> dict[str, tuple[int, Json]]:
@@ -175,26 +169,20 @@ def _documents(
     return documents
 
 
-def _summary(
-    config: NormalizeConfig, files: tuple[InputFile, ...], path: DataPath, title: str, parametric: bool | None
-) -> "LogSummary":
+def _summary(config: NormalizeConfig, log: Log, title: str, parametric: bool | None) -> "LogSummary":
     from reagent_lite.data.features.log_features import summarize_log
-    from reagent_lite.data.logs import separate_logs
 
-    with scratch_folder() as folder:
-        logs = separate_logs(files, path, folder)
-    for note in logs.notes:
-        logger.warning(note)
+    log.require_one_kind()
     with progress(title, "bytes") as show:
         summary = summarize_log(
-            logs.files,
+            log.files,
             config.norm_params,
             parametric=parametric,
             seed=config.seed,
             id_features=counted_ids(config.embeddings),
             progress=show,
         )
-    if shares := shares_of(path, summary.logs):
+    if shares := shares_of(log.path, summary.logs):
         logger.info(f"rows by log: {shares_in_words(shares)}")
     return summary
 

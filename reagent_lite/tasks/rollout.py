@@ -65,9 +65,9 @@ def compare(config: RolloutConfig) -> ComparedPolicies:
         DataError: the log has no rows of the rollout, or some with faults.
     """
     with needing("data", "log"):
+        from reagent_lite.data.logs import Log
         from reagent_lite.data.rollout_rows import rollout_rows
         from reagent_lite.data.served_log import rollout_events
-        from reagent_lite.data.stage_folder import data_files
     start = time.monotonic()
     events = rollout_events(config.log) if isinstance(config.log, str) else []
     rollout = config.rollout or next((event["rollout"] for event in reversed(events) if "rollout" in event), "")
@@ -79,7 +79,8 @@ def compare(config: RolloutConfig) -> ComparedPolicies:
     collector = UnitCollector(settings.gamma, settings.episode_seconds)
     figures = {event["figures"]["units"]: event for event in events if "figures" in event} if is_audit else {}
     different = 0
-    with closing(rollout_rows(data_files(config.log), list(settings.guardrails))) as blocks:
+    log = Log(config.log, same_episodes=True)  # servers of one rollout share its units
+    with closing(rollout_rows(log.files, list(settings.guardrails))) as blocks:
         has_times = True
         for rows in _only(blocks, rollout):
             has_times = has_times and rows.decided is not None

@@ -15,7 +15,6 @@ from pathlib import Path
 from reagent_lite.config.score_config import ScoreConfig
 from reagent_lite.config.simulate_config import LOG_SUFFIXES, output_problems
 from reagent_lite.console import logger
-from reagent_lite.data.stage_folder import notes_of_input, require_apart
 from reagent_lite.disk_room import require_writable
 from reagent_lite.errors import ConfigError, needing, pluralize
 
@@ -55,14 +54,14 @@ def score(config: ScoreConfig) -> ScoredFile:
     if problems := list(output_problems(config.output_path, LOG_SUFFIXES)):
         raise ConfigError(problems)
     target = Path(config.output_path).expanduser().absolute()
-    bundle, config, files = open_scoring(config)
-    require_apart(config.data_path, files, {"output_path": target})
+    bundle, config, log = open_scoring(config)
+    log.require_apart({"output_path": target})
     require_writable(target.parent, "output_path")
-    for note in notes_of_input(config.data_path):
+    for note in log.notes():
         logger.warning(note)
     rows = undecided = 0
     others = Counter[str]()
-    with closing(scored_tables(config, files, bundle, others)) as tables, table_writer(target) as writer:
+    with closing(scored_tables(config, log.files, bundle, others)) as tables, table_writer(target) as writer:
         for table in tables:
             writer.write(without_formulas(table) if config.escape_formulas else table)
             rows += table.num_rows

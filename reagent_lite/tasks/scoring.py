@@ -21,6 +21,8 @@ from reagent_lite.data.formats.arrow import BLOCK_VALUES
 from reagent_lite.data.formats.blocks import Block, InputFile
 from reagent_lite.data.formats.format_table import read_blocks, readers_of
 from reagent_lite.data.formats.frames import location
+from reagent_lite.data.formats.schema import take_or_null
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.block_columns import Column, column_of, pieces
 from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
@@ -37,7 +39,6 @@ from reagent_lite.data.rows.typed_columns import (
     texts_in,
     typed_column,
 )
-from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import ConfigError, Problem, join_names, pluralize, raise_any, suggest_nearest
 from reagent_lite.export.bundle import Bundle, Prediction, load_bundle, parts
 from reagent_lite.export.newer_items import with_items_of
@@ -49,12 +50,12 @@ _KEYS = {"mdp_id": pa.string(), "sequence_number": pa.int64()}
 
 def scored_table(config: ScoreConfig) -> pa.Table:
     """Returns the actions and scores of all rows, in memory; for columns and errors see `scored_tables`."""
-    bundle, config, files = open_scoring(config)
-    return pa.concat_tables(scored_tables(config, files, bundle, Counter()))
+    bundle, config, log = open_scoring(config)
+    return pa.concat_tables(scored_tables(config, log.files, bundle, Counter()))
 
 
-def open_scoring(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, tuple[InputFile, ...]]:
-    """Returns the model, the config with the columns of the rows, and the files of the rows.
+def open_scoring(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, Log]:
+    """Returns the model, the config with the columns of the rows, and the log.
 
     Raises:
         BundleError: the model fails its check, or the item table does not fit it.
@@ -66,7 +67,7 @@ def open_scoring(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, tuple[InputF
     columns = config.columns or remembered_columns(config.data_path, bundle.columns)
     config = config.model_copy(update={"columns": columns})
     raise_any(list(config.rules()), ConfigError)
-    return bundle, config, data_files(config.data_path, columns, bundle.items, bundle.ids_of_log)
+    return bundle, config, Log(config.data_path, columns=columns, items=bundle.items, id_features=bundle.ids_of_log)
 
 
 def scored_tables(
@@ -178,7 +179,7 @@ class _PredictedRows:
 
     def _actions(self, bundle: Bundle, index: NDArray[np.int64]) -> pa.Array:
         if self.candidates is None:
-            return pa.array(bundle.action_names, pa.string()).take(pa.array(index, mask=index < 0))
+            return take_or_null(pa.array(bundle.action_names, pa.string()), index)
         lengths = self.candidates.lengths
         matrix = self.candidates.features
         decided = index >= 0

@@ -38,25 +38,25 @@ def shard(config: ShardConfig) -> Sharded:
         DataError: the input or local_path cannot be used.
     """
     with needing("data", "training_data_path"):
-        from reagent_lite.data.shard_files import KIND, shard_settings, write_shard
-        from reagent_lite.data.stage_folder import StageManifest, data_files, notes_of_input, require_apart, require_own
+        from reagent_lite.data.shard_files import KIND, log_of_shard, shard_settings, write_shard
+        from reagent_lite.data.stage_folder import StageManifest, require_own
     raise_any(list(config.problems()), ConfigError)
     start = time.monotonic()
     folder = Path(config.local_path).expanduser().absolute()
-    files = data_files(config.training_data_path, config.columns)
-    require_apart(config.training_data_path, files, {"local_path": folder})
-    manifest = StageManifest.up_to_date(folder, KIND, shard_settings(config), files)
+    log = log_of_shard(config)
+    log.require_apart({"local_path": folder})
+    manifest = StageManifest.up_to_date(folder, KIND, shard_settings(config, log), log.files)
     made = manifest is None
     if manifest is None:
         require_own(folder, KIND, "local_path")
-        for note in notes_of_input(config.training_data_path):
+        for note in log.notes():
             machine_logger.warning(note)
         with (
             disk_errors(str(folder), "a folder that can be written", _TODO),
             appearing_folder(folder) as temporary,
             progress("reading", "bytes") as show,
         ):
-            manifest = write_shard(config, temporary, show)
+            manifest = write_shard(config, log, temporary, show)
     state = "written" if made else "up to date"
     machine_logger.info(
         f"{folder}: {pluralize(manifest.rows, 'row')} in {pluralize(len(manifest.files), 'file')}, {state}"

@@ -224,11 +224,11 @@ def test_every_combination_has_finite_gradients_that_padding_does_not_change(
     torch.testing.assert_close(*gradients)
 
 
-def test_the_soft_update_follows_parameters_that_are_assigned() -> None:
+def test_the_soft_update_follows_parameters_that_are_loaded() -> None:
     made = learner(target_scale=11.0)
     made.after_step()
-    made.q_network.load_state_dict({"scale": torch.tensor(5.0)}, assign=True)
-    made.target_network.load_state_dict({"scale": torch.tensor(15.0)}, assign=True)
+    made.q_network.load_state_dict({"scale": torch.tensor(5.0)})
+    made.target_network.load_state_dict({"scale": torch.tensor(15.0)})
     made.after_step()
     assert made.target_network.scale.item() == pytest.approx(14.0)  # 0.1 * 5 + 0.9 * 15
 

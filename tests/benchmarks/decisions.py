@@ -83,7 +83,7 @@ def frame(
     permuted: bool,
     length: NDArray[np.int64] | None = None,
 ) -> pd.DataFrame:
-    """Returns a log; `length` has the rows of each episode, absent if every row is a decision of its own."""
+    """Returns a log; `length` has the rows of each episode, absent if every row is an independent decision."""
     names = np.array([f"a{number}" for number in range(logged.shape[1])])
     columns = {
         "state_features": [dict(zip("0123", row, strict=False)) for row in features.tolist()],

@@ -37,10 +37,9 @@ from reagent_lite.console import logger
 from reagent_lite.distributed.gpus import list_gpus
 from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.run import learner
-from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import update_capture
-from reagent_lite.run.runner import set_up, train
-from reagent_lite.run.sources import open_source
+from reagent_lite.run.resolved import resolve
+from reagent_lite.run.runner import Run, train
 from reagent_lite.sim.backend import open_backend
 from reagent_lite.sim.cuda import on_stream
 from reagent_lite.sim.cuda_build import cuda_problem, find_nvcc
@@ -48,7 +47,7 @@ from reagent_lite.sim.env import VectorEnv
 from reagent_lite.tasks.simulate import simulate
 from reagent_lite.training.capture import Captured
 from reagent_lite.training.loop import fit
-from reagent_lite.training.resume import History
+from reagent_lite.training.stop import StopSignal
 from reagent_lite.whole_files import scratch_folder
 from tests.benchmarks.turns import ROOT
 
@@ -260,14 +259,12 @@ def profiled(size: int, device: torch.device, *, math: str = "exact", steps: int
     with scratch_folder() as folder, on_stream(device):
         group = Group(ProcessRanks(), device)
         config = online(size, folder, device, cuda_graph=False, math=math)
-        simulation = open_simulation(config, group)
-        config = with_actions(config, simulation)
-        setup = set_up(open_source(config, group, simulation), History.find(config, group, folder / "checkpoints"))
+        run = Run(resolve(config, group), StopSignal())
         reports = fit(
-            setup.running,
-            setup.stream.plan,
+            run.running,
+            run.stream.plan,
             group,
-            collect=setup.stream.before_step,
+            collect=run.stream.before_step,
             capture=update_capture(config, group),
         )
         deque(islice(reports, 10), maxlen=0)  # steps in which memory and libraries are set up

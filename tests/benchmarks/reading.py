@@ -14,13 +14,14 @@ import numpy as np
 import pandas as pd
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from tests.benchmarks.turns import in_turns, medians, options_of, ratio, seconds_of, show
 from tests.oracles.cartpole import write_log
 
 
 def ours(file: Path) -> None:
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-        prepare_training_copy(str(file), actions=("0", "1"), directory=folder)
+        prepare_training_copy(Log(str(file), actions=("0", "1"), directory=folder))
 
 
 def pandas_reading(file: Path, *, arrays: bool) -> None:

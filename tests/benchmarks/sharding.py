@@ -18,8 +18,9 @@ from reagent_lite.config import check
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.data.partition import Partition
-from reagent_lite.data.shard_files import write_shard
+from reagent_lite.data.shard_files import log_of_shard, write_shard
 from reagent_lite.data.writing.part_files import PARQUET
 from reagent_lite.tasks.simulate import simulate
 from tests.benchmarks.turns import in_turns, medians, options_of, ratio, seconds_of, show
@@ -39,7 +40,9 @@ def measured(file: Path, folder: Path, nodes: int, repeats: int) -> dict[str, fl
     config = ShardConfig(training_data_path=str(file), num_nodes=nodes, node_index=0)
 
     def copy(target: Path, partition: Partition | None) -> object:
-        return prepare_training_copy(str(file), actions=("left", "right"), directory=str(target), partition=partition)
+        return prepare_training_copy(
+            Log(str(file), actions=("left", "right"), directory=str(target), partition=partition)
+        )
 
     def rewrite(target: Path) -> None:
         pq.write_table(pq.read_table(file), target / "log.parquet", **PARQUET)
@@ -47,7 +50,7 @@ def measured(file: Path, folder: Path, nodes: int, repeats: int) -> dict[str, fl
     works = {
         "copy_of_a_part": lambda target: copy(target, part),
         "copy_of_all": lambda target: copy(target, None),
-        "shard": lambda target: write_shard(config, target),
+        "shard": lambda target: write_shard(config, log_of_shard(config), target),
         "pyarrow": rewrite,
     }
     times = in_turns({name: (lambda work=work: timed(work, folder)) for name, work in works.items()}, repeats)

@@ -114,7 +114,7 @@ def test_keys_that_are_present_win_even_if_they_have_the_default_of_2019() -> No
 def test_minibatch_and_epochs_follow_the_number_of_rows(
     rows: int, world: int, parts: int, continues: bool, minibatch: int, epochs: int
 ) -> None:
-    """At least 5,000 optimizer steps, 2,000 where each row is a decision of its own."""
+    """At least 5,000 optimizer steps, 2,000 where each row is an independent decision."""
     config = of_2026({"training": {"minibatches_per_step": parts}})
     config = config.with_length_for(2 * rows, rows, world, continues=continues)
     assert (config.minibatch_over(world) * parts, config.epochs) == (minibatch, epochs)

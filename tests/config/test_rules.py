@@ -19,7 +19,7 @@ from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.config.simulate_config import LOG_SUFFIXES, SimulateConfig
 from reagent_lite.config.timeline_config import TimelineConfig
-from reagent_lite.data.writing.table_writers import FORMATS
+from reagent_lite.data.formats.format_table import ENCODINGS
 from reagent_lite.errors import ConfigError
 
 OUT, PLAYED, LOGGED = {"model_output_path": "out"}, {"env": "cartpole_v1"}, {"training_data_path": "a.jsonl"}
@@ -102,7 +102,7 @@ RULES: list[tuple[str, str | dict[str, Any], str, str]] = [
     ("alone", "simulation.replay.prioritised=true", "simulation.replay.prioritised", "'prioritized'"),
     ("alone", "simulation.enviroment=x", "simulation.enviroment", "unknown key"),
     ("alone", "simulation.share=0.5", "simulation.share", "absent or 1"),
-    ("beside", "simulation.auto_scale=true", "simulation.auto_scale", "false beside training_data_path"),
+    ("beside", "simulation.auto_scale=true", "simulation.auto_scale", "false with training_data_path"),
     ("alone", "simulation.auto_scale=true data.global_minibatch_size=8", "data.global_minibatch_size",
      "where the search begins"),
     # 10 000 warm-up steps are 157 of each of 64 environments, and one more to learn from
@@ -127,9 +127,9 @@ RULES: list[tuple[str, str | dict[str, Any], str, str]] = [
     ("alone", 'simulation.env_parameters={"gravity":[]}', "simulation.env_parameters.gravity", "got []"),
     ("beside", "simulation.share=0 simulation.num_envs=128", "simulation.num_envs", "share is 0"),
     ("beside", "simulation.share=0 simulation.replay.prioritized=true", "simulation.replay", "share is 0"),
-    ("beside", "simulation.share=null", "simulation.share", "beside training_data_path"),
-    ("beside", "simulation.total_steps=50000", "simulation.total_steps", "absent beside training_data_path"),
-    ("beside", "simulation.num_evaluations=5", "simulation.num_evaluations", "absent beside training_data_path"),
+    ("beside", "simulation.share=null", "simulation.share", "with training_data_path"),
+    ("beside", "simulation.total_steps=50000", "simulation.total_steps", "absent with training_data_path"),
+    ("beside", "simulation.num_evaluations=5", "simulation.num_evaluations", "absent with training_data_path"),
     ("beside", "rl.value_bounds=rewards", "rl.value_bounds", "not known in advance"),
     ("beside", "rl.temperature=auto", "rl.temperature", "a number with a simulation"),
     ("logged", "rl.temperature=auto rl.softmax_policy=0", "rl.temperature", "only a softmax has a temperature"),
@@ -204,13 +204,7 @@ RULES: list[tuple[str, str | dict[str, Any], str, str]] = [
      "while parametric is false"),
     ("normalize", {"drift": {"psi_large": 0.1}}, "drift.psi_large", ""),
     ("normalize", {"drift": {"psi_large": 0.1}}, "drift.psi_moderate", ""),
-    ("timeline", {"output": "rows"}, "output", "'transitions' or 'events'"),
-    *(("timeline", {"output": "events", "timeline": section}, f"timeline.{key}", "absent with output events")
-      for key, section in [
-         ("steps", {"steps": 2, "gamma": 0.9}),
-         ("timeWindowLimit", {"timeWindowLimit": 9}),
-         ("addTerminalStateRow", {"addTerminalStateRow": True}),
-     ]),
+    ("timeline", {"output": "events"}, "output", ""),
     ("timeline", {"timeline": {"inputTable": "x"}}, "timeline.inputTable", "Did you mean 'inputTableName'"),
     ("timeline", {"engine": "spark"}, "master", "a Spark master"),
     ("timeline", {"query": {"actions": ["a", "a"]}}, "query.actions", "every name once"),
@@ -293,4 +287,4 @@ def test_episodes_replace_the_default_of_rows() -> None:
 
 
 def test_every_suffix_has_a_writer() -> None:
-    assert set(LOG_SUFFIXES) == set(FORMATS)
+    assert set(LOG_SUFFIXES) == set(ENCODINGS)

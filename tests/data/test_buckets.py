@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from reagent_lite.data import buckets
-from reagent_lite.data.stage_folder import data_files
+from reagent_lite.data.logs import Log
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 10, 1 << 16, 1 << 20])
@@ -26,7 +26,7 @@ def test_groups_have_all_rows_of_a_hash(tmp_path: Path, monkeypatch: pytest.Monk
         }
     )
     pq.write_table(table, tmp_path / "log.parquet")
-    held = buckets.Buckets(tmp_path, data_files(str(tmp_path)), memory_bytes)
+    held = buckets.Buckets(tmp_path, Log(str(tmp_path)).files, memory_bytes)
     for part in table.to_batches(max_chunksize=500):
         held.add(pa.Table.from_batches([part]), part["hash"].to_numpy())
     groups = [pa.concat_tables(group.tables()) for group in held.groups(1 << 13)]

@@ -1,7 +1,6 @@
 """Several logs read as one: whose episodes are the same, whose rows are repeated, and how many rows each gives."""
 
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data.copy.first_look import first_rows, standing_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.log_shares import shares_of_counts
-from reagent_lite.data.stage_folder import StageManifest, data_files, notes_of_input
+from reagent_lite.data.logs import Log
+from reagent_lite.data.stage_folder import StageManifest
 from reagent_lite.errors import DataError
 from reagent_lite.tasks.shard import shard
 
@@ -46,9 +46,9 @@ def transitions(rows: Sequence[Row]) -> list[Row]:
     ]  # fmt: skip
 
 
-def copied(folder: Path, *rows: Sequence[Row]) -> tuple[TrainingCopy, list[str]]:
+def copied(folder: Path, *rows: Sequence[Row], **settings: Any) -> tuple[TrainingCopy, list[str]]:
     """The copy of several logs, and its notes, whose paths begin below the folder."""
-    copy = prepare_training_copy(logs(folder, *rows), actions=ACTIONS)
+    copy = prepare_training_copy(Log(logs(folder, *rows), actions=ACTIONS, **settings))
     return copy, [note.replace(f"{folder}/", "") for note in copy.notes]
 
 
@@ -63,80 +63,98 @@ def rows_in(copy: TrainingCopy) -> list[tuple[int, float, str, int]]:
 
 A = episode("a", 1, 2)
 B = episode("b", 2)
-ALIKE = episode("b", 1, 3)
 TWO = [episode("0", 1, 2) + episode("1", 4), episode("0", 6, 7) + B]
-CHANGED = {**A[0], "reward": 9.0}
-REPEATED = "2/log.jsonl: repeats 2 rows of 1/log.jsonl, the first at 2/log.jsonl:1"
 ROWS_OF_TWO = [("0", 1, "1/log.jsonl:1", 1), ("0", 2, "1/log.jsonl:2", 0), ("1", 4, "1/log.jsonl:3", 0),
                ("2/0", 6, "2/log.jsonl:1", 1), ("2/0", 7, "2/log.jsonl:2", 0),
                ("2/b", 2, "2/log.jsonl:3", 0)]  # fmt: skip
-RENAMED = "2/log.jsonl: has 1 mdp_id of 1/log.jsonl for other episodes; its mdp_ids begin with '2/' from here on"
+A_TWICE = [("2/a", 1, "2/log.jsonl:1", 1), ("2/a", 2, "2/log.jsonl:2", 0),
+           ("a", 1, "1/log.jsonl:1", 1), ("a", 2, "1/log.jsonl:2", 0)]  # fmt: skip
 
 
-@cases("rows, expected, words", {
-    # of the second log all episodes have a name that no other log has
-    "an mdp_id of two logs is two episodes": (TWO, ROWS_OF_TWO, [RENAMED]),
-    "of transitions as well": ([transitions(rows) for rows in TWO], ROWS_OF_TWO, [RENAMED]),
-    "the second log has the first one, a later row of its episode b, and one more episode": (
-        [A + episode("b", 3, 4)[:1], episode("c", 9) + A + episode("b", 3, 4)],
-        # of events the first of each is kept
+def shared(count: int, paths: str = "1/log.jsonl, 2/log.jsonl") -> list[str]:
+    """What is said of pairs that several logs have."""
+    pairs = "pair of mdp_id and sequence_number is" if count == 1 else "pairs of mdp_id and sequence_number are"
+    return [
+        f"{paths}: {count} {pairs} in more than one log, and belong to different episodes. Set same_episodes, in "
+        "training data.same_episodes, to true if they are the same decisions, which then count once, else to false"
+    ]
+
+
+@cases("rows, same_episodes, expected, words", {
+    "each log has its own episodes": (TWO, None, ROWS_OF_TWO, shared(2)),
+    "of transitions as well": ([transitions(rows) for rows in TWO], None, ROWS_OF_TWO, shared(2)),
+    "also if no other log has the mdp_id": ([A, B], None, [("2/b", 2, "2/log.jsonl:1", 0), *A_TWICE[2:]], []),
+    "also if a log repeats another one": ([A, A], None, A_TWICE, shared(2)),
+    "whoever knows it is not warned": ([A, A], False, A_TWICE, []),
+    # the timeline of two logs has names like these
+    "names that begin with a number stay apart": (
+        [[*A, *episode("2/a", 3)], [*A, *episode("1/2/a", 4)]], None,
+        [("1/2/a", 3, "1/log.jsonl:3", 0), ("2/1/2/a", 4, "2/log.jsonl:3", 0), *A_TWICE], shared(2),
+    ),
+    "a row of one log with another order is no such pair": (
+        [A, episode("a", 3, start=7)], None, [("2/a", 3, "2/log.jsonl:1", 0), *A_TWICE[2:]], [],
+    ),
+    "a pair of three logs counts once": (
+        [B, B, [*B, *episode("b", 5, start=1)]], None,
+        [("2/b", 2, "2/log.jsonl:1", 0), ("3/b", 2, "3/log.jsonl:1", 0), ("3/b", 5, "3/log.jsonl:2", 0),
+         ("b", 2, "1/log.jsonl:1", 0)], shared(1, "1/log.jsonl, 2/log.jsonl, 3/log.jsonl"),
+    ),
+    # the second log has the first one, a later row of its episode b, and one more episode: of events the first is kept
+    "the same events count once": (
+        [A + episode("b", 3, 4)[:1], episode("c", 9) + A + episode("b", 3, 4)], True,
         [("a", 1, "1/log.jsonl:1", 1), ("a", 2, "1/log.jsonl:2", 0), ("b", 3, "1/log.jsonl:3", 1),
          ("b", 4, "2/log.jsonl:5", 0), ("c", 9, "2/log.jsonl:1", 0)],
-        ["2/log.jsonl: repeats 3 rows of 1/log.jsonl, the first at 2/log.jsonl:2",
-         "1/log.jsonl, 2/log.jsonl: of 8 events left out by the timeline: "
+        ["1/log.jsonl, 2/log.jsonl: of 8 events left out by the timeline: "
          "3 with the mdp_id and sequence_number of another"],
     ),
-    "of transitions all are kept, and the run says how many": (
-        [transitions(A), transitions(A)],
-        [("a", 1, "1/log.jsonl:1", 1), ("a", 1, "2/log.jsonl:1", 1), ("a", 2, "1/log.jsonl:2", 0),
-         ("a", 2, "2/log.jsonl:2", 0)], [REPEATED],
+    "the same transitions count once": (
+        [transitions(A), [*transitions(A), *transitions(B)]], True,
+        [("a", 1, "1/log.jsonl:1", 1), ("a", 2, "1/log.jsonl:2", 0), ("b", 2, "2/log.jsonl:3", 0)],
+        ["2 rows repeat the mdp_id and sequence_number of an earlier row, which counts alone, as the logs have the "
+         "same episodes"],
     ),
-    "a row that the first log has twice is repeated": (
-        [[*A, CHANGED], [CHANGED, A[1]]], [("a", 1, "1/log.jsonl:1", 1), ("a", 2, "1/log.jsonl:2", 0)], [REPEATED],
+    "an episode goes on in another log": (
+        [[*A[:1], *episode("z", 5)], episode("a", 2, 3, start=1)], True,
+        [("a", 1, "1/log.jsonl:1", 1), ("a", 2, "2/log.jsonl:1", 1), ("a", 3, "2/log.jsonl:2", 0),
+         ("z", 5, "1/log.jsonl:2", 0)], [],
     ),
-    "a row that the second log has twice is repeated": (
-        [[CHANGED, A[1]], [*A, CHANGED]], [("a", 9, "1/log.jsonl:1", 1), ("a", 2, "1/log.jsonl:2", 0)], [REPEATED],
-    ),
-    # logs that number their episodes alike may have some rows alike by chance, as those of the same start
-    **{f"one row that differs makes another numbering: {name}": (
-        [[*A, *ALIKE], [A[0], {**A[1], name: value}, *ALIKE]],
-        [("2/a", 1, "2/log.jsonl:1", 1), ("2/a", value if name == "reward" else 2, "2/log.jsonl:2", 0),
-         ("2/b", 1, "2/log.jsonl:3", 1), ("2/b", 3, "2/log.jsonl:4", 0),
-         ("a", 1, "1/log.jsonl:1", 1), ("a", 2, "1/log.jsonl:2", 0),
-         ("b", 1, "1/log.jsonl:3", 1), ("b", 3, "1/log.jsonl:4", 0)],
-        ["2/log.jsonl: has 2 mdp_ids of 1/log.jsonl for other episodes, 3 of 4 rows with the same sequence_number "
-         "being the same; its mdp_ids begin with '2/' from here on"],
-    ) for name, value in (
-        ("reward", 7), ("action", "r"), ("action_probability", 0.25), ("state_features", {"1": 2.0}),
-    )},
-    # it is not known where the row of state 1 led
-    "an episode that goes on in another log is another episode": (
-        [[*A[:1], *episode("z", 5)], episode("a", 2, 3, start=1)],
-        [("2/a", 2, "2/log.jsonl:1", 1), ("2/a", 3, "2/log.jsonl:2", 0), ("z", 5, "1/log.jsonl:2", 0)], [],
-    ),
-    "a log that contains two others numbers all three": (
-        [episode("a", 1), B, episode("a", 1) + B, episode("a", 9), B],
-        [("4/a", 9, "4/log.jsonl:1", 0), ("a", 1, "1/log.jsonl:1", 0), ("b", 2, "2/log.jsonl:1", 0)],
-        ["3/log.jsonl: repeats 2 rows of 1/log.jsonl, 2/log.jsonl, the first at 3/log.jsonl:1",
-         "4/log.jsonl: has 2 mdp_ids of 1/log.jsonl, 3/log.jsonl for other episodes; "
-         "its mdp_ids begin with '4/' from here on",
-         "5/log.jsonl: repeats 2 rows of 2/log.jsonl, 3/log.jsonl, the first at 5/log.jsonl:1"],
+    "a log that starts in the middle of an episode does not end it": (
+        [transitions(episode("a", 1, 2, 3))[1:], transitions(episode("a", 1, 2, 3))[:2]], True,
+        [("a", 1, "2/log.jsonl:1", 1), ("a", 2, "1/log.jsonl:1", 1), ("a", 3, "1/log.jsonl:2", 0)],
+        ["1 row repeats the mdp_id and sequence_number of an earlier row, which counts alone, as the logs have the "
+         "same episodes"],
     ),
 })  # fmt: skip
 def test_episodes_of_several_logs(
-    tmp_path: Path, rows: list[list[Row]], expected: list[tuple[str, float, str, int]], words: list[str]
+    tmp_path: Path,
+    rows: list[list[Row]],
+    same_episodes: bool | None,
+    expected: list[tuple[str, float, str, int]],
+    words: list[str],
 ) -> None:
-    copy, notes = copied(tmp_path, *rows)
+    copy, notes = copied(tmp_path, *rows, same_episodes=same_episodes)
     assert rows_in(copy) == [(episode_code(name), *row) for name, *row in expected]
     assert notes[: len(words)] == words
+    assert bool(words) or not any("pair" in note for note in notes)
     shares = shares_of_counts([""] * len(rows), copy.counts)
     assert [number for _, number, _ in shares] == np.bincount(copy.origin_file, minlength=len(rows)).tolist()
 
 
-def test_logs_without_an_mdp_id_in_common_are_those_of_one_folder(tmp_path: Path) -> None:
-    copy, notes = copied(tmp_path, episode("a", 1, 2), [*B, *episode("c", 3)])
+def test_the_next_state_of_a_repeated_row(tmp_path: Path) -> None:
+    """Row 1 of the second log leads to the state of row 2, which is in both logs: no state is stored twice."""
+    whole = transitions(episode("a", 1, 2, 3))
+    copy, _ = copied(tmp_path, whole[1:], whole[:2], same_episodes=True)
+    assert (copy.state.tolist(), copy.next_index.tolist(), copy.follows.tolist()) == (
+        [[1.0], [2.0], [3.0]],
+        [1, 2, 2],
+        [True, True, False],
+    )
+
+
+def test_logs_of_the_same_episodes_are_files_of_one_folder(tmp_path: Path) -> None:
+    copy, notes = copied(tmp_path, episode("a", 1, 2), [*B, *episode("c", 3)], same_episodes=True)
     folder = write_events([*episode("a", 1, 2), *B, *episode("c", 3)], tmp_path / "together", "jsonl", files=2)
-    together = prepare_training_copy(folder, actions=ACTIONS)
+    together = prepare_training_copy(Log(folder, actions=ACTIONS))
     columns = [
         (each.episode_hash, each.state, each.reward, each.origin_file, each.origin_line) for each in (copy, together)
     ]
@@ -145,11 +163,11 @@ def test_logs_without_an_mdp_id_in_common_are_those_of_one_folder(tmp_path: Path
 
 
 def test_names_of_a_timeline_of_several_logs_stay_apart_from_those_of_another(tmp_path: Path) -> None:
-    """The timeline of two logs has episodes "2/0"; a second log of "0" beside it may not be called so."""
+    """The timeline of two logs has episodes "2/0", and so has a second log of "0" beside it."""
     outcome = make(tmp_path, tmp_path, inputTableName=logs(tmp_path, episode("0", 1), episode("0", 2)))
     made = write_lines(tmp_path / "third.jsonl", [{**row, "next_action": None} for row in episode("0", 3)])
-    assert [row[:2] for row in rows_in(prepare_training_copy((outcome.train, str(made)), actions=ACTIONS))] == [
-        (episode_code(name), at) for name, at in [("0", 1), ("2/0", 2), ("3/0", 3)]
+    assert [row[:2] for row in rows_in(prepare_training_copy(Log((outcome.train, str(made)), actions=ACTIONS)))] == [
+        (episode_code(name), at) for name, at in [("0", 1), ("1/2/0", 2), ("2/0", 3)]
     ]
 
 
@@ -165,22 +183,26 @@ def test_the_timeline_of_several_logs(tmp_path: Path, caplog: pytest.LogCaptureF
     paths = logs(tmp_path, episode("0", 1, 2), episode("0", 3), episode("0", 1, 2) + episode("4", 5))
     caplog.set_level("INFO")
     outcome = make(tmp_path, tmp_path, inputTableName=paths)
-    assert [(row["mdp_id"], row["state_features"], row["terminal"]) for row in read(tmp_path / "train")] == [
-        ("0", {0: 1.0}, False), ("0", {0: 2.0}, True), ("2/0", {0: 3.0}, True), ("4", {0: 5.0}, True),
-    ]  # fmt: skip
-    for words in (
-        f"events by log: {paths[0]}: 2 rows, 33.3%; {paths[1]}: 1 row, 16.7%; {paths[2]}: 3 rows, 50.0%",
-        f"{paths[2]}: repeats 2 rows of {paths[0]}, the first at {paths[2]}:1",
-        f"the first of each is kept. Left out: {paths[2]}:1, {paths[2]}:2",
-    ):
-        assert words in caplog.text
+    own = [("0", {0: 1.0}, False), ("0", {0: 2.0}, True), ("2/0", {0: 3.0}, True), ("3/0", {0: 1.0}, False),
+           ("3/0", {0: 2.0}, True), ("3/4", {0: 5.0}, True)]  # fmt: skip
+    rows = [(row["mdp_id"], row["state_features"], row["terminal"]) for row in read(tmp_path / "train")]
+    assert sorted(rows, key=str) == sorted(own, key=str)
+    assert (
+        f"events by log: {paths[0]}: 2 rows, 33.3%; {paths[1]}: 1 row, 16.7%; {paths[2]}: 3 rows, 50.0%" in caplog.text
+    )
     made = report(tmp_path / "train")
-    assert (made["logs"], made["duplicate_rows"]) == (dict(zip(paths, (2, 1, 3), strict=True)), 2)
-    assert (outcome.train_rows, outcome.episodes, outcome.made) == (4, 3, True)
+    assert (made["logs"], made["duplicate_rows"]) == (dict(zip(paths, (2, 1, 3), strict=True)), 0)
+    assert (outcome.train_rows, outcome.episodes, outcome.made) == (6, 4, True)
     assert not make(tmp_path, tmp_path, inputTableName=paths).made
     # in another order it is another timeline
     assert make(tmp_path, tmp_path, inputTableName=[paths[1], paths[0], paths[2]]).made
     assert {row["mdp_id"]: row["state_features"] for row in read(tmp_path / "train")}["0"] == {0: 3.0}
+    # of the same episodes the first rows count
+    assert make(tmp_path, tmp_path, {"same_episodes": True}, inputTableName=paths).made
+    assert [(row["mdp_id"], row["state_features"]) for row in read(tmp_path / "train")] == [
+        ("0", {0: 1.0}), ("0", {0: 2.0}), ("4", {0: 5.0}),
+    ]  # fmt: skip
+    assert report(tmp_path / "train")["duplicate_rows"] == 3
 
 
 def test_shards_have_the_rows_of_all_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -200,7 +222,6 @@ def test_shards_have_the_rows_of_all_logs(tmp_path: Path, caplog: pytest.LogCapt
     ]  # fmt: skip
     assert caplog.text.count(f"rows by log: {paths[0]}: ") == 2
     assert report["logs"].keys() == set(paths)
-    assert "has 1 mdp_id of" in report["notes"][0]
 
 
 @pytest.mark.parametrize(
@@ -217,16 +238,15 @@ def test_shards_have_the_rows_of_all_logs(tmp_path: Path, caplog: pytest.LogCapt
 )  # fmt: skip
 def test_logs_of_two_kinds_are_refused_with_both_names(tmp_path: Path, second: list[Row], message: str) -> None:
     paths = logs(tmp_path, episode("a", 1), second)
-    for read_logs in (first_rows, lambda path, actions: prepare_training_copy(path, actions=actions)):
+    for read_logs in (first_rows, prepare_training_copy):
         with pytest.raises(DataError, match=re.escape(message.format(first=paths[0], second=paths[1]))):
-            read_logs(paths, ACTIONS)
+            read_logs(Log(paths, actions=ACTIONS))
 
 
 def test_columns_that_only_one_log_has_are_as_in_files_of_one_folder(tmp_path: Path) -> None:
     first = episode("a", 1, metrics={"cost": 2.0}, extra="x")
-    copy, _ = copied(
-        tmp_path, first, episode("b", 2, action_probability=None, possible_actions=None, state_features={"7": 2.0})
-    )
+    second = episode("b", 2, action_probability=None, possible_actions=None, state_features={"7": 2.0})
+    copy, _ = copied(tmp_path, first, second, same_episodes=True)
     check_arrays(copy, state=[[1, np.nan], [np.nan, 2]], metrics=[[2], [0]], mask=[[1, 1], [1, 1]])
     assert (copy.state_ids, copy.counts["propensity_absent_rows"]) == ((0, 7), 1)
 
@@ -236,7 +256,9 @@ def test_own_names_of_an_old_log_beside_the_contracts_names_of_a_new_one(tmp_pat
                                "reward": "won", "terminal": "last"}  # fmt: skip
     (tmp_path / "old.csv").write_text("who,at,age,did,won,last\na,0,1.0,l,0.0,False\na,1,2.0,r,1.0,True\n")
     new = [event("a", 0, 0.0, 5.0, state_features={"age": 3.0}, action_probability=None, terminal=True)]
-    copy = prepare_training_copy((str(tmp_path / "old.csv"), *logs(tmp_path, new)), actions=ACTIONS, columns=columns)
+    copy = prepare_training_copy(
+        Log((str(tmp_path / "old.csv"), *logs(tmp_path, new)), actions=ACTIONS, columns=columns)
+    )
     rows = [
         ("2/a", 5, "1/log.jsonl:1", 0),
         ("a", 0, f"{tmp_path.name}/old.csv:2", 1),
@@ -245,15 +267,15 @@ def test_own_names_of_an_old_log_beside_the_contracts_names_of_a_new_one(tmp_pat
     assert rows_in(copy) == [(episode_code(name), *row) for name, *row in rows]
     assert copy.state[:, 0].tolist() == [3, 1, 2]
     with pytest.raises(DataError, match=r"Drop data.columns"):
-        prepare_training_copy(logs(tmp_path / "new", new, new), actions=ACTIONS, columns=columns)
+        prepare_training_copy(Log(logs(tmp_path / "new", new, new), actions=ACTIONS, columns=columns))
     (served,) = logs(tmp_path / "served", [{**new[0], "decision_id": "1", "model": "m"}])
-    assert len(prepare_training_copy(served, actions=ACTIONS, columns=columns)) == 1
+    assert len(prepare_training_copy(Log(served, actions=ACTIONS, columns=columns))) == 1
 
 
 def test_a_log_without_rows_yet(tmp_path: Path) -> None:
     (path,), served = logs(tmp_path, episode("a", 1)), str(tmp_path / "served")
     Path(served).mkdir()
-    copy = prepare_training_copy((path, served), actions=ACTIONS)
+    copy = prepare_training_copy(Log((path, served), actions=ACTIONS))
     assert (len(copy), copy.notes) == (1, (f"{served}: no rows: an empty folder",))
     assert shares_of_counts((path, served), copy.counts) == [(path, 1, 1.0), (served, 0, 0.0)]
 
@@ -267,31 +289,16 @@ def test_a_file_is_of_one_log_and_logs_are_there(tmp_path: Path) -> None:
         ((first, f"{tmp_path}/nowhere"), "nothing at this path"),
     ):
         with pytest.raises(DataError, match=words):
-            data_files(paths)
+            _ = Log(paths).files
     (tmp_path / "1/notes.txt").touch()
-    assert notes_of_input((f"{tmp_path}/1", f"{tmp_path}/2")) == (f"{tmp_path}/1: not read: 1 entry: notes.txt",)
+    assert Log((f"{tmp_path}/1", f"{tmp_path}/2")).notes() == (f"{tmp_path}/1: not read: 1 entry: notes.txt",)
 
 
 def test_the_copy_is_that_of_the_list_and_its_order(tmp_path: Path) -> None:
     first, second = logs(tmp_path, episode("0", 1), episode("0", 2))
-    folders = [prepare_training_copy((first, second), actions=ACTIONS).folder for _ in range(2)]
-    assert folders == [standing_copy((first, second), ACTIONS, None)[0]] * 2
-    assert standing_copy((second, first), ACTIONS, None) is None
-    assert prepare_training_copy((second, first), actions=ACTIONS).state.tolist() == [[2], [1]]
+    folders = [prepare_training_copy(Log((first, second), actions=ACTIONS)).folder for _ in range(2)]
+    assert folders == [standing_copy(Log((first, second), actions=ACTIONS))[0]] * 2
+    assert standing_copy(Log((second, first), actions=ACTIONS)) is None
+    assert prepare_training_copy(Log((second, first), actions=ACTIONS)).state.tolist() == [[2], [1]]
     write_lines(Path(second), episode("0", 3, 4))
-    assert prepare_training_copy((first, second), actions=ACTIONS).state.tolist() == [[1], [3], [4]]
-
-
-def test_more_rows_than_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buckets on the disk: the same sentence and the same copy."""
-    rewards = np.random.default_rng(0).normal(size=(400, 3)).tolist()
-    rows = [row for name, states in enumerate(rewards) for row in episode(str(name), *states)]
-    whole = rows, rows[300:], [{**row, "reward": row["reward"] + 1} for row in rows[:300]]
-    copy, notes = copied(tmp_path, *whole)
-    assert notes[0] == "2/log.jsonl: repeats 900 rows of 1/log.jsonl, the first at 2/log.jsonl:1"
-    assert ("has 100 mdp_ids of" in notes[1], copy.counts["rows_of_log_3"]) == (True, 300)
-    shutil.rmtree(copy.folder)
-    monkeypatch.setattr("reagent_lite.data.logs._MEMORY_BYTES", 1 << 14)
-    monkeypatch.setattr("reagent_lite.data.logs._GROUP_BYTES", 1 << 12)
-    again, notes_again = copied(tmp_path, *whole)
-    assert (again.folder.name, notes_again) == (copy.folder.name, notes)
+    assert prepare_training_copy(Log((first, second), actions=ACTIONS)).state.tolist() == [[1], [3], [4]]

@@ -22,9 +22,10 @@ from oracles.shards import multiset, names, rows_of, stage, table, write
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data import shard_files
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.data.partition import Partition
-from reagent_lite.data.shard_files import write_shard
-from reagent_lite.data.stage_folder import StageManifest, data_files
+from reagent_lite.data.shard_files import log_of_shard, write_shard
+from reagent_lite.data.stage_folder import StageManifest
 from reagent_lite.errors import DataError, NoRowsError
 
 LENGTHS = [3, 1, 9, 4, 4, 17, 2, 6, 1, 1, 8, 5]
@@ -39,7 +40,8 @@ def made(
     for node, part in enumerate(folders):
         part.mkdir(parents=True)
         tree = {"training_data_path": str(path), "num_nodes": num_nodes, "node_index": node, **keys}
-        manifests.append(write_shard(ShardConfig(**tree), part))
+        config = ShardConfig(**tree)
+        manifests.append(write_shard(config, log_of_shard(config), part))
     return [rows_of(part) for part in folders], tuple(manifests)
 
 
@@ -63,12 +65,14 @@ def test_whole_files_by_hand(tmp_path: Path) -> None:
     for rows in (40, 30, 20, 10):
         write(tmp_path / f"{rows}.parquet", table([5] * (rows // 5), first=rows))
     stage(tmp_path)
-    files = data_files(str(tmp_path))
+    log = Log(str(tmp_path))
 
     def divided(nodes: int) -> list[list[str]] | None:
-        parts = [Partition(num_nodes=nodes, node=node, seed=0).files_of(files, str(tmp_path)) for node in range(nodes)]
+        parts = [
+            Partition(num_nodes=nodes, node=node, seed=0).files_of(log.files, log.manifest) for node in range(nodes)
+        ]
         if any(file.selection for part in parts for file in part):
-            assert all([file.name for file in part] == [file.name for file in files] for part in parts)
+            assert all([file.name for file in part] == [file.name for file in log.files] for part in parts)
             return None
         return [sorted(file.name[:2] for file in part) for part in parts]
 
@@ -186,7 +190,7 @@ def test_more_machines_than_episodes(tmp_path: Path) -> None:
     empty = folders[shards.index([])]
     assert [file.name for file in empty.iterdir()] == ["manifest.json"]
     with pytest.raises(NoRowsError, match="none, as its manifest"):
-        data_files(str(empty))
+        _ = Log(str(empty)).files
 
 
 def test_the_part_of_a_stage_knows_its_parent(tmp_path: Path, staged: StageManifest) -> None:
@@ -203,7 +207,7 @@ def test_the_part_of_a_stage_knows_its_parent(tmp_path: Path, staged: StageManif
 def copies(path: Path, folder: Path, nodes: int, **keys: Any) -> list[TrainingCopy]:
     parts = [Partition(num_nodes=nodes, node=node, seed=0) for node in range(nodes)] if nodes > 1 else [None]
     return [
-        prepare_training_copy(str(path), actions=("a", "b"), directory=str(folder), partition=part, **keys)
+        prepare_training_copy(Log(str(path), actions=("a", "b"), directory=str(folder), partition=part, **keys))
         for part in parts
     ]
 
@@ -259,11 +263,10 @@ def test_single_decisions_and_illegal_ids_go_to_one_machine_each(tmp_path: Path)
     )
     found = []
     for node in range(3):
+        part = Partition(num_nodes=3, node=node, seed=0)
+        log = Log(str(broken), actions=("a", "b"), directory=str(tmp_path / "copies"), partition=part)
         with pytest.raises(DataError) as error:
-            prepare_training_copy(
-                str(broken), actions=("a", "b"), directory=str(tmp_path / "copies"),
-                partition=Partition(num_nodes=3, node=node, seed=0),
-            )  # fmt: skip
+            prepare_training_copy(log)
         found.append("mdp_id" in str(error.value))
     assert sorted(found) == [False, False, True]
 
@@ -281,7 +284,7 @@ def test_columns_of_any_type_stay(tmp_path: Path) -> None:
     rows = table([2, 3])
     rows = pa.table({name: rows[name] for name in rows.column_names} | OWN)
     made(write(tmp_path / "in" / "log.parquet", rows), tmp_path / "out", 1)
-    (file,) = data_files(str(tmp_path / "out" / "0"))
+    (file,) = Log(str(tmp_path / "out" / "0")).files
     assert pq.ParquetFile(file.path).read().sort_by([("mdp_id", "ascending"), ("sequence_number", "ascending")]).select(
         [*OWN]
     ) == rows.select([*OWN])

@@ -11,7 +11,8 @@ import pytest
 
 from reagent_lite.data.formats.format_table import read_blocks
 from reagent_lite.data.formats.input_files import sha256_of
-from reagent_lite.data.stage_folder import StageManifest, data_files, notes_of_input, states_of
+from reagent_lite.data.logs import Log
+from reagent_lite.data.stage_folder import StageManifest, states_of
 from reagent_lite.errors import DataError
 from reagent_lite.manifest import STAGE, read_document, seal
 
@@ -24,7 +25,7 @@ def made(tmp_path: Path) -> StageManifest:
     (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
     (tmp_path / "out").mkdir()
     (tmp_path / "out/part.jsonl").write_text('{"x": 2}\n')
-    files = data_files(str(tmp_path / "in.jsonl"))
+    files = Log(str(tmp_path / "in.jsonl")).files
     return StageManifest(
         kind="timeline",
         rows=1,
@@ -37,20 +38,20 @@ def made(tmp_path: Path) -> StageManifest:
 
 
 def stands(folder: Path, kind: str = "timeline", settings: dict[str, Any] = SETTINGS) -> bool:
-    return StageManifest.up_to_date(folder, kind, settings, data_files(str(folder.parent / "in.jsonl"))) is not None
+    return StageManifest.up_to_date(folder, kind, settings, Log(str(folder.parent / "in.jsonl")).files) is not None
 
 
 def test_a_folder_says_what_it_was_made_of(tmp_path: Path, made: StageManifest) -> None:
     folder = str(tmp_path / "out")
     assert StageManifest.read(folder) == replace(made, settings={"seed": 1, "names": ["a", "b"]})
-    assert (data_files(folder)[0].sha256, notes_of_input(folder)) == (made.files["part.jsonl"]["sha256"], ("1 row",))
+    assert (Log(folder).files[0].sha256, Log(folder).notes()) == (made.files["part.jsonl"]["sha256"], ("1 row",))
     os.utime(tmp_path / "in.jsonl", (1, 1))
     assert stands(tmp_path / "out")
     touched = StageManifest.read(folder)
     assert (touched.inputs[0].modified_ns, touched.digest) == (10**9, made.digest)
     (tmp_path / "out/part.jsonl").write_text('{"x": 9}\n')
     with pytest.raises(DataError, match=r"part.jsonl: expected bytes with sha256"):
-        list(read_blocks(data_files(folder), lambda block: block))
+        list(read_blocks(Log(folder).files, lambda block: block))
 
 
 @pytest.mark.parametrize(
@@ -96,4 +97,4 @@ def test_a_planted_manifest_is_a_data_error(tmp_path: Path, made: StageManifest,
 @pytest.mark.parametrize("report", [{"left_out": 5}, {"left_out": [1, "2 rows"]}])
 def test_what_was_left_out_is_sentences(tmp_path: Path, made: StageManifest, report: Any) -> None:
     (tmp_path / "out/manifest.json").write_bytes(seal({**read_document(tmp_path / "out", STAGE), "report": report}))
-    assert set(notes_of_input(str(tmp_path / "out"))) <= {"2 rows"}
+    assert set(Log(str(tmp_path / "out")).notes()) <= {"2 rows"}

@@ -121,9 +121,9 @@ def test_what_propensities_add_through_predicted_rewards() -> None:
         propensity=half, model_propensities=model, outcomes=reward, q_values=torch.zeros(4, 2, 1).double(),
         reward_model=torch.zeros(4, 2, 1).double(), next_value=torch.zeros(4, 1).double(),
     )  # fmt: skip
-    assert cpe._unexplained(page, 0) == {}
+    assert cpe._measure_unexplained(page, 0) == {}
     predicted = replace(page, predicted_reward=reward[:, 0])
-    assert cpe._unexplained(predicted, 0) == pytest.approx({False: 0.25, True: 0.25})
+    assert cpe._measure_unexplained(predicted, 0) == pytest.approx({False: 0.25, True: 0.25})
     # a model that knows the rewards leaves nothing to predict
     known = replace(predicted, reward_model=reward.unsqueeze(1).expand(-1, 2, -1))
-    assert cpe._unexplained(known, 0) == pytest.approx({False: 0.25, True: 0.0})
+    assert cpe._measure_unexplained(known, 0) == pytest.approx({False: 0.25, True: 0.0})

@@ -115,7 +115,7 @@ def test_episodes_that_the_log_has_are_not_asked_for(rows: list[Estimate]) -> No
         (Evidence(comparisons=(BETTER,), gate=HELD), NOT, "publish_if blocks the export: why"),
         (Evidence(comparisons=(replace(BETTER, reference=None),)), SHIP, "a difference of 2.5 (1.5 to 3.5) from"),
         (Evidence(comparisons=(replace(BETTER, decides=False),)), UNCLEAR, "no episodes could be scored"),
-        # an estimate that continues cut records is beside the logged value continued alike
+        # an estimate that continues cut records is next to the logged value continued alike
         (Evidence(comparisons=(CONTINUED,)), SHIP,
          "12 (11 to 13) an episode (discounted), the logged policy continued by the value model earns 10 (9 to 11)"),
         (Evidence(comparisons=(replace(CONTINUED, rows=(estimated(PDIS, 12, 1),)),)), SHIP,

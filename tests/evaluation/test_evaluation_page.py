@@ -89,7 +89,6 @@ def test_estimates_of_an_episode_that_was_cut(bootstrap: tuple[float, float], ex
         # 6 cells: 3 episodes of up to 2 rows; the longest alone, though larger than 2 cells
         ({"max_cells": 6}, [[3, 6, 4, 5], [0, 1, 2]]),
         ({"max_cells": 2}, [[3, 6], [4, 5], [0, 1, 2]]),
-        ({"max_episodes": 3}, [[3, 6, 4, 5], [0, 1, 2]]),
     ],
 )
 def test_groups_hold_whole_episodes_of_like_length(limits: dict[str, int], groups: list[list[int]]):
@@ -114,3 +113,12 @@ HASHES = np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64)
 )
 def test_held_out_takes_about_its_share(hashes: np.ndarray, share: float, tolerance: float):
     assert held_out(hashes, share).mean() == pytest.approx(share, abs=tolerance)
+
+
+def test_predictions_of_no_model_are_a_single_zero_in_every_part_of_a_page():
+    batch = make_batch([[1.0]] * 4, [[0.0]] * 4, [0, 1, 0, 1], [1.0, 2.0, 3.0, 4.0])
+    part = build_evaluation_rows([batch], np.arange(4), policy=uniform, models=None).rows(torch.tensor([0, 2]))
+    assert part.q_values.shape == (2, 2, 1)
+    assert {getattr(part, name).untyped_storage().nbytes() for name in ("reward_model", "q_values", "next_value")} == {
+        8
+    }

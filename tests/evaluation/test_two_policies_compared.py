@@ -44,7 +44,7 @@ def test_units_count_in_the_order_of_their_beginning() -> None:
         rows_of(
             {"unit": "a", "outcomes": [1.0], "new": 0.25},
             {"unit": "b", "is_new": True, "outcomes": [4.0], "ends": True},
-            {"outcomes": [8.0]},  # a decision of its own
+            {"outcomes": [8.0]},  # an independent decision
         )
     )
     assert (len(first.share), collector.waiting) == (0, 3)  # b and the decision have ended, but a began before them

@@ -142,14 +142,12 @@ def behavior_of(
     """Returns the estimated behaviour policy of rows with features [R, S], logged actions [R] and rewards [R]."""
     count = len(action)
     names = tuple(f"a{number}" for number in range(actions))
-    scalars = torch.ones(count, 4)
-    if reward is not None:
-        scalars[:, 0] = torch.from_numpy(reward)
     rows = LoggedRows(
         state=FeatureColumns(values=torch.from_numpy(state).float(), width=state.shape[1]),
         next_index=torch.arange(count),
-        scalars=scalars,
-        choices=torch.from_numpy(np.stack((action, action), 1)),
+        reward=torch.ones(count) if reward is None else torch.from_numpy(reward).float(),
+        **dict.fromkeys(("steps", "bootstrap", "propensity"), torch.ones(count)),
+        **dict.fromkeys(("action", "next_action"), torch.from_numpy(action)),
         masks=None,
         candidates=None,
         num_choices=actions,

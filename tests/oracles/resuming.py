@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 
 from reagent_lite.config import expand_config
 from reagent_lite.distributed.group import Group
-from reagent_lite.run.environments import Simulation, open_simulation, with_actions
-from reagent_lite.run.runner import learn, set_up
-from reagent_lite.run.sources import Source, open_source
+from reagent_lite.run.environments import with_actions
+from reagent_lite.run.resolved import Resolved, resolve
+from reagent_lite.run.runner import Run
 from reagent_lite.training.checkpoint_folder import CheckpointFolder
 from reagent_lite.training.metrics import JsonLines, MetricsWriter
 from reagent_lite.training.resume import History
@@ -42,24 +42,22 @@ class Laboratory:
 
     def __init__(self, tree: Tree, group: Group, root: Path) -> None:
         self.group, self.root, self._tree = group, root, tree
-        self._simulation: Simulation | None = None
-        self._source: Source | None = None
+        self._resolved: Resolved | None = None
 
     def run(self, name: str, **checkpoint: Any) -> End:
         """Learns to the end in the folder `name`, from what stands there."""
         folder, group = self.root / name, self.group
         checkpoint = {**self._tree.get("checkpoint", {}), **checkpoint}
         config = checked({**self._tree, "model_output_path": str(folder), "checkpoint": checkpoint})
-        if config.simulation is not None:
-            self._simulation = self._simulation or open_simulation(config, group)
-            config = with_actions(config, self._simulation)
         folder.mkdir(parents=True, exist_ok=True)
-        self._source = self._source or open_source(config, group, self._simulation)
+        self._resolved = self._resolved or resolve(config, group)
+        if self._resolved.simulation is not None:
+            config = with_actions(config, self._resolved.simulation)
         history = History.find(config, group, folder / "checkpoints")
-        history = replace(history, config=history.config.with_numbers_of(expand_config(self._source.config)))
+        history = replace(history, config=history.config.with_numbers_of(expand_config(self._resolved.config)))
         with StopSignal() as signal, MetricsWriter(lines=history.lines, figures=history.figures) as writer:
             writer.add([JsonLines(folder, lines=history.lines)] if group.is_first else [])
-            learned = learn(set_up(self._source, history), writer, signal)
+            learned = Run(replace(self._resolved, history=history), signal).learn(writer)
         steps = learned.position.step
         return End(steps, *read(folder), learned.scores) if group.is_first else End(steps, {}, [], {})
 

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reagent_lite.data.stage_folder import StageManifest, data_files
+from reagent_lite.data.logs import Log
+from reagent_lite.data.stage_folder import StageManifest
 from reagent_lite.errors import NoRowsError
 
 _MAPS, _NAMES = pa.map_(pa.int32(), pa.float32()), pa.list_(pa.string())
@@ -63,7 +64,7 @@ def stage(folder: Path) -> StageManifest:
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     """Rows of a folder's data files, in the order of their names."""
     with suppress(NoRowsError):
-        return [row for file in data_files(str(folder)) for row in pq.ParquetFile(file.path).read().to_pylist()]
+        return [row for file in Log(str(folder)).files for row in pq.ParquetFile(file.path).read().to_pylist()]
     return []
 
 

@@ -325,3 +325,15 @@ def test_a_large_run_s_page_is_bounded_and_says_what_it_leaves_out() -> None:
                     "900 more features in evaluation.json.", "1,500 more features in normalization.json.",
                     "more curves in metrics.jsonl.", "more letters in config.json.")  # fmt: skip
     assert bytes_of(10) - 100 < size < 1_600_000
+
+
+def test_rows_without_segments_have_no_table_of_effects() -> None:
+    whole = explanation("old", around(2.0, 1.0))
+    assert whole.segments is not None
+    alone = replace(whole, segments=replace(whole.segments, effects=whole.segments.effects[:1]))
+    gains, _ = explanation_sections(alone, "e.json")
+    assert gains.notes[0].startswith("In ")
+    assert "no feature divides them" in gains.notes[0]
+    assert (gains.charts, [table.title for table in gains.tables]) == (
+        (), ["Shares of choices by segment, the most frequent ones"],
+    )  # fmt: skip

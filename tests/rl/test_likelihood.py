@@ -62,3 +62,32 @@ def test_rounding_is_not_a_difference() -> None:
     low, high = intervals([(evaluated, logged)], 0.95)[0]
     assert not low > 0
     assert not high < 0
+
+
+def test_rewards_that_hardly_differ_beside_their_mean() -> None:
+    """A constant in all rewards moves the interval by it, as the mean weight is 1; here by a million deviations."""
+    generator = torch.Generator().manual_seed(0)
+    weight = 2 * torch.rand(500, generator=generator, dtype=torch.float64)
+    reward = 1e-3 * torch.randn(500, generator=generator, dtype=torch.float64)
+    ones = torch.ones_like(weight)
+    ends = []
+    for constant in (0.0, 1_000.0):
+        outcome = reward + constant
+        evaluated = Contributions(total=weight * outcome, size=ones, weight=weight, outcome=outcome)
+        ends.append([end - constant for end in intervals([(evaluated, None)], 0.95)[0]])
+    (low, high), moved = ends
+    # the number of informative episodes counts deviations from the unweighted estimate, which differ
+    assert moved == pytest.approx([low, high], abs=0.02 * (high - low))
+    assert 1e-4 < high - low < 4e-4
+
+
+def test_the_returns_of_single_rows_are_their_rewards() -> None:
+    """Products of weights are computed by logarithms: what differs by rounding is one question with one interval."""
+    weight = torch.linspace(0.5, 1.5, 50, dtype=torch.float64)
+    outcome = torch.arange(50, dtype=torch.float64) % 3
+    ones = torch.ones_like(weight)
+    rewards = Contributions(total=weight * outcome, size=ones, weight=weight, outcome=outcome)
+    rho = weight.log().exp()
+    returns = Contributions(total=rho * outcome, size=ones, weight=rho, outcome=outcome, earned=outcome)
+    assert returns.equals(rewards)
+    assert not replace(returns, earned=outcome + 1).equals(rewards)

@@ -1,10 +1,14 @@
 """Ridge regression against NumPy's least squares, on rows with a penalty as further rows."""
 
+from functools import partial
+
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
-from reagent_lite.rl.ridge import Regression
+from reagent_lite.rl import ridge
+from reagent_lite.rl.ridge import PENALTIES, Regression
 
 
 def rows(count: int, noise: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,3 +68,17 @@ def test_columns_of_levels_have_the_products_of_dense_ones() -> None:
     given = Regression(x=x, targets=y.expand(2, -1), fold=torch.zeros(2000, dtype=torch.int64))
     sums = torch.zeros(300, dtype=torch.float64).index_add(0, level, y)
     torch.testing.assert_close(given.weights([5.0])[0, 1], sums / (torch.bincount(level, minlength=300) + 5))
+
+
+@pytest.mark.parametrize("density", [0.05, 1.0], ids=["sparse", "dense"])
+def test_iterations_for_many_columns_give_the_same_weights(monkeypatch: pytest.MonkeyPatch, density: float) -> None:
+    random = torch.Generator().manual_seed(0)
+    drawn = partial(torch.rand, dtype=torch.float64, generator=random)
+    x = drawn(300, 80) * (drawn(300, 80) < density)
+    x[:, 0] = 1
+    given = Regression(
+        x=x, targets=drawn(4, 300), fold=torch.arange(300) % 3, free=1, row_weights=drawn(4, 300)
+    )  # fmt: skip
+    direct = given.weights(PENALTIES)
+    monkeypatch.setattr(ridge, "MOST_COLUMNS", 50)
+    torch.testing.assert_close(given.weights(PENALTIES), direct, rtol=1e-6, atol=1e-7)

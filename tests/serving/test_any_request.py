@@ -10,6 +10,7 @@ from oracles.events import make
 from serving.conftest import ITEMS, NAMES, Open
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 
 NUMBERS = (*(0.0, -0.0, 1, 0.1, 1e-46, -7.5, None) * 5, -3.4e38, 3.4e38, 1e300, "1", True)
 TEXTS = (*("7", "é", "\x00", "0-20261123T000000000000-0", "a" * 200, "\n") * 5, "", 7)
@@ -56,6 +57,6 @@ def test_what_is_answered_can_be_trained_on(
     frame.to_parquet(tmp_path / "table.parquet")
     table = {"items": str(tmp_path / "table.parquet")} if kind == "items" else {}
     made = make(tmp_path, worker.folder, table, actionDiscrete=kind == "named")
-    copy = prepare_training_copy(made.train, actions=NAMES if kind == "named" else None)
+    copy = prepare_training_copy(Log(made.train, actions=NAMES if kind == "named" else None))
     assert (made.refused_rows, made.train_rows) == (0, len(copy))
     assert len(copy) > 50

@@ -21,6 +21,7 @@ from serving.conftest import IDS, NAMES, Open, Worker, pass_time, rows_of
 
 from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.data.writing.decisions import write_decisions
 from reagent_lite.errors import BundleError, ConfigError, DataError, ReagentLiteError
 from reagent_lite.mounts import Mount
@@ -71,13 +72,13 @@ def test_single_decisions_are_a_log_of_single_decisions_until_one_has_an_episode
         (first["decision_id"], 0.0),
         (second["decision_id"], 3.0),
     ]
-    copy = prepare_training_copy(str(worker.folder), actions=NAMES, directory=str(tmp_path / "single"))
+    copy = prepare_training_copy(Log(str(worker.folder), actions=NAMES, directory=str(tmp_path / "single")))
     assert (len(copy), copy.reward.tolist()) == (2, [0.0, 3.0])
     ids = [decided(worker, mdp_id="e"), decided(worker, mdp_id=None), decided(worker, mdp_id="e")]
     for decision in ids:
         worker.post("/reward", decision_id=decision, reward=1.0, terminal=decision == ids[2])
     assert [row.get("mdp_id") for row in worker.written()] == [None, None, "e", ids[1], "e"]
-    copy = prepare_training_copy(str(worker.folder), actions=NAMES, directory=str(tmp_path / "episodes"))
+    copy = prepare_training_copy(Log(str(worker.folder), actions=NAMES, directory=str(tmp_path / "episodes")))
     assert (len(copy), copy.bootstrap.tolist().count(True)) == (5, 1)
 
 

@@ -11,6 +11,7 @@ from serving.conftest import NAMES, Open, Worker
 
 from reagent_lite.categories import code_of
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.export.bundle_content import SampleRows
 from reagent_lite.export.predictor import DiscretePredictor
 from reagent_lite.export.writer import write_bundle
@@ -88,10 +89,12 @@ def test_ids_decide_are_counted_and_come_back_from_the_log(tmp_path: Path, worke
     assert 'feature="seen[0]"' not in page
     worker.written()
     copy = prepare_training_copy(
-        str(worker.folder),
-        actions=NAMES,
-        directory=str(tmp_path / "copies"),
-        id_features=worker.model.bundle.ids_of_log,
+        Log(
+            worker.folder,
+            actions=NAMES,
+            directory=str(tmp_path / "copies"),
+            id_features=worker.model.bundle.ids_of_log,
+        )
     )
     expected = worker.model.bundle.states(states)
     order = [copy.state_ids.index(name) for name in worker.model.bundle.state_feature_ids if name in copy.state_ids]
@@ -100,20 +103,17 @@ def test_ids_decide_are_counted_and_come_back_from_the_log(tmp_path: Path, worke
     assert np.isnan(expected[:, ~np.array(kept)]).all()
 
 
-@pytest.mark.parametrize(
-    ("features", "where", "expected"),
-    [
+def test_other_values_are_refused(worker: Worker) -> None:
+    for features, where, expected in (
         ({"seen": [1.5]}, "body.rows.0.state_features.seen", "a list of ids, strings or integers"),
         ({"seen": {"a": 1}}, "body.rows.0.state_features.seen", "a list of ids, strings or integers"),
         ({"rated": ["a"]}, "body.rows.0.state_features.rated", "ids with finite scores, {id: score}"),
         ({"seen": ["x" * 201]}, "body.rows.0.state_features.seen", "ids of at most 200 characters"),
         ({"age": ["a"]}, "states[0], feature age", "a finite float32, true or false, the text of a category, or null"),
         ({"seen[0]": "a"}, "states[0]", "feature ids among age, rated, seen"),
-    ],
-)
-def test_other_values_are_refused(features: dict[str, Any], where: str, expected: str, worker: Worker) -> None:
-    status, problem = worker.refusal("/decide", rows=[{"state_features": features}])
-    assert (status, problem["where"], problem["expected"]) == (422, where, expected)
+    ):
+        status, problem = worker.refusal("/decide", rows=[{"state_features": features}])
+        assert (status, problem["where"], problem["expected"]) == (422, where, expected)
 
 
 def test_the_api_describes_ids(worker: Worker) -> None:

@@ -14,8 +14,8 @@ from serving.conftest import flush, pass_time, rows_of
 from serving.test_decision_log import EVENT
 
 from reagent_lite.config.serve_config import ServeConfig
+from reagent_lite.data.logs import Log
 from reagent_lite.data.served_log import waiting_in
-from reagent_lite.data.stage_folder import data_files, notes_of_input
 from reagent_lite.data.writing.decisions import write_decisions
 from reagent_lite.errors import DataError, NoRowsError
 from reagent_lite.serving.decision_log import DecisionLog, open_log
@@ -77,16 +77,16 @@ def test_what_waits_is_said_to_those_who_read_the_log(tmp_path: Path) -> None:
         log.append([EVENT] * 3)
         log.poll()
         with pytest.raises(NoRowsError, match=r"got 3 decisions wait for rewards \(since 20.*, 3600 s each"):
-            data_files(str(tmp_path))
+            _ = Log(str(tmp_path)).files
         pass_time(log)
         log.append([EVENT])
         log.rotate()
-        assert [file.name.split("-", 2)[2] for file in data_files(str(tmp_path))] == ["1-3.parquet"]
-        (sentence,) = notes_of_input(str(tmp_path))
+        assert [file.name.split("-", 2)[2] for file in Log(str(tmp_path)).files] == ["1-3.parquet"]
+        (sentence,) = Log(str(tmp_path)).notes()
         assert sentence.startswith(f"{tmp_path}: 1 decision waits for rewards (since 20")
     assert waiting_in(str(tmp_path / "nothing")) is None
     flush(tmp_path)
-    assert notes_of_input(str(tmp_path)) == ()
+    assert Log(str(tmp_path)).notes() == ()
 
 
 def test_a_log_of_an_earlier_version_is_refused_until_it_has_all_its_decisions(tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def test_a_log_of_an_earlier_version_is_refused_until_it_has_all_its_decisions(t
             write_decisions(file, [log._row(number, number, to_json(EVENT), b'{"reward": 1}') for number in numbers])
             log._db.executemany("DELETE FROM decisions WHERE id = ?", [(number,) for number in numbers])
         with pytest.raises(DataError, match=f"expected all 6 decisions .* of log {name}, got 3 missing"):
-            data_files(str(tmp_path))
+            _ = Log(str(tmp_path)).files
     flush(tmp_path)
-    assert (len(data_files(str(tmp_path))), [row["decision_id"] for row in _in_order(tmp_path)]) == (3, ids)
+    assert (len(Log(str(tmp_path)).files), [row["decision_id"] for row in _in_order(tmp_path)]) == (3, ids)
 
 
 def test_a_log_and_its_copy_are_refused(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_log_and_its_copy_are_refused(tmp_path: Path) -> None:
         opened.rotate()
     shutil.copytree(log, copy)
     with pytest.raises(DataError, match=f"copy/.*: expected each decision once, got those of {log}/.* again"):
-        data_files([str(log), str(copy)])
+        _ = Log([str(log), str(copy)]).files
 
 
 def _opened(config: ServeConfig, ending: ExitStack) -> tuple[DecisionLog, DecisionLog]:

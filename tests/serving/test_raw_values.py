@@ -17,6 +17,7 @@ from serving.conftest import Open
 
 from reagent_lite.config.column_names import features_of
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import BundleError, DataError
 from reagent_lite.feature_ids import FeatureId
 
@@ -71,7 +72,7 @@ EXPECTED = np.array([[{"age": 1, **read}.get(name, np.nan) for name in FEATURES]
 
 
 def states_of(log: Path, tmp_path: Path) -> Any:
-    copy = prepare_training_copy(str(log), actions=ACTIONS, columns=COLUMNS, directory=str(tmp_path / "copies"))
+    copy = prepare_training_copy(Log(str(log), actions=ACTIONS, columns=COLUMNS, directory=str(tmp_path / "copies")))
     order = np.argsort(copy.reward[:])
     names = [str(name) for name in copy.state_ids]
     return copy.state[:][order][:, [names.index(name) for name in FEATURES]]
@@ -162,7 +163,7 @@ def test_rewards_and_propensities_in_texts(tmp_path: Path) -> None:
         "state_features": ["age"],
     }
     log = write_lines(tmp_path / "log.jsonl", rows)
-    copy = prepare_training_copy(str(log), actions=ACTIONS, columns=columns, directory=str(tmp_path / "copies"))
+    copy = prepare_training_copy(Log(str(log), actions=ACTIONS, columns=columns, directory=str(tmp_path / "copies")))
     order = np.argsort(-copy.reward[:])
     assert copy.reward[:][order].tolist() == [1200.5, -3]
     assert copy.propensity[:][order].tolist() == [0.5, 0.25]

@@ -12,6 +12,7 @@ from oracles.logs import write_lines
 from serving.conftest import IDS, ITEMS, Open, Worker, acted
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import BundleError, DataError
 from reagent_lite.export import load_bundle
 from reagent_lite.item_table import ITEMS_FILE, ItemTable
@@ -51,10 +52,10 @@ def test_decisions_and_the_log_name_items_and_the_log_trains(items: Path, opened
         worker.post("/reward", decision_id=decision["decision_id"], reward=1.0, terminal=bool(number))
     worker.written()
     assert pq.read_table(worker.folder, columns=["action"])["action"].to_pylist() == actions
-    copy = prepare_training_copy(str(worker.folder), actions=None, directory=str(tmp_path / "copy"), items=ITEMS)
+    copy = prepare_training_copy(Log(str(worker.folder), directory=str(tmp_path / "copy"), items=ITEMS))
     assert copy.action.tolist() == [index for index, _ in expected]
     dearer = ItemTable(ids=ITEMS.ids, feature_ids=ITEMS.feature_ids, values=2 * ITEMS.values)
-    other = prepare_training_copy(str(worker.folder), actions=None, directory=str(tmp_path / "other"), items=dearer)
+    other = prepare_training_copy(Log(str(worker.folder), directory=str(tmp_path / "other"), items=dearer))
     assert [note[:6] for note in other.notes if note not in copy.notes] == ["2 rows"]
     assert copy.candidates[: copy.list_offsets[1]].tolist() == ITEMS.values[[0, 2]].tolist()
 

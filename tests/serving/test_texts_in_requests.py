@@ -9,6 +9,7 @@ from oracles.transitions import code_of_text
 from serving.conftest import Open, Worker
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 
 WEIGHT = np.array([[0.0, 0, 0, 50, 0], [0, 0, 0, 0, 50]])
 NAMES = ("mail", "call")
@@ -23,7 +24,7 @@ def test_texts_decide_are_counted_and_come_back_from_the_log(tmp_path: Path, wor
     assert 'reagent_features_other_total{feature="country"} 1.0' in page
     assert 'reagent_features_missing_total{feature="3"} 4.0' in page
     worker.written()
-    copy = prepare_training_copy(str(worker.folder), actions=NAMES, directory=str(tmp_path / "copies"))
+    copy = prepare_training_copy(Log(str(worker.folder), actions=NAMES, directory=str(tmp_path / "copies")))
     assert list(copy.levels["state"].values()) == [{"Atlantis": 1, "DE": 2, "FR": 1}]
     by_name = {str(name): copy.state[:3, column].tolist() for column, name in enumerate(copy.state_ids)}
     codes = [float(code_of_text(country)) for country in countries[:3]]
@@ -40,7 +41,7 @@ def test_candidates_have_texts(tmp_path: Path, opened: Open) -> None:
     assert all(decision["action"] == offers[decision["index"]] for decision in decisions)
     assert 'reagent_features_other_total{feature="country"} 3.0' in worker.client.get("/metrics").text
     worker.written()
-    copy = prepare_training_copy(str(worker.folder), actions=None, directory=str(tmp_path / "copies"))
+    copy = prepare_training_copy(Log(str(worker.folder), directory=str(tmp_path / "copies")))
     assert [sorted(decision) for decision in copy.levels["action"].values()] == [["DE", "FR", "US"]]
     assert copy.action.tolist() == [decision["index"] for decision in decisions]
 

@@ -15,6 +15,7 @@ from oracles.transitions import code_of_text
 from serving.conftest import Open
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import BundleError, DataError
 
 NAN = math.nan
@@ -70,7 +71,9 @@ def test_one_table(model: Path, opened: Open, tmp_path: Path) -> None:
             rows = [{"state_features": row, "action": "mail", "reward": float(row is state)} for row in states]
             log = write_lines(tmp_path / f"{number}.jsonl", rows)
             try:
-                copy = prepare_training_copy(str(log), actions=("mail", "call"), directory=str(tmp_path / "copies"))
+                copy = prepare_training_copy(
+                    Log(str(log), actions=("mail", "call"), directory=str(tmp_path / "copies"))
+                )
                 ids = [str(name) for name in copy.state_ids]
                 results["training"] = float(copy.state[int(copy.reward[:3].argmax()), ids.index(feature)])
             except DataError:

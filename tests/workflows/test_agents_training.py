@@ -20,10 +20,10 @@ from reagent_lite.doctor import machine
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.export import load_bundle
 from reagent_lite.rl.policies import EpsilonGreedy
-from reagent_lite.run.environments import open_simulation, with_actions
+from reagent_lite.run.environments import open_simulation
 from reagent_lite.run.episode_picture import record
 from reagent_lite.run.learner import build_learners
-from reagent_lite.run.sources import open_source
+from reagent_lite.run.resolved import resolve
 from reagent_lite.tasks.simulate import simulate
 
 
@@ -66,8 +66,7 @@ def test_each_type_has_a_policy_a_model_and_figures(team: Tree, tmp_path: Path) 
 def test_the_recorded_episode_ends_with_the_catch(team: Tree) -> None:
     tag = {"env": "tag_gridworld", "env_parameters": {"num_taggers": 4, "grid_length": 3}}
     config = checked(merged(team, {"simulation": tag}))
-    simulation = open_simulation(config, ALONE)
-    source = open_source(with_actions(config, simulation), ALONE, simulation)
+    source = resolve(config, ALONE).open_source()
     trace = record(source.encoder, build_learners(config, source.spec, source.types, ALONE.device), EpsilonGreedy(1.0))
     assert trace.ending == "terminated"
     x, y = (places * 3 for places in (trace.agents.x, trace.agents.y))

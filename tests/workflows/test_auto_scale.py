@@ -175,7 +175,7 @@ def test_the_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # 15 000 rows of 42 bytes; an environment of 78 bytes, what it shows again (16), a forward pass of 10 numbers twice
     # (80), and 8 rows: 4 x 42 and 6 x 40 bytes each. 3438 in all, 29 of them fit into 100 000
     tight = largest_here(2 * (15_000 * 42 + 100_001) / 0.9, **run)
-    assert tight == Limit(num_envs=29, reason="97.7 KiB of memory beside replay, 3.4 KiB each")
+    assert tight == Limit(num_envs=29, reason="97.7 KiB of memory besides replay, 3.4 KiB each")
     assert largest_here(1000, **run).num_envs == 2  # the search begins there, and its probe says what happens
 
 

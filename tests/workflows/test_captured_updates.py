@@ -21,14 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.models import q_networks
-from reagent_lite.run import evaluators, simulated, sources
-from reagent_lite.run.environments import open_simulation, with_actions
+from reagent_lite.run import evaluators, simulated
 from reagent_lite.run.learner import captures
-from reagent_lite.run.runner import Setup, set_up
-from reagent_lite.run.sources import open_source
+from reagent_lite.run.resolved import resolve
+from reagent_lite.run.runner import Run
+from reagent_lite.run.sources import logged_experience
 from reagent_lite.training.capture import eager
 from reagent_lite.training.loop import fit
-from reagent_lite.training.resume import History
+from reagent_lite.training.stop import StopSignal
 
 Work = Callable[[], None]
 WAITS = {
@@ -100,14 +100,11 @@ def watched(work: Work) -> Work:
     return run
 
 
-def opened(tree: Tree, workflow: str) -> Setup:
-    config = checked(tree, workflow)
-    simulation = open_simulation(config, ALONE) if config.simulation else None
-    source = open_source(config if simulation is None else with_actions(config, simulation), ALONE, simulation)
-    return set_up(source, History.find(source.config, ALONE, config.folder / "checkpoints"))
+def opened(tree: Tree, workflow: str) -> Run:
+    return Run(resolve(checked(tree, workflow), ALONE), StopSignal())
 
 
-def learned(setup: Setup, capture: Callable[[Work], Work] = eager) -> dict[str, Tensor]:
+def learned(setup: Run, capture: Callable[[Work], Work] = eager) -> dict[str, Tensor]:
     """Trains, and returns the learner's state."""
     torch.manual_seed(0)  # dropout
     list(fit(setup.running, setup.stream.plan, ALONE, collect=setup.stream.before_step, capture=capture))
@@ -137,9 +134,9 @@ def test_logged_rows_in_fixed_buffers_teach_the_same(
     tree = merged(quick(log, tmp_path / "out", epochs=3), VARIANTS[variant][0])
     tree["training"] |= {"minibatch_size": 48, "cuda_graph": True}
     assert captures(checked(tree, "dqn"), GPU)
-    monkeypatch.setattr(sources, "captures", lambda config, group: False)
+    monkeypatch.setattr(logged_experience, "captures", lambda config, group: False)
     expected = learned(opened(tree, "dqn"))
-    monkeypatch.setattr(sources, "captures", lambda config, group: True)
+    monkeypatch.setattr(logged_experience, "captures", lambda config, group: True)
     for name, tensor in learned(opened(tree, "dqn"), watched).items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
 

@@ -38,13 +38,14 @@ from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ConfigError, DataError, FolderInUseError, UnavailableError
 from reagent_lite.manifest import POLICY, read_document, seal_folder
 from reagent_lite.run.dry_run import dry_run, lines_of
-from reagent_lite.run.environments import open_simulation, with_actions
+from reagent_lite.run.environments import open_simulation
 from reagent_lite.run.learner import build_learners
+from reagent_lite.run.resolved import resolve
 from reagent_lite.run.roles import published_policies
 from reagent_lite.run.roles.collect import Collector, named_block
 from reagent_lite.run.roles.collected import CollectedReplay, env_steps
 from reagent_lite.run.roles.published_policies import PolicyReader, shared_folders
-from reagent_lite.run.sources import Stream, open_source
+from reagent_lite.run.sources.stream import Stream
 from reagent_lite.sim.experience import Actor
 from reagent_lite.sim.played_episodes import EpisodeRecorder
 from reagent_lite.tasks.simulate import simulate
@@ -100,9 +101,9 @@ def opened(tree: Tree, workflow: str = "dqn") -> Stream:
     """The stream of a run that has taken no step yet."""
     config = checked(tree, workflow)
     with shared_folders(config) if config.follows else nullcontext():
-        simulation = open_simulation(config, ALONE)
-    source = open_source(with_actions(config, simulation), ALONE, simulation)
-    return source.stream(build_learners(config, source.spec, source.types, ALONE.device))
+        resolved = resolve(config, ALONE)
+    source = resolved.open_source()
+    return source.stream(build_learners(source.config, source.spec, source.types, ALONE.device))
 
 
 def steps_of(file: Path) -> int:

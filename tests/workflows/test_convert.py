@@ -128,7 +128,7 @@ def test_what_differs_or_cannot_be_held_is_refused(tmp_path: Path, source: str, 
     with pytest.raises((ConfigError, DataError), match=words):
         run_here(tmp_path / source, tmp_path / target)
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
-    run_here(tmp_path / "logs" / "a.jsonl", tmp_path / "logs" / "c.parquet")  # a file beside its source is another
+    run_here(tmp_path / "logs" / "a.jsonl", tmp_path / "logs" / "c.parquet")  # a file next to its source is another
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".parquet", ".arrow", ".csv"])

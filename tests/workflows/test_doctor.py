@@ -78,6 +78,7 @@ def test_a_machine_alone_that_can_train(examine: Examine, tmp_path: Path) -> Non
                "config": "is valid for workflows.dqn", "machines": "one machine",
                "model_output_path": " free"}  # fmt: skip  # how much is needed depends on the features
     assert {name: end for name, end in endings.items() if not rows[name][0]["found"].endswith(end)} == {}
+    assert f"not there yet; {tmp_path}, where it will be made, is writable" in rows["model_output_path"][0]["found"]
     # nothing is left behind
     assert {path.name for path in tmp_path.rglob("*")} == {"config.json", "data", "eval.jsonl", "log.jsonl"}
 

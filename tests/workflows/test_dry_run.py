@@ -16,6 +16,7 @@ from oracles.team import TEAM
 
 from reagent_lite.config import DqnConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.tasks.train import main
 
 Plan = Callable[..., list[str]]
@@ -74,6 +75,7 @@ def test_machines_processes_and_ranks(plan: Plan) -> None:
         ("data:", "layout shards"),
     ):
         assert words in only(lines, start)
+    assert "share /share: expected a folder that every machine reaches" in only(lines, "warning: share")
 
 
 def test_one_process_alone_or_over_all_gpus(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +125,7 @@ def test_a_training_copy_tells_rows_and_widths(plan: Plan, small: dict[str, Any]
 
     The gradient and at most two numbers of the optimizer, Adam's averages, are 3 x 50 x 4 bytes.
     """
-    copy = prepare_training_copy(small["training_data_path"], actions=("a", "b"))
+    copy = prepare_training_copy(Log(small["training_data_path"], actions=("a", "b")))
     size = sum(file.stat().st_size for file in copy.folder.rglob("*.npy"))
     lines, memory = plan({"rainbow": {"dueling_architecture": False}}), "memory per process: "
     assert only(lines, "rows: 200 on this machine").endswith("the training copy")

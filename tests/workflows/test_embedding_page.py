@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from oracles.catalogue import events, visits
 from oracles.logs import write_lines
 from oracles.runs import ROOT, merged, trained
@@ -11,6 +12,7 @@ from oracles.runs import ROOT, merged, trained
 from reagent_lite.export import load_bundle
 
 
+@pytest.mark.slow
 def test_the_config_of_the_page_runs(tmp_path: Path) -> None:
     (config,) = re.findall(r"```json\n(.*?)```", (ROOT / "docs" / "embeddings.md").read_text(encoding="utf-8"), re.S)
     rows = events(visits(200, 30, 6, 1), 2)

@@ -162,10 +162,14 @@ def test_a_user_that_one_hot_levels_lack_is_learned(tmp_path: Path) -> None:
 
 
 def test_evaluation_and_scores_of_a_model(log: Path, model: Path, tmp_path: Path) -> None:
-    tree = {"model": str(model), "data_path": str(log), "output_path": str(tmp_path / "evaluation.json")}
-    evaluate(check(EvaluateConfig, {**tree, "evaluation": {"propensities": "estimate"}}))
-    document = json.loads((tmp_path / "evaluation.json").read_text())
-    assert document
+    tree = {"model": str(model), "data_path": str(log), "output_path": str(tmp_path / "evaluation.json"),
+            "evaluation": {"propensities": "estimate"}}  # fmt: skip
+    events, transitions = (
+        evaluate(check(EvaluateConfig, tree | sections)).scores
+        for sections in ({}, {"timeline": {"outputTableName": str(tmp_path / "transitions")}})
+    )
+    assert events == transitions
+    assert any(value is not None for value in events.values())
     scores = tmp_path / "scores.parquet"
     score(
         check(ScoreConfig, {"model": str(model), "data_path": str(log), "output_path": str(scores), "policy": "greedy"})

@@ -20,7 +20,7 @@ from reagent_lite.evaluation import policy_models, scored_episodes
 from reagent_lite.evaluation.document import Evaluation
 from reagent_lite.run.evaluators import Evaluators, estimates_due
 from reagent_lite.run.learner import build_learner
-from reagent_lite.run.sources import open_source
+from reagent_lite.run.resolved import resolve
 from reagent_lite.tasks.evaluate import evaluate
 from reagent_lite.types import TransitionBatch
 
@@ -48,8 +48,8 @@ def evaluators_of(folder: Path, epochs: int = 1, **evaluation: Any) -> Evaluator
         "epochs": epochs, "rl": {"gamma": 0.0}, "training": {"layers": [-1, 4, -1], "activations": ["relu", "linear"]},
         "evaluation": {"minibatch_size": 64, "bootstrap_resamples": 100, **evaluation},
     })  # fmt: skip
-    source = open_source(config, ALONE, None)
-    return source.evaluators(build_learner(config, source.spec, ALONE.device))
+    source = resolve(config, ALONE).open_source()
+    return source.evaluators(build_learner(source.config, source.spec, ALONE.device))
 
 
 def at_end(folder: Path, epochs: int = 1, **evaluation: Any) -> Evaluation:

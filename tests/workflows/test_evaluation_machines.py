@@ -17,6 +17,7 @@ from torch.testing import assert_close
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation import scored_episodes as evaluated_episodes
 from reagent_lite.evaluation.document import Evaluation
@@ -234,7 +235,7 @@ def test_machines_score_what_one_process_with_all_rows_scores(
 
 def digests(folder: Path, rows: Rows, actions: tuple[str, ...] | None) -> dict[int, int]:
     """Returns the digest of each episode of a log, by the code of its name."""
-    copy = prepare_training_copy(str(write_lines(folder / "log.jsonl", rows)), actions=actions)
+    copy = prepare_training_copy(Log(str(write_lines(folder / "log.jsonl", rows)), actions=actions))
     numbers = episode_digests(copy, np.ones(len(copy.episode_hash), np.bool_))
     return dict(zip(copy.episode_hash.tolist(), numbers.tolist(), strict=True))
 

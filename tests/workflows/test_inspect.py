@@ -20,6 +20,7 @@ import reagent_lite
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import ReagentLiteError
 
 PROBABILITIES = {"call": 0.3, "mail": 0.5, "none": 0.2}
@@ -76,10 +77,10 @@ def test_from_a_file_of_clicks_to_a_config(tmp_path: Path, run: Runner) -> None:
         "4 distinct strings: treated as categories",
         "used as reward: its name is 'click'",
         "propensity_score: in (0, 1] in every row",
-        "no episodes: each row is a decision",
+        "no episodes: each row is an independent decision",
         "to decide: reward: click; revenue",
         "constant left out, one value",
-        "python -m workflows.dqn --config",
+        "reagent-lite train --config",
     )
     assert done.outcome["columns"]["offer"] == {"kind": "text", "present": 1.0, "distinct": 3, "read_as": "action"}
 
@@ -139,7 +140,7 @@ def test_columns_of_csv_as_analysts_have_them(tmp_path: Path) -> None:
         offer=lambda frame: frame["offer"].map({"call": "01", "mail": "02", "none": "10"}),
         newsletter=["true", "false", "nan"] * 200,
         member=["true", "maybe", "nan"] * 200,
-        weight=["nan", "1.5", "2.5"] * 200,
+        height=["nan", "1.5", "2.5"] * 200,
         price=["€1,50", "2,5", "31.12.2025"] * 200,
         lab=["1", "NA", "2"] * 200,
         waiting_time=range(600),
@@ -147,7 +148,7 @@ def test_columns_of_csv_as_analysts_have_them(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "log.csv", index=False)
     inspected = reagent_lite.inspect(tmp_path / "log.csv")
     assert inspected.config["actions"] == ["01", "02", "10"]
-    features = ["age", "income", "segment", "newsletter", "member", "weight", "lab"]
+    features = ["age", "income", "segment", "newsletter", "member", "height", "lab"]
     assert inspected.config["data"]["columns"]["state_features"] == features
     assert inspected.config["data"]["columns"]["csv"] == {"null": ["NA"]}
     facts = inspected.facts()
@@ -239,6 +240,9 @@ ENDS = {  # terminal, truncated, and others that say ends, as libraries name the
     "RLlib": ("terminateds", "truncateds", ("dones",)),
     "RLDS": ("is_terminal", "time_limit", ("is_last",)),
     "of old": ("dones", "", ()),
+    "MushroomRL": ("absorbing", "", ("last",)),
+    "with flag": ("done_flag", "timeout_flags", ()),
+    "of games": ("game_over", "", ("end_of_episode",)),
 }
 
 
@@ -253,6 +257,51 @@ def test_flags_of_ends_as_libraries_name_them(library: str) -> None:
     assert columns["terminal"] == terminal
     assert columns.get("truncated", "truncated") == (truncated or "truncated")
     assert columns["state_features"] == ["age", "income"]
+
+
+@pytest.mark.parametrize("answers", [(True, False), (1, 0), ("Yes", "no")])
+def test_opposites_of_flags_of_ends_are_no_flags_and_no_features(answers: tuple[Any, Any]) -> None:
+    frame = sessions()
+    last = frame.pop("done")
+    yes, no = answers
+    opposite = np.where(last, no, yes)
+    names = ("not_done", "nonterminal", "is_not_last", "mask", "bootstrap", "in_play")
+    step_type = np.where(last, 2, np.minimum(frame["step"], 1))
+    inspected = reagent_lite.inspect(frame.assign(**dict.fromkeys(names, opposite), step_type=step_type))
+    assert inspected.config["data"]["columns"]["state_features"] == ["age", "income"]
+    assert "terminal" not in inspected.fields
+    assert any(f"{', '.join((*names, 'step_type'))} left out, they say where" in choice for choice in inspected.decide)
+
+
+def test_flags_of_ends_may_be_answers(tmp_path: Path) -> None:
+    frame = sessions()
+    last = frame["done"]
+    frame.assign(done=np.where(last, "Yes", "no")).to_csv(tmp_path / "log.csv", index=False)
+    inspected = reagent_lite.inspect(tmp_path / "log.csv")
+    assert inspected.fields["terminal"] == "done"
+    config = inspected.config
+    copy = prepare_training_copy(
+        Log(
+            str(tmp_path / "log.csv"),
+            actions=tuple(config["actions"]),
+            columns=config["data"]["columns"],
+            directory=str(tmp_path / "copies"),
+        )
+    )
+    np.testing.assert_array_equal(copy.bootstrap[:][np.argsort(copy.origin_line[:])], ~last)
+
+
+def test_outcomes_that_are_to_be_small_and_counts_of_rows_are_no_features() -> None:
+    rng = np.random.default_rng(0)
+    few = rng.choice([1, 10], 600)
+    outcomes = dict.fromkeys(("is_fraud", "churned", "unsubscribed", "cancelled"), rng.integers(0, 2, 600))
+    weights = dict.fromkeys(("weight", "wt", "downsampled", "freq_weight", "sample_frac", "expansion_factor"), few)
+    inspected = reagent_lite.inspect(clicks().assign(**outcomes, **weights, body_weight=rng.normal(70, 10, 600)))
+    assert inspected.config["data"]["columns"]["state_features"] == ["age", "income", "segment", "body_weight"]
+    reasons = "\n".join(inspected.decide)
+    assert not absent(
+        reasons, f"{', '.join(outcomes)} left out, by their names what came", f"{', '.join(weights)} left out, weights"
+    )
 
 
 def test_what_no_decision_knows_is_no_feature(tmp_path: Path) -> None:
@@ -290,19 +339,22 @@ def test_rewards_of_a_shop(tmp_path: Path) -> None:
     inspected = reagent_lite.inspect(tmp_path / "shop.csv")
     columns = inspected.config["data"]["columns"]
     assert (columns["reward"], columns["action_probability"]) == ("bought", "propensity_score")
-    often, seldom = sorted(("DE", "de "), key=frame["land"].value_counts().get, reverse=True)
-    assert columns["state_features"] == ["age", "income", "segment", {"column": "land", "map": {seldom: often}}]
+    # the spelling without spare spaces stays, however often it is written
+    assert columns["state_features"] == ["age", "income", "segment", {"column": "land", "map": {"de ": "DE"}}]
     assert inspected.config["timeline"] == {"on_refused": "drop_episode"}
     missing = int(frame["bought"].isna().sum())
     assert columns["csv"] == {"delimiter": ";", "decimal": ","}
     assert not absent(
-        "\n".join(inspected.decide), f"bought: {missing} rows without a reward", f"land: {seldom!r} as {often!r} by map"
+        "\n".join(inspected.decide), f"bought: {missing} rows without a reward", "land: 'de ' as 'DE' by map"
     )
-    copy = prepare_training_copy(
-        str(tmp_path / "shop.csv"), actions=tuple(inspected.config["actions"]), columns=columns,
+    log = Log(
+        str(tmp_path / "shop.csv"),
+        actions=tuple(inspected.config["actions"]),
+        columns=columns,
         timeline=TimelineConfig(timeline={"inputTableName": "", **inspected.config["timeline"]}),
         directory=str(tmp_path / "copies"),
-    )  # fmt: skip
+    )
+    copy = prepare_training_copy(log)
     assert (len(copy), copy.counts["refused_rows"]) == (300 - missing, missing)
     assert float(copy.reward[:].sum()) == (frame["bought"] == "Yes").sum()
     assert any("rows that break a rule left out" in note for note in copy.notes)

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from reagent_lite.evaluation.scored_episodes import validation_episodes
 from reagent_lite.export import load_bundle
 from reagent_lite.run.logged import prepare
-from reagent_lite.run.runner import set_up
-from reagent_lite.run.sources import open_source
-from reagent_lite.training.resume import History
+from reagent_lite.run.resolved import resolve
+from reagent_lite.run.runner import Run
+from reagent_lite.training.stop import StopSignal
 
 
 @pytest.fixture
@@ -81,8 +81,7 @@ def test_a_warm_start_begins_with_the_kept_policy(overfitted: Tree, tmp_path: Pa
     trained(overfitted)
     warm = merged(overfitted, {"training": {"warm_start_model_path": str(tmp_path / "out" / "checkpoints")}})
     config = checked({**warm, "model_output_path": str(tmp_path / "warm")})
-    history = History.find(config, ALONE, tmp_path / "warm" / "checkpoints")
-    learner = set_up(open_source(config, ALONE, None), history).learner
+    learner = Run(resolve(config, ALONE), StopSignal()).learner
     assert tensors(load_file(tmp_path / "out/model/weights.safetensors")) <= tensors(learner.state_dict())
 
 

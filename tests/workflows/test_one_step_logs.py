@@ -16,10 +16,11 @@ from oracles.runs import Runner, quick, trained
 import reagent_lite
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError, NoRowsError
 from reagent_lite.tasks.shard import shard
 
-ALONE = "each row is a decision of its own, as no column says what follows one; a discount (gamma) has no effect"
+ALONE = "each row is an independent decision, as no column says what follows one; a discount (gamma) has no effect"
 
 
 def rows(count: int = 200, *, parametric: bool = False) -> list[dict[str, Any]]:
@@ -37,7 +38,9 @@ def rows(count: int = 200, *, parametric: bool = False) -> list[dict[str, Any]]:
 def test_each_row_is_an_episode_of_one_decision(parametric: bool, tmp_path: Path) -> None:
     log = rows(40, parametric=parametric)
     file = write_lines(tmp_path / "log.jsonl", log)
-    copy = prepare_training_copy(str(file), actions=None if parametric else ("a", "b"), directory=str(tmp_path / "c"))
+    copy = prepare_training_copy(
+        Log(str(file), actions=None if parametric else ("a", "b"), directory=str(tmp_path / "c"))
+    )
     assert list(zip(copy.state[:, 0], copy.reward, copy.action, strict=True)) == [
         (np.float32(row["state_features"]["x"]), np.float32(row["reward"]), row["action_probability"] == 0.3)
         for row in log
@@ -129,9 +132,9 @@ def test_columns_that_say_too_little_of_episodes_are_refused(
     changes: dict[str, Callable[[int], Any]], error: Any, message: str, tmp_path: Path
 ) -> None:
     log = [{**row, **{name: value(i) for name, value in changes.items()}} for i, row in enumerate(rows(20))]
+    file = write_lines(tmp_path / "log.jsonl", log)
     with pytest.raises(error, match=message):
-        prepare_training_copy(str(write_lines(tmp_path / "log.jsonl", log)), actions=("a", "b"),
-                              directory=str(tmp_path / "c"))  # fmt: skip
+        prepare_training_copy(Log(str(file), actions=("a", "b"), directory=str(tmp_path / "c")))
 
 
 def test_some_rows_of_episodes_and_some_without(tmp_path: Path) -> None:

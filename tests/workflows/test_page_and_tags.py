@@ -1,4 +1,4 @@
-"""A run's report page beside its TensorBoard tags: dashboards and the page show the same figures."""
+"""A run's report page next to its TensorBoard tags: dashboards and the page show the same figures."""
 
 import json
 import re

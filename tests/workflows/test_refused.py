@@ -25,6 +25,7 @@ from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.serving.workers import run_workers
@@ -107,7 +108,7 @@ def commands(folder: Path) -> dict[str, tuple[Callable[..., object], type[Sectio
     played = {"env": "cartpole_v1", "output_path": str(out / "log.jsonl"), "episodes": 1}
     return {
         "convert": (convert, ConvertConfig, {"input_path": bad, "output_path": str(out / "log.parquet")}),
-        "any that reads rows": (lambda _: prepare_training_copy(bad, actions=("a", "b")), ConvertConfig,
+        "any that reads rows": (lambda _: prepare_training_copy(Log(bad, actions=("a", "b"))), ConvertConfig,
                                 {"input_path": bad, "output_path": "log.jsonl"}),
         "convert to lines": (convert, ConvertConfig, {"input_path": bad, "output_path": str(out / "log.jsonl")}),
         "evaluate": (evaluate, EvaluateConfig,

@@ -15,7 +15,7 @@ from reagent_lite.config import DqnConfig, check
 from reagent_lite.export import load_bundle
 from reagent_lite.run.evaluators import LogEvaluator
 from reagent_lite.run.learner import build_learner
-from reagent_lite.run.sources import LoggedExperience
+from reagent_lite.run.resolved import resolve
 from reagent_lite.types import Actions
 
 
@@ -23,10 +23,10 @@ def test_the_evaluated_policy_is_restricted(tmp_path: Path) -> None:
     """Counterfactual evaluation asks how likely the policy is to do what was logged: never what it may not take."""
     log = write_lines(tmp_path / "log.jsonl", random_rows(50, missing=0))
     config = check(DqnConfig, quick(log, tmp_path, rainbow={"bcq": True, "bcq_drop_threshold": 0.1}))
-    source = LoggedExperience(config, ALONE)
-    learner = build_learner(config, source.spec, ALONE.device)
+    source = resolve(config, ALONE).open_source()
+    learner = build_learner(source.config, source.spec, ALONE.device)
     learner.behavior_cloning = Habit([0.95, 0.05])
-    evaluator = LogEvaluator(config, source.data, learner, ALONE)
+    evaluator = LogEvaluator(source.config, source.data, learner, ALONE)
     state = torch.randn(3, source.spec.num_state_features)
     mask = torch.tensor([[True, True], [False, True], [True, False]])
     assert evaluator.policy.policy(state, Actions(mask=mask)).tolist() == [[1, 0], [0, 1], [1, 0]]

@@ -32,7 +32,7 @@ def test_training_on_two_logs(two: list[str], run: Runner, tmp_path: Path) -> No
     assert not absent(
         run("dqn", quick(Path(), tmp_path / "out", evaluation=FAST, training_data_path=two)).ok.err,
         f"{two[0]}, {two[1]}: 200 rows, 20 episodes",
-        f"{two[1]}: has 8 mdp_ids of {two[0]}",
+        f"{two[0]}, {two[1]}: 80 pairs of mdp_id and sequence_number are in more than one log",
         f"{two[0]}: 120 rows, 60.0%; {two[1]}: 80 rows, 40.0%",
     )
     rows = (tmp_path / "out" / "report.html").read_text().replace("<wbr>", "").split("Rows of each log</caption>")[1]
@@ -94,4 +94,4 @@ def test_frames_and_paths_as_one(two: list[str], tmp_path: Path) -> None:
     settings = {"evaluation": {"bootstrap_resamples": 100, "final_fit_passes": 1}}
     evaluated = reagent_lite.evaluate(outcome.model, [frames[0], Path(two[1])], config=settings)
     assert list(json.loads(Path(evaluated.report).read_text())["log"]["rows_of_logs"].values()) == [100, 80]
-    assert any("has 8 mdp_ids of the frame data" in warning for warning in evaluated.warnings)
+    assert any("80 pairs of mdp_id and sequence_number" in warning for warning in evaluated.warnings)

@@ -29,7 +29,7 @@ from reagent_lite.evaluation.evaluation_rows import held_out
 from reagent_lite.evaluation.policy_models import split_log
 from reagent_lite.run.learner import build_learner, build_optimization
 from reagent_lite.run.logged import prepare
-from reagent_lite.run.sources import logged_plan
+from reagent_lite.run.sources.logged_experience import logged_plan
 
 # a config whose paths are relative: each node's own data at one path, the same on all of them
 SETTINGS: dict[str, Any] = {

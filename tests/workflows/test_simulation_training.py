@@ -19,7 +19,7 @@ from reagent_lite.errors import ReagentLiteError, SimulationError
 from reagent_lite.export import load_bundle
 from reagent_lite.run.environments import open_simulation
 from reagent_lite.run.learner import build_learner, rollout_capture, update_capture
-from reagent_lite.run.sources import open_source
+from reagent_lite.run.resolved import resolve
 from reagent_lite.sim.experience import RolloutSource
 from reagent_lite.training.capture import Captured, eager
 
@@ -163,9 +163,8 @@ def test_data_and_simulation_together(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_a_simulation_that_is_all_or_nothing_beside_data(
     tmp_path: Path, share: float, kind: type, episodes: int | None
 ) -> None:
-    config = check(DqnConfig, beside_data(tmp_path, share))
-    source = open_source(config, ALONE, open_simulation(config, ALONE))
-    stream = source.stream(build_learner(config, source.spec, ALONE.device))
+    source = resolve(check(DqnConfig, beside_data(tmp_path, share)), ALONE).open_source()
+    stream = source.stream(build_learner(source.config, source.spec, ALONE.device))
     assert isinstance(stream.source, kind)
     # as many rows a step as the log alone would give, or full minibatches of simulated ones
     assert (stream.plan.rows_of_step(0), stream.figures().get("simulation/episodes")) == (128, episodes)

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from reagent_lite.config import DqnConfig, ParametricDqnConfig
 from reagent_lite.config.loader import check
 from reagent_lite.config.shard_config import ShardConfig
-from reagent_lite.data.copy.first_look import holds_events
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import ConfigError
 from reagent_lite.report.run import DataSource, lineage_section
 from reagent_lite.run.logged import Data, prepare
@@ -64,7 +64,7 @@ def same_weights(run: Path, other: Path) -> None:
     ],
 )
 def test_events_are_told_from_transitions(tmp_path: Path, changes: Tree, told: bool) -> None:
-    assert holds_events(str(write_lines(tmp_path / "log.jsonl", [event("a", 0, 0.0, **changes)]))) == told
+    assert Log(str(write_lines(tmp_path / "log.jsonl", [event("a", 0, 0.0, **changes)]))).holds_events == told
 
 
 def test_a_run_on_events_is_a_run_on_their_timeline(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,8 +15,10 @@ from oracles.commands import scored
 import reagent_lite
 from reagent_lite.config.column_names import features_of
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import ConfigError, DataError
 from reagent_lite.feature_ids import FeatureId
+from reagent_lite.raw_values import RawColumn
 
 ROWS = 300
 ACTIONS = ("call", "mail")
@@ -44,6 +46,8 @@ STYLES = {
     "american": Style(),
     "german": Style(";", ",", ".", "k.A.", "cp1252", "%d.%m.%Y %H:%M", "{} €", "{} %"),
     "french": Style(";", ",", "\u202f", "-", "utf-8", "%d/%m/%Y %H:%M", "{} EUR", "{}\u202f%"),
+    "swiss": Style(";", ".", "'", "keine Angabe", "utf-8", "%d-%b-%Y %H:%M", "CHF {}", "{}%"),
+    "AM and PM": Style(null="#DIV/0!", day="%m/%d/%Y %I:%M:%S %p", amount="{} USD"),
     "Excel's Unicode text": Style("\t", ",", ".", "n/a", "utf-16", "%d.%m.%Y %H:%M:%S", "{} €", "{} %"),
 }
 
@@ -98,7 +102,7 @@ def test_one_table_in_several_styles(style: str, suffix: str, tmp_path: Path) ->
     expected = {key: getattr(written, key) for key in defaults if getattr(written, key) != defaults[key]}
     expected |= {"null": [written.null]} | ({"decimal": "."} if written.decimal == "." else {})
     assert columns["csv"] == expected
-    copy = prepare_training_copy(str(log), actions=ACTIONS, columns=columns, directory=str(tmp_path / "copies"))
+    copy = prepare_training_copy(Log(str(log), actions=ACTIONS, columns=columns, directory=str(tmp_path / "copies")))
     order = np.argsort(copy.origin_line[:])
     values = dict(zip(map(str, copy.state_ids), copy.state[:][order].T, strict=True))
     by_hand = {
@@ -134,6 +138,68 @@ def test_a_model_scores_the_file_it_was_trained_on(tmp_path: Path) -> None:
     np.testing.assert_allclose(q, [row["debt"] or 0.0 for row in rows], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["red,blue", "blue", "blue, green", "green", "red"], {"levels": ["blue", "green", "red"], "separator": ","}),
+        (["red;blue", "blue", "blue;green", "green", "red"], {"levels": ["blue", "green", "red"], "separator": ";"}),
+        (["['red', 'blue']", "[]", "['blue']", "['red']"], {"levels": ["blue", "red"]}),
+        (["20260131", "20260201", "20251231"], {"kind": "date", "format": "%Y%m%d"}),
+        (["31 January 2026", "1 February 2026", "24 December 2025"], {"kind": "date", "format": "%d %B %Y"}),
+        (["01/31/26", "12/24/25"], {"kind": "date", "format": "%m/%d/%y"}),
+        (["Berlin, Germany", "Paris, France"], None),
+        (["20260131", "20260199"], None),
+    ],
+)  # fmt: skip
+def test_further_spellings_of_lists_and_dates(
+    cells: list[str], expected: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    frame = pd.DataFrame(people())[["age", "action", "p", "bought"]].assign(
+        c=np.random.default_rng(0).permutation(np.resize(cells, ROWS))
+    )
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    features = reagent_lite.inspect(tmp_path / "log.csv", columns={"reward": "bought"}).config["data"]["columns"]
+    raw = [part for part in features["state_features"] if isinstance(part, dict)]
+    assert raw == ([] if expected is None else [{"column": "c", "kind": "list"} | expected])
+
+
+def test_a_list_as_python_writes_it_is_read_as_one_of_json() -> None:
+    column = RawColumn(column="tags", kind="list", levels=("new", "vip"))
+    for text in ("['vip']", '["vip"]', "[ 'vip' ]", "vip"):
+        assert column.read(text) == (0, 1)
+    for text in ("['vip'", "[__import__('os')]", "[[1]]"):
+        with pytest.raises(ValueError, match="a list, as"):
+            column.read(text)
+
+
+def test_a_word_is_absent_only_where_it_stands_among_numbers(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(people())[["age", "action", "p", "bought"]].assign(
+        score=rng.choice(["1.5", "2.5", "unbekannt", "(leer)"], ROWS, p=[0.4, 0.4, 0.1, 0.1]),
+        plan=rng.choice(["Basic", "unbekannt"], ROWS),
+        width=rng.choice(["12", "wide", "narrow"], ROWS),
+        age=lambda frame: frame["age"].where(rng.random(ROWS) > 0.1, -999),
+    )
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    inspected = reagent_lite.inspect(tmp_path / "log.csv", columns={"reward": "bought"})
+    # a level of plan is no absent value, and two words of three are none either
+    assert inspected.config["data"]["columns"]["csv"] == {"null": ["(leer)"]}
+    assert any(choice.startswith("age: -999 in") and '"map": {"-999": null}' in choice for choice in inspected.decide)
+
+
+@pytest.mark.parametrize(("yes", "no"), [("Ja", "nein"), ("oui", "non"), ("on", "OFF"), ("да", "нет")])
+def test_answers_in_other_languages(yes: str, no: str, tmp_path: Path) -> None:
+    answers = np.random.default_rng(0).choice([yes, no], ROWS)
+    pd.DataFrame(people())[["age", "action", "p"]].assign(bought=answers).to_csv(tmp_path / "log.csv", index=False)
+    inspected = reagent_lite.inspect(tmp_path / "log.csv")
+    assert inspected.fields["reward"] == "bought"
+    columns = inspected.config["data"]["columns"]
+    copy = prepare_training_copy(
+        str(tmp_path / "log.csv"), actions=ACTIONS, columns=columns, directory=str(tmp_path / "copies")
+    )
+    np.testing.assert_array_equal(copy.reward[:][np.argsort(copy.origin_line[:])], answers == yes)
+
+
 def test_days_and_months_that_may_be_swapped_are_not_guessed(tmp_path: Path) -> None:
     rows = [{**row, "joined": row["joined"].replace(day=1 + row["joined"].day % 12)} for row in people()]
     log = write(rows, STYLES["french"], tmp_path / "people.csv")
@@ -157,18 +223,18 @@ def test_texts_of_other_currencies_and_codes_are_no_amounts(tmp_path: Path) -> N
 
 
 def test_texts_of_rewards_are_mapped_on_request(tmp_path: Path) -> None:
-    frame = pd.DataFrame(people())[["age", "action", "bought", "p"]].replace({"Yes": "ja", "No": "nein"})
+    frame = pd.DataFrame(people())[["age", "action", "bought", "p"]].replace({"Yes": "paid", "No": "open"})
     frame.to_csv(tmp_path / "log.csv", index=False)
     refused = reagent_lite.inspect(tmp_path / "log.csv", columns={"reward": "bought"})
     assert '{"reward": {"column": "bought", "map": {' in " ".join(refused.problems)
-    given = {"reward": {"column": "bought", "map": {"ja": 1, "nein": 0}}}
+    given = {"reward": {"column": "bought", "map": {"paid": 1, "open": 0}}}
     config = reagent_lite.inspect(tmp_path / "log.csv", columns=given).config
     columns = config["data"]["columns"]
     assert columns["reward"] == given["reward"]
     copy = prepare_training_copy(
-        str(tmp_path / "log.csv"), actions=ACTIONS, columns=columns, directory=str(tmp_path / "copies")
+        Log(str(tmp_path / "log.csv"), actions=ACTIONS, columns=columns, directory=str(tmp_path / "copies"))
     )
-    assert copy.reward[:].sum() == (frame["bought"] == "ja").sum()
+    assert copy.reward[:].sum() == (frame["bought"] == "paid").sum()
 
 
 def test_another_encoding_is_answered_with_the_key(tmp_path: Path) -> None:

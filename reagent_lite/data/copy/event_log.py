@@ -28,6 +28,7 @@ from reagent_lite.data.copy.spooled_log import VECTORS, SpooledLog, Transitions
 from reagent_lite.data.formats.blocks import Block, InputFile, Reader
 from reagent_lite.data.formats.format_table import readers_of
 from reagent_lite.data.formats.schema import to_numpy
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.block_columns import NONE
 from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.data.rows.reading import NEXT_ACTION, Rows, read_rows
@@ -98,9 +99,9 @@ class EventLog(SpooledLog[PairedEvents]):
         name: kind for name, kind in VECTORS.items() if name not in ("next_action", "time_diff", "step")
     } | {"reward": np.float64, "has_next_state": np.uint8, "without_choice": np.uint8, "possible": np.uint8}
 
-    def __init__(self, folder: Path, config: TimelineConfig) -> None:
-        super().__init__(folder, contract_of(config))
-        self.config = config
+    def __init__(self, folder: Path, log: Log) -> None:
+        self.config = _config_of(log)
+        super().__init__(folder, log, contract_of(self.config))
         self.report: dict[str, Any] = {}
         self._facts_of_blocks: list[EventFacts] = []
         self._refused: dict[str, set[str]] = {}
@@ -237,21 +238,19 @@ class EventLog(SpooledLog[PairedEvents]):
         spools = {name: Spool[int](self.folder / f"paired_{name}.spool", kind) for name, kind in PAIRED.items()}
         distinct = [order.distinct[:0]]
         limits = self.map_vector("cut")
-        rewards = self.spools["reward"].mapped()
+        rewards = self.spools["reward"].map_rows()
         section = self.config.timeline
         num_episodes = 0
         for rows, codes, events in episodes:
-            at, kept = events.without_outliers(longest, np.arange(len(rows)), counts)
+            at, spans = events.pair(longest, rewards[rows], counts)
             rows = rows[at]
             reward = rewards[rows]
-            counts.figures.update(kept.figures(reward))
-            spans = kept.spans()
             used, episode = np.unique(codes[at][spans.at], return_inverse=True)
             vectors = {
                 "row": rows[spans.at],
                 "episode": num_episodes + episode,
-                "sequence": kept.sequence[spans.at],
-                "reward": reward[spans.at] if section.gamma is None else spans.summed(reward, section.gamma),
+                "sequence": spans.episodes.sequence[spans.at],
+                "reward": reward[spans.at] if section.gamma is None else spans.sum_values(reward, section.gamma),
                 "time_diff": spans.time_diff,
                 "step": spans.steps,
                 "terminal": spans.terminal,
@@ -263,11 +262,11 @@ class EventLog(SpooledLog[PairedEvents]):
                 spools[name].append(values)
             if self._sums_metrics:
                 metrics = self.spools["metrics"].whole(rows).astype(np.float64)
-                summed = spans.summed(metrics, section.gamma or 0.0)
+                summed = spans.sum_values(metrics, section.gamma or 0.0)
                 self.spools["summed"].append(summed.astype(np.float32), tuple(sorted(self.keys["metric"])))
             num_episodes += len(used)
             distinct.append(order.distinct[used])
-        mapped = {name: spool.mapped() for name, spool in spools.items()}
+        mapped = {name: spool.map_rows() for name, spool in spools.items()}
         for spool in spools.values():
             spool.remove()
         of_pairs = replace(
@@ -286,7 +285,7 @@ class EventLog(SpooledLog[PairedEvents]):
         return self.config.timeline.steps > 1 and "metrics" in self.config.timeline.rewardColumns
 
     def _first_lines(self, rows: Indices) -> list[tuple[int, int]]:
-        file, line = (self.spools[name].mapped()[rows].tolist() for name in ("origin_file", "origin_line"))
+        file, line = (self.spools[name].map_rows()[rows].tolist() for name in ("origin_file", "origin_line"))
         return heapq.nsmallest(MAX_DUPLICATES, zip(file, line, strict=True))
 
     def _require_choices(self, pairs: PairedEvents) -> None:
@@ -327,7 +326,7 @@ class EventLog(SpooledLog[PairedEvents]):
             yield action
 
     def _next_actions(self, transitions: PairedEvents) -> Iterator[NDArray[np.int32]]:
-        action = self.spools["action"].mapped()
+        action = self.spools["action"].map_rows()
         for part in parts_of(len(transitions.order.rows)):
             yield np.where(transitions.goes_on(part), action[transitions.following[part]], NONE)
 
@@ -401,6 +400,14 @@ class EventLog(SpooledLog[PairedEvents]):
                 present |= ~np.isnan(values).all(axis=0)
         for name in itertools.compress(names, ~present):
             del columns[name]
+
+
+def _config_of(log: Log) -> TimelineConfig:
+    """Returns the settings of the pairing, with the path and the actions of the log."""
+    config = log.timeline or TimelineConfig()
+    section = {"inputTableName": log.path, "actionDiscrete": log.actions is not None}
+    query = config.query.model_copy(update={"actions": log.actions or ()})
+    return config.model_copy(update={"timeline": config.timeline.model_copy(update=section), "query": query})
 
 
 def _of_other_items(block: Block) -> int:

@@ -2,28 +2,23 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.config.column_names import SERVED_COLUMNS, Columns
+from reagent_lite.config.column_names import Columns
 from reagent_lite.config.paths import DataPath, logs_of
-from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.location import KIND, CopyManifest, locations_of
 from reagent_lite.data.formats.arrow import opened_parquet
-from reagent_lite.data.formats.blocks import InputFile
+from reagent_lite.data.formats.blocks import Block, InputFile
 from reagent_lite.data.formats.format_table import first_block
-from reagent_lite.data.logs import require_one_kind
-from reagent_lite.data.partition import Partition
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.column_mapping import OriginalNames, csv_of, recall_columns
 from reagent_lite.data.rows.contract import Contract, are_events
 from reagent_lite.data.rows.reading import Rows, read_rows
-from reagent_lite.data.stage_folder import StageManifest, are_untouched, data_files
+from reagent_lite.data.stage_folder import are_untouched
 from reagent_lite.errors import NoRowsError
-from reagent_lite.id_values import IdFeature
-from reagent_lite.item_table import ItemTable
 
 
 def remembered_columns(path: DataPath, columns: Columns) -> Columns:
@@ -33,10 +28,11 @@ def remembered_columns(path: DataPath, columns: Columns) -> Columns:
         DataError: files are missing or cannot be read.
     """
     known_columns: Columns = {}
-    for log in logs_of(path) if columns else ():
-        if StageManifest.read(log) is None:
+    for single in logs_of(path) if columns else ():
+        log = Log(single)
+        if log.manifest is None:
             with suppress(NoRowsError):
-                plain = tuple(replace(file, columns=OriginalNames(csv_of(columns))) for file in data_files(log))
+                plain = [replace(file, columns=OriginalNames(csv_of(columns))) for file in log.files]
                 if (first := first_block(plain)) is not None:
                     known_columns |= recall_columns(columns, first.table.column_names)
     return known_columns
@@ -62,33 +58,12 @@ class FirstRows:
     time_diff: NDArray[np.float32]
 
 
-def standing_copy(
-    path: DataPath,
-    actions: tuple[str, ...] | None,
-    directory: str | None,
-    columns: Columns | None = None,
-    timeline: TimelineConfig | None = None,
-    items: ItemTable | None = None,
-    partition: Partition | None = None,
-    id_features: tuple[IdFeature, ...] = (),
-) -> tuple[Path, CopyManifest] | None:
-    """Returns the training copy that a run would reuse, or None; files are compared by names, sizes and times only.
-
-    Args:
-        path: the path of the data.
-        actions: names of discrete actions, None for parametric ones.
-        directory: data.training_copy_dir.
-        columns: data.columns.
-        timeline: settings of the pairing of events; None for the defaults.
-        items: the item table.
-        partition: the episodes that the copy has; None for all.
-        id_features: features whose values are ids.
-    """
-    files = data_files(path, columns)
-    for location in locations_of(path, actions, directory, columns, timeline, items, partition, id_features):
+def standing_copy(log: Log) -> tuple[Path, CopyManifest] | None:
+    """Returns the training copy that a run would reuse, or None; files are compared by names, sizes and times only."""
+    for location in locations_of(log):
         for folder in location.copies():
             manifest = CopyManifest.matching(folder, KIND, location.settings)
-            if manifest is not None and are_untouched(manifest.inputs, files):
+            if manifest is not None and are_untouched(manifest.inputs, log.files):
                 return folder, manifest
     return None
 
@@ -108,33 +83,21 @@ def rows_by_metadata(files: tuple[InputFile, ...]) -> int | None:
     return total
 
 
-def first_rows(
-    path: DataPath,
-    actions: tuple[str, ...] | None,
-    columns: Columns | None = None,
-    items: ItemTable | None = None,
-    id_features: tuple[IdFeature, ...] = (),
-    *,
-    refuses: bool = True,
-) -> FirstRows:
-    """Reads and checks the first rows of an input, or of each log if there are several.
+def first_rows(log: Log, *, refuses: bool = True) -> FirstRows:
+    """Reads and checks the first rows of a log, or of each log if there are several.
 
     Args:
-        path: the input.
-        actions: names of discrete actions; None for candidates.
-        columns: the log's own names for standard columns.
-        items: the item table.
-        id_features: features whose values are ids.
+        log: the log.
         refuses: whether a row that breaks a rule is an error, see timeline.on_refused.
 
     Raises:
         DataError: a file that cannot be read, or a fault in these rows, with file and line.
     """
-    files = data_files(path, columns, items, id_features)
-    require_one_kind(files, path)
-    of_logs = [
-        _first_rows_of(tuple(of_log), actions, refuses=refuses) for _, of_log in groupby(files, lambda file: file.log)
-    ]
+    log.require_one_kind()
+    of_logs = [_first_rows_of(block, log.actions, refuses=refuses) for block in log.first_blocks()]
+    if not of_logs:
+        nothing = np.zeros(0, np.float32)
+        return FirstRows(file=log.files[0].path, rows=0, state_ids=(), action_ids=(), time_diff=nothing)
     return replace(
         of_logs[0],
         rows=sum(first.rows for first in of_logs),
@@ -144,10 +107,7 @@ def first_rows(
     )
 
 
-def _first_rows_of(files: tuple[InputFile, ...], actions: tuple[str, ...] | None, *, refuses: bool) -> FirstRows:
-    block = first_block(files)
-    if block is None:
-        return FirstRows(file=files[0].path, rows=0, state_ids=(), action_ids=(), time_diff=np.zeros(0, np.float32))
+def _first_rows_of(block: Block, actions: tuple[str, ...] | None, *, refuses: bool) -> FirstRows:
     events = are_events(block)
     contract = Contract(actions=actions, events=events)
     contract.require_columns(block.table.column_names, block.where(0))
@@ -171,26 +131,3 @@ def _time_differences(rows: Rows) -> NDArray[np.float32]:
     order = order[(rows.episode[order] >= 0) & rows.has_sequence[order]]
     differences = np.diff(rows.sequence[order])[np.diff(rows.episode[order]) == 0]
     return np.asarray(differences[differences > 0], np.float32)
-
-
-def holds_events(path: DataPath, columns: Columns | None = None) -> bool:
-    """Returns whether the first rows at a path are events rather than transitions; false if there are no rows.
-
-    Several logs are of one kind, so that the first rows of the first log decide.
-    """
-    try:
-        return files_hold_events(data_files(path, columns))
-    except NoRowsError:
-        return False
-
-
-def files_hold_events(files: tuple[InputFile, ...]) -> bool:
-    """Returns whether the first rows of files are events; see `holds_events`.
-
-    A served log whose first files have single decisions has events if its last file has episodes.
-    """
-    first = first_block(files)
-    if first is None:
-        return False
-    last = first_block(files[-1:]) if SERVED_COLUMNS[0] in first.table.column_names else None
-    return are_events(first) or (last is not None and are_events(last))

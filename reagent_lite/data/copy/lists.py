@@ -75,7 +75,7 @@ def share_lists(records: NDArray[np.int64], start: Spool[int], length: Spool[int
         distinct += int(is_first.sum())
         start.append(records[part, 0][is_first])
         length.append(records[part, 1][is_first])
-    return SharedLists(start.mapped(), length.mapped(), number[0::2], number[1::2])
+    return SharedLists(start.map_rows(), length.map_rows(), number[0::2], number[1::2])
 
 
 def _first_equal(records: NDArray[np.int64]) -> Indices:

@@ -19,26 +19,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from reagent_lite.config.column_names import Columns
 from reagent_lite.config.paths import DataPath, logs_of
-from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.input_files import local_path
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.matrices import FeatureIds
 from reagent_lite.data.stage_folder import StageManifest
 from reagent_lite.data.timeline.settings import items_setting, pairing_settings
 from reagent_lite.disk_room import NO_ROOM, free_disk_bytes
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.id_values import IdFeature, ids_setting
-from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import TRAINING_COPY, FolderKind
 from reagent_lite.shipped import user_cache
 from reagent_lite.whole_files import made_folder, process_mark, sweep, sync
-
-if TYPE_CHECKING:
-    from reagent_lite.data.partition import Partition
 
 KIND = "training copy"
 LAYOUT = 11
@@ -141,52 +135,23 @@ class CopyLocation:
         return folder
 
 
-def locations_of(
-    path: DataPath,
-    actions: tuple[str, ...] | None,
-    directory: str | None,
-    columns: Columns | None = None,
-    timeline: TimelineConfig | None = None,
-    items: ItemTable | None = None,
-    partition: Partition | None = None,
-    id_features: tuple[IdFeature, ...] = (),
-) -> list[CopyLocation]:
-    """Returns the locations that a copy may have, the preferred one first.
-
-    Args:
-        path: the input; several logs in their order.
-        actions: names of discrete actions, None for parametric ones; a copy depends on them.
-        directory: parent folder that the user chose, or None.
-        columns: the log's own names for standard columns.
-        timeline: settings of the pairing of events; None for the defaults.
-        items: the item table; a copy depends on it.
-        partition: the episodes that the copy has; None for all.
-        id_features: features whose values are ids; a copy depends on them.
-    """
-    part = {"partition": partition.settings} if partition is not None else {}
-    paired = {"timeline": pairing_settings(timeline)} if timeline is not None else {}
-    renamed = {"columns": columns} if columns else {}
-    settings = {
-        "layout": LAYOUT,
-        "actions": actions,
-        **renamed,
-        **paired,
-        **items_setting(items),
-        **part,
-        **ids_setting(id_features),
-    }
-    logs = [local_path(log) for log in logs_of(path)]
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", logs[0].rstrip("/").rsplit("/", 1)[-1]).lstrip(".")
-    input_paths = logs[0] if isinstance(path, str) else logs
+def locations_of(log: Log) -> list[CopyLocation]:
+    """Returns the locations that a log's copy may have, the preferred one first."""
+    part = {"partition": log.partition.settings} if log.partition is not None else {}
+    paired = {"timeline": pairing_settings(log.timeline)} if log.timeline is not None else {}
+    settings = {"layout": LAYOUT, "actions": log.actions, **log.settings, **paired, **items_setting(log.items), **part}
+    paths = [local_path(path) for path in log.paths]
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", paths[0].rstrip("/").rsplit("/", 1)[-1]).lstrip(".")
+    input_paths = paths if log.is_several else paths[0]
     options = hashlib.sha256(json.dumps([settings, input_paths]).encode()).hexdigest()[:16]
-    parents = parents_of(path if partition is None else None, directory)
+    parents = parents_of(log.path if log.partition is None else None, log.directory)
     return [CopyLocation(parent=parent, stem=f"{name}-{options}", settings=settings) for parent in parents]
 
 
 def parents_of(path: DataPath | None, directory: str | None) -> list[Path]:
     """Returns the folders for files made from data, the preferred one first.
 
-    It is the user's choice; else one beside local data (of several logs, the first), and one in the user's cache.
+    It is the user's choice; else one next to local data (of several logs, the first), and one in the user's cache.
 
     Args:
         path: the path of the data; None for files that do not belong beside it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.data.copy.spool import Indices, parts_of
 from reagent_lite.data.formats.schema import to_numpy
+from reagent_lite.data.logs import NUMBERED
 from reagent_lite.data.rows.hashes import mix, name_hashes
 
 
@@ -47,6 +48,29 @@ class Order:
         """Yields the distinct mdp_ids, ascending, some at a time."""
         for part in parts_of(len(self.distinct)):
             yield self.mdp_ids.take(pa.array(self.distinct[part]))
+
+    def without_duplicates(self) -> Order:
+        """Returns the order of the first rows of each (mdp_id, sequence_number)."""
+        first = np.ones(len(self.rows), bool)
+        named = self.episode < len(self.distinct)
+        same = (self.episode[1:] == self.episode[:-1]) & (self.sequence[1:] == self.sequence[:-1])
+        first[1:] = ~(same & named[1:])
+        return replace(
+            self, rows=self.rows[first], episode=self.episode[first], sequence=self.sequence[first], duplicates=0
+        )
+
+    def pairs_in_several_logs(self) -> int:
+        """Returns how many pairs of mdp_id and sequence_number are in several logs, whose mdp_ids are numbered."""
+        names = [pc.replace_substring_regex(names, NUMBERED, "", max_replacements=1) for names in self.names()]
+        if not names:
+            return 0
+        code = to_numpy(pa.chunked_array(names).combine_chunks().dictionary_encode().indices).astype(np.int64)
+        shared = np.append(np.bincount(code)[code] > 1, False)
+        rows = np.flatnonzero(shared[np.minimum(self.episode, len(code))])
+        episode = self.episode[rows]
+        pairs = np.unique(np.stack((code[episode], self.sequence[rows], episode), axis=1), axis=0)
+        same = np.append(False, (pairs[1:, :2] == pairs[:-1, :2]).all(axis=1))
+        return int((same[1:] & ~same[:-1]).sum())
 
     def episode_hashes(self) -> NDArray[np.uint64]:
         """Returns [episodes] hashes of the mdp_ids (BLAKE2b, 8 bytes, little endian), the same on every machine."""

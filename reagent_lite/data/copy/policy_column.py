@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reagent_lite.config.column_names import UNIT, WEIGHT, Columns, names_of
-from reagent_lite.config.paths import DataPath, show_paths
+from reagent_lite.config.column_names import UNIT, WEIGHT, names_of
 from reagent_lite.data.copy.training_copy import TrainingCopy
-from reagent_lite.data.formats.blocks import Block
+from reagent_lite.data.formats.blocks import Block, InputFile
 from reagent_lite.data.formats.format_table import read_blocks, readers_of
-from reagent_lite.data.rows.block_columns import Column, column_of, is_list, numbers, of_cells, pieces
+from reagent_lite.data.formats.schema import find_distinct
+from reagent_lite.data.logs import Log
+from reagent_lite.data.rows.block_columns import Column, column_of, is_list, numbers, of_cells, pieces, whole_ids
 from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import name_hashes
 from reagent_lite.data.rows.maps import named_numbers
 from reagent_lite.data.rows.matrices import PolicyColumn, in_order
-from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import DataError, Problem, join_names
 
 _ROUNDING = 1e-3  # of a sum of probabilities, each of which a log may have with three digits
@@ -48,27 +47,26 @@ class _ProbabilitiesOfBlock:
     complete: bool
 
 
-def read_policy_column(path: DataPath, name: str, copy: TrainingCopy, columns: Columns | None = None) -> PolicyColumn:
-    """Reads a column of the files that a training copy was made of.
+def read_policy_column(log: Log, name: str, copy: TrainingCopy) -> PolicyColumn:
+    """Reads a column of the log that a training copy was made of.
 
     Args:
-        path: path of these files.
+        log: the log.
         name: name of the column.
         copy: the training copy.
-        columns: the log's own names for standard columns.
 
     Raises:
         DataError: there is no such column, or its values have faults; with file and line.
     """
-    files = data_files(path, columns)
+    files = _files_of_copy(log)
     parts = list(read_blocks(files, lambda block: _part(block, name, copy), readers=readers_of((name,))))
     lengths = np.concatenate([part.lengths for part in parts])
     read = np.concatenate([_keys(part.file, part.lines) for part in parts])
-    row = _rows_of_copy(path, copy, read)
+    row = _rows_of_copy(log, copy, read)
     complete = parts[0].complete
     if any(part.complete != complete for part in parts):
         expected = f"numbers alone in {name}, or objects and lists alone"
-        raise DataError(Problem(show_paths(path), expected, "both", "Write the probabilities of all rows alike"))
+        raise DataError(Problem(log.name, expected, "both", "Write the probabilities of all rows alike"))
     starts = np.cumsum(lengths) - lengths
     number = np.arange(lengths.max())
     within = number < lengths[row, None]
@@ -79,28 +77,26 @@ def read_policy_column(path: DataPath, name: str, copy: TrainingCopy, columns: C
     return PolicyColumn(values=table, complete=complete)
 
 
-def read_unit_column(path: DataPath, copy: TrainingCopy, columns: Columns) -> NDArray[np.int64]:
-    """Returns the code of each episode's unit, [episodes], from the column that `columns` names.
+def read_unit_column(log: Log, copy: TrainingCopy) -> NDArray[np.int64]:
+    """Returns the code of each episode's unit, [episodes], from the column that the log's `columns` name.
 
     Args:
-        path: path of the files that the copy was made of.
+        log: the log that the copy was made of.
         copy: the training copy.
-        columns: the log's own names for standard columns.
 
     Raises:
         DataError: there is no such column, a row lacks a unit, or the rows of an episode have several.
     """
     todo = "Leave mdp_id out of the columns if no decision changes later ones, or name a unit that holds whole episodes"
-    return _read_by_episode(path, copy, columns, UNIT, _units_of_block, todo)
+    return _read_by_episode(log, copy, UNIT, _units_of_block, todo)
 
 
-def read_weight_column(path: DataPath, copy: TrainingCopy, columns: Columns) -> NDArray[np.float64]:
-    """Returns how many decisions each episode's rows stand for, [episodes], from the column that `columns` names.
+def read_weight_column(log: Log, copy: TrainingCopy) -> NDArray[np.float64]:
+    """Returns how many decisions each episode's rows stand for, [episodes], from the column that `columns` name.
 
     Args:
-        path: path of the files that the copy was made of.
+        log: the log that the copy was made of.
         copy: the training copy.
-        columns: the log's own names for standard columns.
 
     Raises:
         DataError: there is no such column, a weight is not a positive number, or the rows of an episode have several.
@@ -108,17 +104,17 @@ def read_weight_column(path: DataPath, copy: TrainingCopy, columns: Columns) -> 
     todo = (
         "Leave mdp_id out of the columns if no decision changes later ones, or give all rows of an episode its weight"
     )
-    return _read_by_episode(path, copy, columns, WEIGHT, _weights_of_block, todo)
+    return _read_by_episode(log, copy, WEIGHT, _weights_of_block, todo)
 
 
 def _read_by_episode(
-    path: DataPath, copy: TrainingCopy, columns: Columns, field: str, read_block: _ReadBlock[_Number], todo: str
+    log: Log, copy: TrainingCopy, field: str, read_block: _ReadBlock[_Number], todo: str
 ) -> NDArray[_Number]:
     """Returns the value of each episode in a column of which all rows of an episode have the same value."""
-    (name,) = names_of(columns[field])
-    parts = list(read_blocks(data_files(path, columns), read_block, readers=readers_of((name, field))))
+    (name,) = names_of(log.columns[field])
+    parts = list(read_blocks(_files_of_copy(log), read_block, readers=readers_of((name, field))))
     read = np.concatenate([_keys(file, lines) for file, lines, _ in parts])
-    of_row = np.concatenate([values for _, _, values in parts])[_rows_of_copy(path, copy, read)]
+    of_row = np.concatenate([values for _, _, values in parts])[_rows_of_copy(log, copy, read)]
     of_episode = np.zeros(len(copy.episode_hash), of_row.dtype)
     of_episode[copy.episode] = of_row
     different = of_episode[copy.episode] != of_row
@@ -145,18 +141,22 @@ def _units_of_block(block: Block) -> tuple[int, NDArray[np.int64], NDArray[np.in
     column = column_of(block, UNIT)
     faults.add(~column.present, "a unit in every row", lambda _: "null")
     faults.require_none()
-    encoded = pc.dictionary_encode(column.array.cast(pa.string()))
-    hashes = name_hashes(encoded.dictionary.to_pylist())
-    return block.file_number, block.lines, hashes[encoded.indices.to_numpy()].view(np.int64)
+    distinct, codes = find_distinct(whole_ids(column).cast(pa.string()))
+    return block.file_number, block.lines, name_hashes(distinct.to_pylist())[codes].view(np.int64)
 
 
-def _rows_of_copy(path: DataPath, copy: TrainingCopy, read: NDArray[np.int64]) -> NDArray[np.int64]:
+def _files_of_copy(log: Log) -> tuple[InputFile, ...]:
+    """Returns the files that the copy's rows are from, with all their rows: episodes are not read again."""
+    return tuple(replace(file, selection=None) for file in log.read_files)
+
+
+def _rows_of_copy(log: Log, copy: TrainingCopy, read: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns for each row of a copy the index of the row that was read, given the keys of those."""
     wanted = _keys(copy.origin_file, copy.origin_line)
     order = np.argsort(read)
     row: NDArray[np.int64] = order[np.searchsorted(read[order], wanted).clip(max=len(read) - 1)]
     if (read[row] != wanted).any():
-        raise DataError(Problem(show_paths(path), "the rows that were read before", "others", "Start again"))
+        raise DataError(Problem(log.name, "the rows that were read before", "others", "Start again"))
     return row
 
 

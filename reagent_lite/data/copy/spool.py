@@ -80,13 +80,13 @@ class Spool(Generic[K]):
         for start in range(0, len(rows), size):
             chunk = rows[start : start + size]
             if [part[1:] for part in self._parts] == [shape]:
-                values_of_chunk = np.take(self._mapped(0, 0), chunk, axis=0)
+                values_of_chunk = np.take(self._map_part(0, 0), chunk, axis=0)
             else:
                 values_of_chunk = np.full((len(chunk), *shape), self._absent, self.dtype)
                 part_of = np.searchsorted(starts, chunk, side="right") - 1
                 for part in np.unique(part_of):
                     inside = part_of == part
-                    values = self._mapped(part, offsets[part])
+                    values = self._map_part(part, offsets[part])
                     values_of_chunk[inside, : values.shape[1]] = values[chunk[inside] - starts[part]]
             yield values_of_chunk if in_order else values_of_chunk[:, ascending]
 
@@ -95,14 +95,14 @@ class Spool(Generic[K]):
         none = np.empty((0,) if self._keys is None else (0, self.width), self.dtype)
         return np.concatenate([none, *self.gather_rows(rows)])
 
-    def mapped(self) -> NDArray[Any]:
+    def map_rows(self) -> NDArray[Any]:
         """Returns all rows of a vector, or of a matrix of one width, as a memory map that outlasts `remove`."""
         if not self._parts:
             return np.empty((0,) if self._keys is None else (0, self.width), self.dtype)
         assert len(self._parts) == 1
-        return self._mapped(0, 0)
+        return self._map_part(0, 0)
 
-    def _mapped(self, part: int, offset: int) -> NDArray[Any]:
+    def _map_part(self, part: int, offset: int) -> NDArray[Any]:
         """Returns a part as a memory map; its pages count as this process's memory while they are mapped."""
         shape = self._parts[part]
         if not np.prod(shape):
@@ -118,7 +118,7 @@ class TextSpool:
     """Texts that are appended to files.
 
     Args:
-        file: the file for the texts; the positions of their ends are in a second one beside it.
+        file: the file for the texts; the positions of their ends are in a second one next to it.
     """
 
     def __init__(self, file: Path) -> None:
@@ -142,11 +142,11 @@ class TextSpool:
             self._text.append(np.frombuffer(text, np.uint8)[offsets[0] : offsets[-1]])
         self._ends.append(offsets[1:] - offsets[0] + self._text.num_rows - (offsets[-1] - offsets[0]))
 
-    def mapped(self) -> pa.Array:
+    def map_texts(self) -> pa.Array:
         """Returns all texts as a memory-mapped array, which stays valid after `remove`."""
         import pyarrow as pa
 
-        ends, text = (pa.py_buffer(spool.mapped()) for spool in (self._ends, self._text))
+        ends, text = (pa.py_buffer(spool.map_rows()) for spool in (self._ends, self._text))
         return pa.LargeStringArray.from_buffers(len(self), ends, text)
 
     def remove(self) -> None:

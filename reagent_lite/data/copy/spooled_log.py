@@ -26,6 +26,7 @@ from reagent_lite.data.copy.order import Order, find_order
 from reagent_lite.data.copy.spool import Indices, Spool, TextSpool, parts_of, write_npy
 from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block, InputFile, Reader
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.block_columns import require_one_order
 from reagent_lite.data.rows.contract import ALONE, Contract
 from reagent_lite.data.rows.levels import SIDE_OF, Vocabulary
@@ -86,6 +87,7 @@ class SpooledLog(ABC, Generic[T]):
 
     Attributes:
         folder: the folder of the temporary files and of the arrays.
+        log: the log whose rows they are.
         actions: names of discrete actions; None for parametric ones.
         keys: {kind of columns: {key: column}}. Keys are feature ids of states and candidates, names of metrics, numbers
             of actions ("choice"), and columns of `list_records`.
@@ -96,8 +98,9 @@ class SpooledLog(ABC, Generic[T]):
 
     vectors: ClassVar[dict[str, DTypeLike]] = VECTORS
 
-    def __init__(self, folder: Path, contract: Contract) -> None:
+    def __init__(self, folder: Path, log: Log, contract: Contract) -> None:
         self.folder = folder
+        self.log = log
         self.actions = contract.actions
         self.contract = contract
         self._checked: set[int] = set()
@@ -117,6 +120,7 @@ class SpooledLog(ABC, Generic[T]):
         self.seen_columns: set[str] = set()
         self.faults = FaultsByKind()
         self._orders: dict[str, str] = {}
+        self._of_several: tuple[str, ...] = ()
 
     @property
     def readers(self) -> dict[str, Reader] | None:
@@ -126,7 +130,7 @@ class SpooledLog(ABC, Generic[T]):
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about the log that a user should read, once the arrays are written."""
-        return _notes(self.counts, self.seen_columns)
+        return (*self._of_several, *_notes(self.counts, self.seen_columns))
 
     def read(self, block: Block) -> Rows:
         """Returns the checked rows of a block; called in any thread."""
@@ -258,14 +262,16 @@ class SpooledLog(ABC, Generic[T]):
         """Returns the order of all rows, by sequence number or as in the files."""
         sequence = self.map_vector("sequence")
         slots = self.map_vector("episode")
-        order = find_order(slots, self._mdp_ids.mapped(), sequence if by_sequence else None)
+        order = find_order(slots, self._mdp_ids.map_texts(), sequence if by_sequence else None)
         self._mdp_ids.remove()
         require_one_order(self._orders, order.duplicates)
+        if self.log.is_several and self.log.same_episodes is None and by_sequence:
+            self._of_several = _of_shared_pairs(self.log, order.pairs_in_several_logs())
         return order
 
     def map_vector(self, name: str) -> NDArray[Any]:
         """Returns a vector of all rows as a memory map, and removes its spool."""
-        values = self.spools[name].mapped()
+        values = self.spools[name].map_rows()
         self.spools[name].remove()
         return values
 
@@ -301,7 +307,7 @@ class SpooledLog(ABC, Generic[T]):
             both = np.stack((now, self.next_of("lists", transitions, part)), axis=1)
             records.append(both.reshape(-1, len(_RECORD)), _RECORD)
         start, length = (Spool[int](self.folder / f"list_{name}.spool", np.int64) for name in ("start", "length"))
-        shared = share_lists(records.mapped(), start, length)
+        shared = share_lists(records.map_rows(), start, length)
         total = int(shared.length.sum())
         offsets = np.zeros(len(shared.length) + 1, np.int64)
         np.cumsum(shared.length, out=offsets[1:])
@@ -322,6 +328,17 @@ class SpooledLog(ABC, Generic[T]):
         for values in chunks:
             self.counts["metrics_absent_values"] += int(np.isnan(values).sum())
             yield np.nan_to_num(values, nan=0.0)
+
+
+def _of_shared_pairs(log: Log, count: int) -> tuple[str, ...]:
+    """Returns a sentence about the pairs of mdp_id and sequence_number that several logs have, if there are any."""
+    if not count:
+        return ()
+    pairs = pluralize(count, "pair of mdp_id and sequence_number is", "pairs of mdp_id and sequence_number are")
+    return (
+        f"{log.name}: {pairs} in more than one log, and belong to different episodes. Set same_episodes, in training "
+        "data.same_episodes, to true if they are the same decisions, which then count once, else to false",
+    )
 
 
 def _canonical(values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -356,6 +373,11 @@ _COUNTED = {
         "row that breaks",
         "rows that break",
         "a rule left out by timeline.on_refused, such as one without a reward",
+    ),
+    "repeated_rows": (
+        "row repeats",
+        "rows repeat",
+        "the mdp_id and sequence_number of an earlier row, which counts alone, as the logs have the same episodes",
     ),
     "duplicate_rows": ("row shares", "rows share", "mdp_id and sequence_number with another row"),
     "metrics_absent_values": ("metric value is absent and counts", "metric values are absent and count", "as 0"),

@@ -1,4 +1,4 @@
-"""The training copy: a log's transitions as memory-mapped arrays, written once beside the data.
+"""The training copy: a log's transitions as memory-mapped arrays, written once next to the data.
 
     inputs ─► 1 blocks of Arrow columns ─► 2 checked rows ─► 3 spooled in file order ─► 4 sorted, written, renamed
               formats/                     rows/               build.py                   build.py, location.py
@@ -15,19 +15,17 @@ import mmap
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reagent_lite.config.column_names import Columns
-from reagent_lite.config.paths import DataPath, show_paths
-from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.location import CopyManifest, locations_of
-from reagent_lite.data.formats.blocks import InputFile, Show
-from reagent_lite.data.formats.frames import Logs, location, paths_of
+from reagent_lite.data.copy.spool import parts_of
+from reagent_lite.data.formats.blocks import Show
+from reagent_lite.data.formats.frames import location
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.levels import Levels
-from reagent_lite.data.stage_folder import data_files, notes_of_input, require_unchanged
 from reagent_lite.disk_room import is_writable
 from reagent_lite.errors import DataError, Problem, pluralize, raise_any
 from reagent_lite.feature_ids import id_of
@@ -35,9 +33,6 @@ from reagent_lite.id_values import IdFeature, ids_of_setting
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import TRAINING_COPY
 from reagent_lite.whole_files import scratch_folder
-
-if TYPE_CHECKING:
-    from reagent_lite.data.partition import Partition
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,6 +135,22 @@ class TrainingCopy:
         """Bytes of all arrays."""
         return sum(value.nbytes for value in vars(self).values() if isinstance(value, np.ndarray))
 
+    def rows_of(self, episodes: NDArray[np.bool_], *, with_action: bool = False) -> NDArray[np.integer[Any]]:
+        """Returns the numbers of the rows of episodes, [n] int32 or int64, in small parts.
+
+        Args:
+            episodes: [episodes] which ones.
+            with_action: leaves out rows whose action is unknown.
+        """
+        kind = np.int32 if len(self) < 2**31 else np.int64
+        numbers = [np.zeros(0, kind)]
+        for part in parts_of(len(self)):
+            chosen = episodes[self.episode[part]]
+            if with_action:
+                chosen &= self.action[part] >= 0
+            numbers.append((part.start + np.flatnonzero(chosen)).astype(kind))
+        return np.concatenate(numbers)
+
     def release(self) -> None:
         """Lets the system take back the pages that were read, which count as this process's memory until then."""
         for value in vars(self).values():
@@ -213,67 +224,48 @@ def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:
     Args:
         actions: names of discrete actions in output order; None for parametric ones.
     """
-    from reagent_lite.data.copy.build import build
-    from reagent_lite.data.copy.transition_log import TransitionLog
+    from reagent_lite.data.copy.build import build_empty
 
     with scratch_folder() as folder:
-        manifest = build((), TransitionLog(folder, actions), None, {})
-        return dataclasses.replace(_open_copy(folder, manifest), folder=Path())
+        return dataclasses.replace(_open_copy(folder, build_empty(actions, folder)), folder=Path())
 
 
-def prepare_training_copy(
-    log: Logs,
-    *,
-    actions: tuple[str, ...] | None,
-    directory: str | None = None,
-    columns: Columns | None = None,
-    timeline: TimelineConfig | None = None,
-    items: ItemTable | None = None,
-    id_features: tuple[IdFeature, ...] = (),
-    partition: Partition | None = None,
-    progress: Show | None = None,
-) -> TrainingCopy:
+def prepare_training_copy(log: Log, progress: Show | None = None) -> TrainingCopy:
     """Opens the training copy of a log, and builds it first if it does not exist or its inputs have changed.
 
-    The copy is in `directory`; else in `.reagent-lite` beside local data, if that can be written; else in the user's
-    cache folder. Memory: at most 40 bytes a row and about 200 MB, besides files that are mapped.
+    The copy is in the log's `directory`; else in `.reagent-lite` beside local data, if that can be written; else in the
+    user's cache folder. Memory: at most 40 bytes a row and about 200 MB, besides files that are mapped.
 
     Args:
-        log: path of a file or a folder in any format, URL, or frame; or several logs, which are read as one.
-        actions: names of discrete actions in output order; None for parametric ones.
-        directory: parent folder of the copy.
-        columns: the log's own names for standard columns.
-        timeline: settings of the pairing of events; None for the defaults.
-        items: the table of the items that actions may name.
-        id_features: features whose values are ids.
-        partition: the episodes that the copy has; None for all.
+        log: the log.
         progress: called with (bytes read, total bytes) while building.
 
     Raises:
         DataError: faults of the data, with file and line of a few rows of each kind, and how many there are; files that
             change while they are read; no folder that can be written.
     """
-    path = paths_of(log)
-    files = data_files(path, columns, items, id_features)
-    locations = locations_of(path, actions, directory, columns, timeline, items, partition, id_features)
-    folder = next((folder for location in locations if (folder := location.up_to_date_copy(files)) is not None), None)
+    locations = locations_of(log)
+    standing = (location.up_to_date_copy(log.files) for location in locations)
+    folder = next((folder for folder in standing if folder is not None), None)
     if folder is None:
         chosen = next((location for location in locations if is_writable(location.parent)), None)
         if chosen is None:
             parents = ", ".join(str(location.parent) for location in locations)
             raise DataError(Problem(parents, "a folder that can be written, for the training copy", "none"))
         with chosen.building() as temporary:
-            manifest = _built(path, files, actions, temporary, timeline, partition, progress, chosen.settings)
-            require_unchanged(files, path, columns)
+            from reagent_lite.data.copy.build import build
+
+            manifest = build(log, temporary, chosen.settings, progress)
+            log.require_unchanged()
             folder = chosen.publish(temporary, manifest)
         give_back_memory()
     copy = open_training_copy(folder)
-    if items is not None:
-        _require_choices(copy, show_paths(path), items)
+    if log.items is not None:
+        _require_choices(copy, log.name, log.items)
     from reagent_lite.data.copy.doubts import doubts
 
     # entries that are not read may have been added since the copy was built
-    return dataclasses.replace(copy, notes=(*copy.notes, *notes_of_input(path), *doubts(copy)))
+    return dataclasses.replace(copy, notes=(*copy.notes, *log.notes(), *doubts(copy)))
 
 
 def _require_choices(copy: TrainingCopy, where: str, items: ItemTable) -> None:
@@ -293,34 +285,6 @@ def _require_choices(copy: TrainingCopy, where: str, items: ItemTable) -> None:
         f"{pluralize(len(items), 'item')}; else log the ids that were possible, in a column possible_actions"
     )
     raise DataError(Problem(where, "several possible items in a row", got, todo))
-
-
-def _built(
-    path: DataPath,
-    files: tuple[InputFile, ...],
-    actions: tuple[str, ...] | None,
-    folder: Path,
-    timeline: TimelineConfig | None,
-    partition: Partition | None,
-    progress: Show | None,
-    settings: dict[str, Any],
-) -> CopyManifest:
-    from reagent_lite.data.copy.build import build
-    from reagent_lite.data.copy.event_log import EventLog
-    from reagent_lite.data.copy.first_look import files_hold_events
-    from reagent_lite.data.copy.transition_log import TransitionLog
-    from reagent_lite.data.logs import separate_logs
-
-    logs = separate_logs(files, path, folder)
-    read = logs.files if partition is None else partition.files_of(logs.files, path)
-    if not files_hold_events(files):
-        drops = timeline is not None and timeline.timeline.on_refused == "drop_episode"
-        return build(read, TransitionLog(folder, actions, drops=drops), progress, settings, logs.notes, files)
-    timeline = timeline or TimelineConfig()
-    section = {"inputTableName": path, "actionDiscrete": actions is not None}
-    query = timeline.query.model_copy(update={"actions": actions or ()})
-    config = timeline.model_copy(update={"timeline": timeline.timeline.model_copy(update=section), "query": query})
-    return build(read, EventLog(folder, config), progress, settings, logs.notes, files)
 
 
 def give_back_memory() -> None:

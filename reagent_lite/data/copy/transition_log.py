@@ -16,6 +16,7 @@ from reagent_lite.config.column_names import COLUMNS, EPISODE_COLUMNS
 from reagent_lite.data.copy.order import index_type, take
 from reagent_lite.data.copy.spooled_log import VECTORS, SpooledLog, Transitions
 from reagent_lite.data.formats.blocks import Block, InputFile
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.reading import Rows
 from reagent_lite.errors import DataError, Problem, join_names
@@ -28,13 +29,12 @@ class TransitionLog(SpooledLog[Transitions]):
 
     Args:
         folder: folder of the temporary files and of the arrays.
-        actions: names of discrete actions; None for parametric ones.
-        drops: whether single decisions that break a rule are left out and counted, timeline.on_refused.
+        log: the log; single decisions that break a rule are left out and counted if its timeline drops episodes.
     """
 
-    def __init__(self, folder: Path, actions: tuple[str, ...] | None, *, drops: bool = False) -> None:
-        super().__init__(folder, Contract(actions=actions))
-        self._drops = drops
+    def __init__(self, folder: Path, log: Log) -> None:
+        super().__init__(folder, log, Contract(actions=log.actions))
+        self._drops = log.timeline is not None and log.timeline.timeline.on_refused == "drop_episode"
         self._has_sequence = False
         self._first_without_sequence: str | None = None
 
@@ -74,12 +74,15 @@ class TransitionLog(SpooledLog[Transitions]):
             )
         if episodes and self.seen_columns.isdisjoint(ends):
             expected = f"one of the columns {', '.join(ends)}, to know where episodes end"
-            todo = f"If each row is a decision of its own, leave out {' and '.join(episodes)}"
+            todo = f"If each row is an independent decision, leave out {' and '.join(episodes)}"
             raise DataError(Problem(files[0].location(), expected, "none of them", todo))
 
     def transitions(self) -> Transitions:
         """Returns the transitions of all rows."""
         order = self.order(by_sequence=self._has_sequence)
+        if self.log.is_several and self.log.same_episodes:
+            self.counts["repeated_rows"] = order.duplicates
+            order = order.without_duplicates()
         self.counts["duplicate_rows"] = order.duplicates
         return Transitions(
             order=order,
@@ -105,7 +108,7 @@ class TransitionLog(SpooledLog[Transitions]):
         """
         order = transitions.order
         rows = order.rows
-        same = np.zeros(self.num_rows, bool)
+        same = np.zeros(len(rows), bool)
         start = 0
         states = self.spools["state"]
         nexts = self.spools["next_state"]
@@ -118,10 +121,10 @@ class TransitionLog(SpooledLog[Transitions]):
         follows = same.copy()
         follows[:-1] &= order.sequence[:-1] < order.sequence[1:]
         side = np.flatnonzero(~same & ~transitions.terminal)
-        total = self.num_rows + len(side)
-        next_index = np.arange(self.num_rows, dtype=index_type(total))
+        total = len(rows) + len(side)
+        next_index = np.arange(len(rows), dtype=index_type(total))
         next_index += same
-        next_index[side] = np.arange(self.num_rows, total)
+        next_index[side] = np.arange(len(rows), total)
         self.save_next(next_index, follows, total)
         self.write_matrix("state", total, chain(states.gather_rows(rows), nexts.gather_rows(rows[side])))
 

@@ -95,7 +95,7 @@ class FeatureSummary:
     @classmethod
     def of(cls, values: NDArray[np.float32] | Floats, most_distinct: int) -> Self:
         """Returns the summary of raw values [n]; NaN and the missing value are left out."""
-        present = _present(values)
+        present = _drop_missing(values)
         # most features have too many distinct values among their first ones already: the others need not be sorted then
         distinct = np.unique(present[: 4 * most_distinct])
         if len(distinct) <= most_distinct:
@@ -127,7 +127,7 @@ class FeatureSummary:
         return self.low == self.high or self.moments.stddev < SMALLEST_STDDEV
 
 
-def _present(values: NDArray[Any]) -> NDArray[Any]:
+def _drop_missing(values: NDArray[Any]) -> NDArray[Any]:
     values = np.ascontiguousarray(values)  # a column of a matrix, which is read several times
     present: NDArray[Any] = values[~np.isnan(values) & (values != MISSING)]
     return present
@@ -221,7 +221,7 @@ class ColumnSummary:
     def sample_values(self, feature_id: int) -> Floats:
         """Returns the present values of a feature in the sample, ascending."""
         parts = [
-            _present(matrix.values[:, matrix.ids.index(feature_id)])
+            _drop_missing(matrix.values[:, matrix.ids.index(feature_id)])
             for matrix in self.sample
             if feature_id in matrix.ids
         ]
@@ -281,7 +281,7 @@ def _without_ids(
 
 def _count_texts(codes: NDArray[np.float32], texts: Mapping[float, str]) -> dict[str, int]:
     """Returns {text: number of its values}; a code whose text was dropped is left out."""
-    distinct, counts = np.unique(_present(codes), return_counts=True)
+    distinct, counts = np.unique(_drop_missing(codes), return_counts=True)
     pairs = zip(distinct.tolist(), counts.tolist(), strict=True)
     return {texts[code]: count for code, count in pairs if code in texts}
 

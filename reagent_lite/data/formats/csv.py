@@ -6,8 +6,7 @@
     mdp_id,sequence_number,state_features.0,action.0,reward          a column per feature; an empty cell is absent
 
 The kind of a column does not depend on the values in a block: mdp_id and discrete actions are strings, so the action 1
-is the action named "1" if there is one, else the action with index 1. The id 7.0 is 7, as the number is in other
-formats, and so is 7 with spaces around it; 007 is another id. A cell that is not a value of its column's kind
+is the action named "1" if there is one, else the action with index 1. A cell that is not a value of its column's kind
 stays a string, which is a fault of the row when the column is read, as in JSON lines. Records are those of RFC 4180: a
 quotation mark opens a cell only at its start and closes it only at its end; inside a cell it is doubled. A newline ends
 a record if an even number of quotation marks precedes it, so the line of every record is known.
@@ -39,7 +38,7 @@ from reagent_lite.data.formats.jsonl import (
     parse_with_arrow,
     table_of_columns,
 )
-from reagent_lite.data.formats.schema import in_one_piece, valid_rows
+from reagent_lite.data.formats.schema import find_distinct, in_one_piece, take_or_null, valid_rows
 from reagent_lite.data.formats.text_files import contains, read_text
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.strict_json import parse_json
@@ -56,9 +55,6 @@ _FLAGS = {"1.0": True, "t": True, "0.0": False, "f": False, "true": True, "false
 """Flags: pandas writes 1.0 if a column has gaps, PostgreSQL writes t."""
 _WHOLE = re.compile(r"\s*([-+]?[0-9]+)(?:\.0*)?\s*")
 """An integer; pandas writes 3.0 if a column has gaps."""
-_WHOLE_ID = r"^\s*(?:-?(0)|(-?[1-9][0-9]*))(?:\.0+)?\s*$"
-"""A number that is an integer, without leading zeros; spaces may be around it, and pandas writes the id 7 as 7.0 if a
-column has gaps."""
 _DIGIT = re.compile("[0-9]")
 _VALUE = re.compile(r"[-+]?[0-9][0-9.,eE+-]*|[\[{].*")  # a number or JSON, which no header has
 DELIMITERS = ",;\t|"
@@ -299,7 +295,7 @@ def _cells(
 
 def _with_points(cells: pa.Array, decimal: str) -> pa.Array:
     """Returns cells in which numbers have a decimal point and no marks between groups of digits."""
-    group = rf"[{',' if decimal == '.' else '.'} \x{{a0}}\x{{202f}}]"
+    group = rf"[{',' if decimal == '.' else '.'} '\x{{a0}}\x{{202f}}\x{{2019}}]"
     number = rf"^\s*[-+]?([0-9]+|[0-9]{{1,3}}({group}[0-9]{{3}})+)([{decimal}][0-9]+)?\s*$"
     without = pc.replace_substring_regex(cells, group, "")
     with_points = without if decimal == "." else pc.replace_substring(without, ",", ".")
@@ -343,8 +339,6 @@ def typed_cells(name: str, cells: pa.Array, kind: ColumnKind) -> NamedArray:
         return _json_cells(name, cells, json_cell)
     if kind == "action" and pc.any(pc.match_substring_regex(cells, r"^\s*\{"), min_count=0).as_py():
         return _json_cells(name, cells, lambda cell: json_cell(cell) if cell.lstrip().startswith("{") else cell)
-    if kind == "text":
-        return pa.field(name, cells.type), pc.replace_substring_regex(cells, _WHOLE_ID, r"\1\2")
     if kind not in _NUMBERS:
         return pa.field(name, cells.type), cells
     of_kind, value_of = _NUMBERS[kind]
@@ -363,13 +357,13 @@ def _by_distinct(name: str, cells: pa.Array, value_of: Callable[[str], Any], *, 
         value_of: returns the value of a cell.
         words: whether to read them by `words_as_texts`.
     """
-    encoded = cells.dictionary_encode()
-    distinct = encoded.dictionary.to_pylist()
-    read = [value_of(cell) for cell in distinct]
+    distinct, codes = find_distinct(cells)
+    texts = distinct.to_pylist()
+    read = [value_of(text) for text in texts]
     if words:
-        read = words_as_texts(read, distinct)
+        read = words_as_texts(read, texts)
     field, values = array_of_values(name, read)
-    return field, values.take(encoded.indices)
+    return field, take_or_null(values, codes)
 
 
 def words_as_texts(values: list[Any], cells: Sequence[str]) -> list[Any]:

@@ -2,7 +2,7 @@
 
     path ─► files ─► READERS[extension] ─► blocks, parsed and transformed in threads ─► results in order
 
-A reader yields a function for each block of a file, which parses the block. To add a format, add it to READERS.
+A reader yields a function for each block of a file, which parses the block. To add a format, add it to FORMATS.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -22,6 +22,13 @@ import pyarrow.compute as pc
 from reagent_lite.data.formats.arrow import read_ipc, read_parquet
 from reagent_lite.data.formats.blocks import JSON_LINES, Block, InputFile, Position, Reader, Show, num_threads
 from reagent_lite.data.formats.csv import read_csv
+from reagent_lite.data.formats.encodings import (
+    CSV_ENCODINGS,
+    IPC_ENCODINGS,
+    JSON_LINES_ENCODINGS,
+    PARQUET_ENCODINGS,
+    Encoding,
+)
 from reagent_lite.data.formats.input_files import MINARI
 from reagent_lite.data.formats.jsonl import read_json_lines
 from reagent_lite.data.formats.minari import read_minari
@@ -46,10 +53,13 @@ def parsers_of(
 def _read(file: InputFile, parse: Callable[[], Block]) -> Block:
     block = parse()
     rewards = [field for field in block.table.schema if field.name.lower() in _REWARDS]
-    if rewards and all(pa.types.is_list(field.type) or pa.types.is_large_list(field.type) for field in rewards):
+    todo = "Write a row for each step, with the mdp_id of its episode and a sequence_number"
+    if rewards and all(_is_list(field.type) for field in rewards):
         expected = f"one step a row, so one number in {rewards[0].name}"
-        todo = "Write a row for each step, with the mdp_id of its episode and a sequence_number"
         raise DataError(Problem(block.where(0), expected, "several steps: lists", todo))
+    steps = [field.name for field in block.table.schema if not rewards and _is_list(field.type) and _are_steps(field)]
+    if steps:
+        raise DataError(Problem(block.where(0), "one step a row", f"several steps in {steps[0]}", todo))
     if file.columns is not None:
         block = file.columns.read(block)
     return block if file.selection is None else file.selection.select(block)
@@ -81,6 +91,12 @@ def _mapped_values(column: pa.ChunkedArray) -> int:
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _are_steps(field: pa.Field) -> bool:
+    """Whether the elements of lists are objects with a reward."""
+    kind = field.type.value_type
+    return pa.types.is_struct(kind) and any(member.name.lower() in _REWARDS for member in kind)
 
 
 def _holds_pairs(kind: pa.DataType) -> bool:
@@ -173,22 +189,40 @@ def require_hash(file: InputFile, sha256: str) -> None:
         raise DataError(Problem(file.path, expected, f"sha256 {sha256}", todo))
 
 
-READERS: dict[str, Reader] = {
-    **dict.fromkeys(JSON_LINES, read_json_lines),
-    ".parquet": read_parquet,
-    ".arrow": read_ipc,
-    ".feather": read_ipc,
-    ".ipc": read_ipc,
-    ".csv": read_csv,
-    MINARI: read_minari,
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A format of logs.
+
+    Attributes:
+        extensions: extensions of its files, without that of a compression.
+        read: reads a file.
+        by_column: whether `read` takes `columns`, the names of the columns to read; else it reads all.
+        encodings: {ending of a file's name: how rows become its bytes}; empty if the format is only read.
+    """
+
+    extensions: tuple[str, ...]
+    read: Callable[..., Iterator[Callable[[], Block]]]
+    by_column: bool = True
+    encodings: dict[str, Encoding] = field(default_factory=dict)
+
+
+FORMATS = (
+    Format(extensions=JSON_LINES, read=read_json_lines, by_column=False, encodings=JSON_LINES_ENCODINGS),
+    Format(extensions=(".parquet",), read=read_parquet, encodings=PARQUET_ENCODINGS),
+    Format(extensions=(".arrow", ".feather", ".ipc"), read=read_ipc, encodings=IPC_ENCODINGS),
+    Format(extensions=(".csv",), read=read_csv, encodings=CSV_ENCODINGS),
+    Format(extensions=(MINARI,), read=read_minari, by_column=False),
+)
+READERS: dict[str, Reader] = {extension: form.read for form in FORMATS for extension in form.extensions}
+ENCODINGS = {ending: encoding for form in FORMATS for ending, encoding in form.encodings.items()}
 
 
 def readers_of(columns: Collection[str] | None) -> dict[str, Reader]:
-    """Returns readers of these columns, or of all for None; JSON lines and Minari are always read with all columns."""
-    by_column = (read_parquet, read_ipc, read_csv)
+    """Returns readers of these columns, or of all for None; some formats are always read with all columns."""
     return {
-        name: partial(reader, columns=columns) if reader in by_column else reader for name, reader in READERS.items()
+        extension: partial(form.read, columns=columns) if form.by_column else form.read
+        for form in FORMATS
+        for extension in form.extensions
     }
 
 

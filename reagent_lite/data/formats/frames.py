@@ -33,8 +33,8 @@ class Frame(Protocol):
         ...
 
 
-Log = str | os.PathLike[str] | Frame | Mapping[str, Any]
-Logs = Log | Sequence[Log]
+PathOrFrame = str | os.PathLike[str] | Frame | Mapping[str, Any]
+PathsOrFrames = PathOrFrame | Sequence[PathOrFrame]
 """A log, or several that are read as one."""
 
 _KEPT_DAYS = 30
@@ -61,14 +61,14 @@ def _cache() -> Path:
     return user_cache() / "frames"
 
 
-def paths_of(logs: Logs, name: str = "data") -> DataPath:
+def paths_of(logs: PathsOrFrames, name: str = "data") -> DataPath:
     """Returns the path of a log, or those of several; see path_of."""
     if isinstance(logs, list | tuple) and not any(isinstance(log, dict) for log in logs):  # dicts would be rows
         return tuple(path_of(log, name) for log in logs)
-    return path_of(cast("Log", logs), name)
+    return path_of(cast("PathOrFrame", logs), name)
 
 
-def path_of(log: Log, name: str = "data") -> str:
+def path_of(log: PathOrFrame, name: str = "data") -> str:
     """Returns the path of a log; a frame becomes an Arrow file in the user's cache, named by its content.
 
     Files that no call has used for a month are removed from the cache.
@@ -108,7 +108,7 @@ def path_of(log: Log, name: str = "data") -> str:
         with written.open("rb") as source:
             digest = hashlib.file_digest(source, "sha256").hexdigest()
         sync(written)
-        folder = cache / digest[:32]  # training copies are made beside the file, and removed with it
+        folder = cache / digest[:32]  # training copies are made next to the file, and removed with it
         folder.mkdir(exist_ok=True)
         os.utime(folder)
         file = folder / f"{name}.arrow"

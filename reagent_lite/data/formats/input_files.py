@@ -19,7 +19,7 @@ from reagent_lite.strict_json import parse_json
 
 ALLOWED_PROTOCOLS = ("file", "s3", "gs", "abfs", "memory")
 NOT_DATA = ("manifest.json", ".truth.json")
-"""Ends of names beside data files: their hashes, and the true return of the policy that wrote them."""
+"""Ends of names next to data files: their hashes, and the true return of the policy that wrote them."""
 _RUN_FILES = ("config.json", "metrics.jsonl", "not_published.json", "state_features_norm.json", "action_norm.json")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 """Extensions of compressed files, and Arrow's names of the compressions."""
@@ -30,6 +30,7 @@ _RENAME = "Give it the extension {}"
 _UNPACK = "Unpack it, or give it the extension {}"
 _FRAME = "Read it in Python and give the frame or the dict of arrays, or write it as Parquet"
 _NO_PAGE = "It may be the page of a login or an error: download the data again"
+_LFS = b"version https://"
 _FIRST_BYTES = {
     b"PAR1": ("Parquet", ".parquet", _RENAME),
     b"ARROW1": ("Arrow IPC", ".arrow", _RENAME),
@@ -48,15 +49,22 @@ _FIRST_BYTES = {
     b"\xfd7zXZ": ("xz", "", "Unpack it"),
     b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "", "Unpack it"),
     b"\x04\x22\x4d\x18": ("lz4", "", "Unpack it"),
+    b"Rar!\x1a\x07": ("a RAR archive", "", "Unpack it"),
+    b"\x89PNG": ("a picture", "", "Give a table"),
+    b"\xff\xff\xff\xff": ("Arrow IPC", ".arrow", _RENAME),
+    _LFS: ("a pointer of Git LFS", "", "Fetch the data: git lfs pull"),
     b"RDX": ("data of R", "", "Write it as CSV or Parquet"),
     b"%PDF": ("PDF", "", "Export the table as CSV"),
     **dict.fromkeys((b"<!DOCTYPE", b"<!doctype", b"<html", b"<HTML", b"<?xml"), ("HTML or XML", "", _NO_PAGE)),
 }
 """First bytes of files, the name of their format, its extension if it is read, and advice."""
 _OF_PYTHON = (".npz", ".npy", ".pkl", ".pickle", ".h5", ".hdf5", ".hdf", ".xlsx", ".xls", ".orc", ".avro", ".pt")
+_OF_TEXT = ("", ".txt", ".tsv", ".tab", ".dat", ".data", ".psv", ".log")
+_TABLE = "Give a table of text the extension .csv; its delimiter is found"
 OTHER_ENCODING = ', or name its encoding in columns: {{"csv": {{"encoding": "{}"}}}}'
 _TEXT = frozenset((*range(32, 127), *b"\t\r\n"))
 _FEW = 64
+_HEADER = re.compile(rb"[A-Za-z][\w ]*([,;\t|][\w .]+)+\r?\n")
 _ARRAY = re.compile(rb"\s*\[\s*\{")
 ONE_A_LINE = "Write a row a line, as pandas does with to_json(path, orient='records', lines=True)"
 _NO_UTF_8 = (b"\xff\xfe", b"\xfe\xff")
@@ -105,7 +113,7 @@ def require_format(file: InputFile, stream: IO[bytes]) -> None:
     ending = file.compression or file.extension
     named = _BINARY.get(ending, ending.removeprefix("."))
     for first, (kind, extension, todo) in _FIRST_BYTES.items():
-        if _begins(start, first) and kind != named and extension != file.compression:
+        if _begins(start, first) and kind != named and (not extension or extension != file.compression):
             raise DataError(Problem(file.path, f"{named}, as its name says", kind, todo.format(extension)))
     text = bool(start.strip()) and all(sign in _TEXT for sign in start)
     if text and file.compression:
@@ -120,14 +128,17 @@ def require_format(file: InputFile, stream: IO[bytes]) -> None:
 
 def _begins(start: bytes, first: bytes) -> bool:
     """Whether bytes begin as a format does; a header of CSV may begin with ORC, too."""
-    is_markup = first[:1] in b"<%"
-    return start.startswith(first) and (is_markup or not all(sign in _TEXT for sign in start[:16]))
+    is_text = first[:1] in b"<%" or first == _LFS
+    return start.startswith(first) and (is_text or not all(sign in _TEXT for sign in start[:16]))
 
 
 def require_text(file: InputFile, start: bytes) -> None:
     """Raises DataError if unpacked bytes begin as UTF-16, as a JSON array or as another format does."""
     if file.extension != ".csv" and _ARRAY.match(start):
         raise DataError(Problem(f"{file.path}:1", "one JSON object in the line", "a JSON array", ONE_A_LINE))
+    if file.extension != ".csv" and _HEADER.match(start):
+        got = f"a table with the header {start.split(maxsplit=1)[0][:40].decode()!r}"
+        raise DataError(Problem(f"{file.path}:1", "one JSON object in the line", got, _RENAME.format(".csv")))
     if file.extension == ".csv" and start[:4].lower() == b"sep=":
         expected = "a header as the first record"
         raise DataError(
@@ -205,7 +216,7 @@ def list_input(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:
         extension = listed_files[0].extension
         if extension not in extensions or extension == MINARI:
             expected = f"a data file ({formats}; .gz, .bz2, .zst of JSON and CSV)"
-            todo = _FRAME if extension in _OF_PYTHON else ""
+            todo = _FRAME if extension in _OF_PYTHON else _TABLE if extension in _OF_TEXT else ""
             raise DataError(Problem(resolved, expected, f"extension {extension!r}", todo))
         return tuple(listed_files)
     files = [file for file in listed_files if _is_data(file.name) and file.extension in extensions]

@@ -169,6 +169,8 @@ def parse_with_python(text: bytes, first_line: int, path: str) -> tuple[pa.Table
         except ValueError as error:
             got = f"{error}; it starts {content[:40].decode(errors='replace')!r}"
             todo = "" if _OBJECT.fullmatch(content) else ONE_A_LINE
+            if content.strip() in (b"{", b"[{"):
+                got = "the first line of an object over several lines"
             problems.append(Problem(f"{path}:{line}", "one JSON object in the line", got, todo))
             if len(problems) == MAX_PROBLEMS:
                 break

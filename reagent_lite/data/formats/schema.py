@@ -15,7 +15,8 @@ from reagent_lite.item_table import ItemTable
 TEXT_METADATA = {b"reagent_lite": b"json"}
 """Marks a string column whose values are JSON texts, since they have no common Arrow type."""
 
-
+VALUES = pa.struct({"number": pa.float32(), "text": pa.string()})
+"""Values of maps in which some features are numbers and others texts; the unused member is null."""
 INTEGER_OR_TIME = "an integer or a time such as 2026-01-31T10:00:00"
 """Words for a sequence number, in errors."""
 
@@ -47,7 +48,7 @@ def conform(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
     for number, column in enumerate(table.schema):
         if is_text(fields[column.name]) and not is_text(column):
             values = table.column(number).to_pylist(maps_as_pydicts="lossy")
-            texts = [None if value is None else json.dumps(_present(value)) for value in values]
+            texts = [None if value is None else json.dumps(_drop_nulls(value)) for value in values]
             table = table.set_column(number, fields[column.name], pa.array(texts, pa.string()))
     whole = pa.schema(list(fields.values()))
     if table.schema == whole:
@@ -55,11 +56,11 @@ def conform(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
     return pa.concat_tables([whole.empty_table(), table], promote_options="permissive")
 
 
-def _present(value: Any) -> Any:
+def _drop_nulls(value: Any) -> Any:
     """Returns a value without the nulls of its objects: Arrow gives each object the keys of all."""
     if isinstance(value, dict):
-        return {str(key): _present(inner) for key, inner in value.items() if inner is not None}
-    return [_present(inner) for inner in value] if isinstance(value, list) else value
+        return {str(key): _drop_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_drop_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def in_one_piece(chunks: pa.ChunkedArray) -> pa.Array:
@@ -81,6 +82,20 @@ def fill_nulls(array: pa.Array, value: float) -> NDArray[Any]:
         array = array.cast(pa.uint8())
     values: NDArray[Any] = (array.fill_null(value) if array.null_count else array).to_numpy()
     return values
+
+
+def find_distinct(array: pa.Array) -> tuple[pa.Array, NDArray[np.int32]]:
+    """Returns (the distinct values of an array [n], without null; [n] the index of each value among them, -1 for null).
+
+    Distinct values are in the order in which they first occur.
+    """
+    encoded = array.dictionary_encode()
+    return encoded.dictionary, fill_nulls(encoded.indices, -1)
+
+
+def take_or_null(values: pa.Array, indices: NDArray[np.integer[Any]]) -> pa.Array:
+    """Returns the values at indices [n], null where an index is negative."""
+    return values.take(pa.array(indices, mask=indices < 0))
 
 
 def to_numpy(array: pa.Array) -> NDArray[Any]:

@@ -52,7 +52,7 @@ def read_text(
     """
     sizes: list[int] = []  # for each block: bytes of text whose table would take TABLE_BYTES
 
-    def parsed(number: int, text: bytes, line: int) -> Block:
+    def parse_block(number: int, text: bytes, line: int) -> Block:
         block = parse(text, line)
         num_bytes = block.table.nbytes + 4 * item_values(block.table, file.items)
         sizes[number] = min(BLOCK_BYTES, TABLE_BYTES * len(text) // max(1, num_bytes))
@@ -60,7 +60,7 @@ def read_text(
 
     def parsing(text: bytes, line: int) -> Callable[[], Block]:
         sizes.append(BLOCK_BYTES)
-        later = partial(parsed, len(sizes) - 1, text, line)
+        later = partial(parse_block, len(sizes) - 1, text, line)
         if line > 1:
             return later
         block = later()

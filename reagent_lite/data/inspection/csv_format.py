@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,7 @@ from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.csv import NULLS, delimiter_of
 from reagent_lite.data.formats.input_files import COMPRESSIONS
 from reagent_lite.data.formats.schema import microseconds_of
+from reagent_lite.data.rows.block_columns import ANSWERS
 from reagent_lite.errors import DataError
 from reagent_lite.raw_values import number_of, plain_spaces
 
@@ -22,12 +24,13 @@ _BYTES = 1 << 20
 _NULL_WORDS = (
     "na", "n/a", "#n/a", "null", "(null)", "none", "nil", "-", "--", ".", "?", "missing", "k.a.", "n.v."
 )  # fmt: skip
+_FEW_WORDS = 2
 _MARKS: dict[Decimal, re.Pattern[str]] = {
-    ",": re.compile(r"[-+]?(?:[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})|0,[0-9]+|[0-9]{1,3}(?:[. ][0-9]{3})+,[0-9]+)"),
-    ".": re.compile(r"[-+]?(?:[0-9]+\.(?:[0-9]{1,2}|[0-9]{4,})|0\.[0-9]+|[0-9]{1,3}(?:[, ][0-9]{3})+\.[0-9]+)"),
+    ",": re.compile(r"[-+]?(?:[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})|0,[0-9]+|[0-9]{1,3}(?:[. '][0-9]{3})+,[0-9]+)"),
+    ".": re.compile(r"[-+]?(?:[0-9]+\.(?:[0-9]{1,2}|[0-9]{4,})|0\.[0-9]+|[0-9]{1,3}(?:[, '][0-9]{3})+\.[0-9]+)"),
 }
 """Numbers that can have one decimal mark only: 1.234 may be either."""
-_GROUPS = re.compile(r"[-+]?[0-9]{1,3}(?:[,. ][0-9]{3})+(?:[,.][0-9]+)?")
+_GROUPS = re.compile(r"[-+]?[0-9]{1,3}(?:[,. '][0-9]{3})+(?:[,.][0-9]+)?")
 
 
 def csv_format_of(file: InputFile) -> dict[str, Any]:
@@ -84,28 +87,47 @@ def decimal_of(cells: Iterable[str]) -> Decimal | None:
     grouped = False
     for cell in cells:
         marks |= {mark for mark, number in _MARKS.items() if number.fullmatch(cell)}
-        grouped |= bool(_GROUPS.fullmatch(cell)) and any(sign in cell for sign in ", ")
+        grouped |= bool(_GROUPS.fullmatch(cell)) and any(sign in cell for sign in ", '")
     if len(marks) != 1 or (marks == {"."} and not grouped):
         return None
     return marks.pop()
 
 
 def _null_words(rows: Iterable[list[str]], decimal: Decimal) -> list[str]:
-    """Returns the words for absent values in columns whose other cells are numbers or times."""
-    words: dict[int, dict[str, None]] = {}
-    others = set[int]()
-    values = set[int]()
+    """Returns the words for absent values in columns whose other cells are numbers or times.
+
+    These are the usual words, and others that alone stand among numbers, several times, and in no column of texts.
+    """
+    values = Counter[int]()
+    words: dict[int, Counter[str]] = {}
     for row in rows:
         for column, cell in enumerate(row):
             text = cell.strip()
-            if not text or cell in NULLS:
+            if not text or cell in NULLS or text.lower() == "nan":
                 continue
-            if text.lower() in _NULL_WORDS:
-                words.setdefault(column, {})[cell] = None
-            elif column not in others:
-                is_value = number_of(text, decimal) is not None or _is_number(text) or microseconds_of(text) is not None
-                (values if is_value else others).add(column)
-    return list(dict.fromkeys(word for column in words if column in values - others for word in words[column]))
+            if number_of(text, decimal) is not None or _is_number(text) or microseconds_of(text) is not None:
+                values[column] += 1
+            else:
+                words.setdefault(column, Counter())[cell] += 1
+    null: dict[int, list[str]] = {}
+    texts = set[str]()
+    for column, of_column in words.items():
+        unusual = {word: rows for word, rows in of_column.items() if word.strip().lower() not in _NULL_WORDS}
+        if values[column] and all(_stands_for_none(word, rows) for word, rows in unusual.items()):
+            null[column] = (
+                [*of_column] if len(unusual) <= _FEW_WORDS and 2 * sum(unusual.values()) < values[column] else []
+            )
+        if not null.get(column):
+            texts |= of_column.keys()
+    usual = {word for of_column in null.values() for word in of_column if word.strip().lower() in _NULL_WORDS}
+    return list(
+        dict.fromkeys(word for of_column in null.values() for word in of_column if word in usual or word not in texts)
+    )
+
+
+def _stands_for_none(word: str, rows: int) -> bool:
+    is_answer = word.strip().lower() in ANSWERS
+    return rows > 1 and not is_answer and (word.startswith("#") or not any(sign.isdigit() for sign in word))
 
 
 def _is_number(text: str) -> bool:

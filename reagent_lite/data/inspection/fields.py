@@ -20,15 +20,15 @@ NAMES: dict[str, tuple[str, ...]] = {
         "action": "action_id action_name a arm chosen choice shown decision treatment variant offer offered sent "
         "item item_id",
         "reward": "r click clicked clicks conversion converted response outcome revenue profit label y purchase "
-        "purchased bought sold sale sales ordered subscribed churned success won opened",
+        "purchased bought sold sale sales ordered subscribed success won opened retained renewed survived target gmv",
         "action_probability": "propensity propensity_score pscore prob probability action_prob p logging_probability "
         "logged_probability behavior_probability",
         "possible_actions": "candidates available_actions allowed_actions legal_actions choices actions",
         "next_action": "",
         "possible_next_actions": "",
         # those of true ends first: done often says the end of a record as well
-        "terminal": "terminals terminated terminateds termination terminations is_terminal episode_terminals done "
-        "dones is_done end ends is_end last is_last final",
+        "terminal": "terminals terminated terminateds termination terminations is_terminal episode_terminals absorbing "
+        "is_absorbing done dones is_done game_over end ends is_end end_of_episode episode_end last is_last final",
         "truncated": "truncateds truncation truncations is_truncated timeout timeouts time_limit time_limits timed_out",
         "metrics": "",
         "time_diff": "",
@@ -40,6 +40,10 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "features": ("map", "list"), "metrics": ("map",), "action": ("text", "integer", "flag", "map"),
     "actions": ("list",),
 }  # fmt: skip
+_FLAGS_OF_ENDS = ("terminal", "truncated", *NAMES["terminal"], *NAMES["truncated"])
+_NEGATIONS = ("not", "non", "no")
+_FLAG = re.compile(r"(_|(?<=[a-z]))flags?$")
+_PARTS_OF_EPISODES = ("step_type", "next_step_type", "is_first", "episode_start", "episode_starts")
 _GIVEN = 4
 _SAME = 3
 _NAMED = 2
@@ -84,8 +88,30 @@ def guesses_of(columns: Sequence[LogColumn], given: Columns) -> list[Guess]:
     return sorted(guesses, key=lambda guess: guess.strength, reverse=True)
 
 
+def words_of(column: str) -> str:
+    """Returns the words of a column's name in lower case, with _ between them: is_done for isDone."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[^0-9A-Za-z]+", "_", column).lower().strip("_")
+
+
+def names_part_of_episode(column: str) -> bool:
+    """Whether a column's name says where in an episode a row is otherwise than by ends: not_done, step_type."""
+    words = words_of(column)
+    return words in _PARTS_OF_EPISODES or _without_negation(words) in _FLAGS_OF_ENDS
+
+
+def _without_negation(words: str) -> str:
+    """Returns done for not_done, terminal for nonterminal, and "" for words without a negation."""
+    split = words.removeprefix("non").split("_") if words.startswith("non") else words.split("_")
+    rest = "_".join(word for word in split if word and word not in _NEGATIONS)
+    return "" if rest == words else rest
+
+
 def _by_name(field: str, column: LogColumn) -> list[Guess]:
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])|[^0-9A-Za-z]+", "_", column.name).lower().strip("_")
+    words = words_of(column.name)
+    if COLUMNS[field].kind == "flag":
+        if _without_negation(words):
+            return []
+        words = _FLAG.sub("", words)
     names = (field, *NAMES[field])
     values = f"its values are {_VALUES.get(column.kind, column.kind)}"
     if words in names:
@@ -103,10 +129,10 @@ _VALUES = {"flag": "true and false", "integer": "integers", "number": "numbers",
 
 
 def fits(field: str, column: LogColumn) -> bool:
-    """Whether the values of a column are of a field's kind; flags may also be 1 and 0."""
+    """Whether the values of a column are of a field's kind; flags may also be 1 and 0, or yes and no."""
     kind = COLUMNS[field].kind
     if kind == "flag":
-        return column.is_number and set(column.present) <= {0, 1}
+        return column.is_answers or (column.is_number and set(column.present) <= {0, 1})
     if field == "reward" and column.is_answers:
         return True
     return column.kind in _KINDS.get(kind, ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -31,6 +32,7 @@ from reagent_lite.raw_values import RawColumn
 ValueKind = Literal["flag", "integer", "number", "time", "text", "map", "list", "mixed", "empty", "other"]
 Values = list[Any]
 LARGEST = float(np.finfo(np.float32).max)
+_SENTINELS = (99, 999, 9999, 99999, 999999)
 _SHARE_OF_LEVELS = 0.9
 """Smallest share of a category's values that get a column of their own."""
 _FLAGS = {"true": True, "false": False}
@@ -86,11 +88,25 @@ class LogColumn:
 
     @property
     def near_equal(self) -> dict[str, str]:
-        """{text: the most frequent text that differs from it in case and spaces only}."""
+        """{text: the most frequent text without spare spaces that differs from it in case and spaces only}."""
         first: dict[str, str] = {}
-        for text in self.counts if self.kind == "text" else ():
+        texts = self.counts if self.kind == "text" else ()
+        for text in sorted(texts, key=lambda text: text != " ".join(text.split())):
             first.setdefault(_fold(text), text)
         return {text: first[_fold(text)] for text in self.counts if first.get(_fold(text), text) != text}
+
+    @property
+    def sentinel(self) -> float | None:
+        """A value such as -999 that is in several rows and far from all others, so that it may mean absent."""
+        if self.kind not in ("integer", "number") or not are_finite(self.present):
+            return None
+        others = {value for value in self.present if abs(value) not in _SENTINELS}
+        spread = max(others) - min(others) if len(others) > 1 else 0
+        for value in {value for value in self.present if abs(value) in _SENTINELS}:
+            gap = min(abs(value - other) for other in (min(others, default=0), max(others, default=0)))
+            if spread and gap > spread and self.present.count(value) > 1:
+                return float(value)
+        return None
 
     @property
     def is_whole(self) -> bool:
@@ -175,7 +191,7 @@ def _describe(source: Any) -> list[Raw]:
 
 
 def _fold(text: str) -> str:
-    return " ".join(text.casefold().split())
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def _column(name: str, values: Values, counts: Counter[str], given: Raw | None) -> LogColumn:

@@ -11,6 +11,8 @@ import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,13 @@ from reagent_lite.data.features.feature_types import FEW_LEVELS, MIN_PRESENT_VAL
 from reagent_lite.data.features.summary import ACTION, STATE
 from reagent_lite.data.formats.frames import location
 from reagent_lite.data.inspection.csv_format import csv_format_of
-from reagent_lite.data.inspection.fields import Guess, choose_fields, fits, guesses_of
+from reagent_lite.data.inspection.fields import Guess, choose_fields, fits, guesses_of, names_part_of_episode
 from reagent_lite.data.inspection.inspected import Inspected
 from reagent_lite.data.inspection.log_columns import LARGEST, LogColumn, are_finite, first_columns, write_value
 from reagent_lite.data.inspection.raw_columns import Raw
+from reagent_lite.data.logs import Log
+from reagent_lite.data.rows.block_columns import ANSWERS
 from reagent_lite.data.rows.item_files import ROW_LABELS, given_items
-from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import ReagentLiteError, join_names, pluralize, suggest_nearest
 from reagent_lite.feature_ids import id_of
 from reagent_lite.raw_values import RawColumn
@@ -45,9 +48,16 @@ MOST_ACTIONS = 200
 _IDS = ("id", "key", "uuid", "index", "hash")
 _LAST_OF_IDS = ("nr", "no", "number")
 _WEIGHTS = re.compile(
-    r"(samp|import|ip[sw]$|ipw_|row_|case_|survey_).*(weight|rate|ratio)s?$|^(ips|ipw|iptw|importance|inverse_propensity)$"
+    r"(samp|import|ip[sw]$|ipw_|row_|case_|survey_|freq|design_|expansion|inverse).*"
+    r"(weight|wt|wgt|rate|ratio|frac|fraction|factor|sampling)s?$"
+    r"|^(ips|ipw|iptw|importance|inverse_propensity|(down|up|sub|over|under)_?sampl(e|ed|ing))$"
 )
-_COUNTS_OF_ROWS = re.compile(r"((samp[a-z]*|import[a-z]*|row|case|survey)_?)?weights?$|importance$")
+_COUNTS_OF_ROWS = re.compile(r"((samp[a-z]*|import[a-z]*|row|case|survey)_?)?(weights?|wts?|wgts?|w)$|importance$")
+_LOSSES = (
+    "churn", "churned", "fraud", "unsubscribed", "refunded", "cancelled", "canceled", "defaulted", "bounced", "died",
+    "readmitted",
+)  # fmt: skip
+"""Outcomes that are to be small."""
 _WHOLE = re.compile("-?[0-9]+")
 _LEADING_ZERO = re.compile(r"-?0[0-9]+")
 _PEOPLE = ("user", "customer", "patient")
@@ -65,6 +75,7 @@ _INDICES = (
     "class",
     "group",
     "cluster",
+    *("zip", "zipcode", "postcode", "plz", "store", "shop", "branch", "region", "district", "status", "brand"),
 )
 _MOST_INDICES = 1000
 _ROWS_OF_INDEX = 5  # on average, of each value
@@ -73,6 +84,7 @@ _NOT_FEATURES = (
     *("terminal", "truncated"),
 )
 _ROUNDING = 0.01
+_BY_CHANCE = 1e-4
 _NEARLY_ALL = 0.9
 Json = dict[str, Any]
 
@@ -84,7 +96,7 @@ def inspect_log(settings: InspectConfig) -> Inspected:
         DataError: a file that cannot be read, with file and line.
         NoRowsError: no file has rows.
     """
-    files = data_files(settings.data_path)
+    files = Log(settings.data_path).files
     if CSV not in settings.columns and files[0].cells and (written := csv_format_of(files[0])):
         settings = settings.model_copy(update={"columns": {**settings.columns, CSV: written}})
     columns, whole = first_columns(files, settings.rows, settings.columns)
@@ -212,16 +224,16 @@ class _Proposal:
         if not follows:
             if ids is None or order is None:
                 lacking = "that says which rows are one episode" if ids is None else "that says their order"
-                self._drop(EPISODE_COLUMNS, f"there is no column {lacking}, so each row is a decision of its own")
+                self._drop(EPISODE_COLUMNS, f"there is no column {lacking}, so each row is an independent decision")
             elif lengths and lengths[-1] == 1:
                 self._drop(
-                    EPISODE_COLUMNS, f"no value of {ids.name} has two rows, so each row is a decision of its own"
+                    EPISODE_COLUMNS, f"no value of {ids.name} has two rows, so each row is an independent decision"
                 )
             elif "terminal" not in self.fields and ids.name.lower().startswith(_PEOPLE):
                 self._drop(
                     EPISODE_COLUMNS,
-                    f"rows of one {ids.name} are not known to depend on each other, so each is a decision of its own; "
-                    "if their rewards resemble each other, keep mdp_id with rl.gamma 0, see docs/data.md",
+                    f"rows of one {ids.name} are not known to depend on each other, so each is an independent "
+                    "decision; if their rewards resemble each other, keep mdp_id with rl.gamma 0, see docs/data.md",
                 )
         kept = {name for name in EPISODE_COLUMNS if name in self.fields}
         ends = {"terminal", "next_action", "possible_next_actions"} & kept
@@ -234,7 +246,7 @@ class _Proposal:
         if shown and not ends and not {"mdp_id", "sequence_number"} <= kept:
             self.problems.append(
                 f"{join_names(shown)} without a column that says where episodes end, such as terminal; "
-                "if each row is a decision of its own, remove the column from the log"
+                "if each row is an independent decision, remove the column from the log"
             )
         elif ids is not None and order is None and ends and not follows:
             free = [column for column in self._columns if column.name not in self.fields.values()]
@@ -246,7 +258,7 @@ class _Proposal:
         )
         if not shown:
             self._alone = True
-            return "no episodes: each row is a decision of its own"
+            return "no episodes: each row is an independent decision"
         self.decide.append("rl.gamma: what a later reward counts, 0.99 for each row by default")
         if not ends:
             self.decide.append(
@@ -269,7 +281,8 @@ class _Proposal:
         """Returns the names of the actions; None if they are candidates with features."""
         column = self._column("action")
         if column is None or not column.present:
-            few = [column for column in self._columns if column.distinct <= MOST_ACTIONS]
+            used = self.fields.values()
+            few = [each for each in self._columns if each.distinct <= MOST_ACTIONS and each.name not in used]
             some = [column.name for column in few if column.kind == "text"]
             some = some or [column.name for column in few if column.is_number]
             self._lacking("action", "what was decided", some)
@@ -329,17 +342,25 @@ class _Proposal:
         if column is None:
             answers = [column.name for column in self._columns if column.is_answers]
             numbers = [
-                column.name for column in self._columns if column.is_number and not self._may_be_propensity(column, 2)
+                column.name
+                for column in self._columns
+                if column.is_number
+                and column.name not in self.fields.values()
+                and not self._may_be_propensity(column, 2)
             ]
             self._lacking("reward", "what is to be large", [*answers, *numbers])
             return
         if not column.is_answers and not (column.is_number and are_finite(column.present)):
-            example = json.dumps({"reward": {"column": column.name, "map": dict.fromkeys(list(column.counts)[:1], 1)}})
+            some = ", ".join(f"{json.dumps(text, ensure_ascii=False)}: NUMBER" for text in list(column.counts)[:2])
+            example = f'{{"reward": {{"column": {json.dumps(column.name)}, "map": {{{some}}}}}}}'
             self.problems.append(
                 f"{column.name}, read as reward, is not a finite number in every row, or yes or no; columns can say "
-                f"what its strings stand for, as in {example}"
+                f"what each of its strings stands for, as in {example}"
             )
-        elif missing := self._rows - len(column.present):
+        if column.is_answers:
+            counted = {f"{text} counts as {ANSWERS[text.strip().lower()]:g}" for text in column.counts}
+            self.decide.append(f"reward: {column.name}: {join_names(sorted(counted, reverse=True))}")
+        if missing := self._rows - len(column.present):
             self._without_reward = True
             self.decide.append(
                 f"{column.name}: {pluralize(missing, 'row')} without a reward left out with their episodes by "
@@ -476,6 +497,7 @@ class _Proposal:
                 self._note_near_equal(column)
             else:
                 features.append(column.name)
+                self._note_sentinel(column)
         for why, names in left.items():
             self.decide.append(f"features: {join_names(names)} left out, {why}")
         if features:
@@ -485,6 +507,14 @@ class _Proposal:
         else:
             self.problems.append("no column of numbers or categories is left to be a feature of the state")
         return features
+
+    def _note_sentinel(self, column: LogColumn) -> None:
+        if (value := column.sentinel) is not None:
+            example = json.dumps({"column": column.name, "map": {f"{value:g}": None}})
+            self.decide.append(
+                f"{column.name}: {value:g} in {pluralize(column.present.count(value), 'row')} is far from all others; "
+                f"if it means absent, name the column as {example} in columns.state_features"
+            )
 
     def _note_weight(self, column: LogColumn) -> None:
         """Notes a column that may say how many decisions each row stands for."""
@@ -512,13 +542,25 @@ class _Proposal:
             return f"a column of {column.kind} values"
         if words[0] == "next":
             return "by their names what followed the decision"
+        if words[-1] in _LOSSES:
+            return "by their names what came of the decision; as a reward, say by map in columns what they cost"
+        if names_part_of_episode(column.name) or self._marks_last_rows(column):
+            return (
+                "they say where episodes begin or end; a flag that is 1 at ends may be named in columns.terminal, or "
+                "in columns.truncated if a limit ended them"
+            )
         if column.kind == "integer" and ({words[-1], words[0]} & {*_IDS} or words[-1] in _LAST_OF_IDS):
             return "ids by their names"
         if column.kind == "integer" and any(map(_LEADING_ZERO.fullmatch, column.counts)):
             return "ids by their leading zeros"
         if column.is_whole and column.distinct == len(column.present) >= MIN_PRESENT_VALUES:
             return "another whole number in every row, as ids are; an amount may be named in columns.state_features"
-        if column.is_number and (_WEIGHTS.search(column.name.lower()) or self._inverts_propensities(column)):
+        counts_rows = _COUNTS_OF_ROWS.match(column.name.lower()) and column.distinct <= FEW_LEVELS
+        if column.is_number and (
+            _WEIGHTS.search(column.name.lower())
+            or (counts_rows and min(column.present) > 0)
+            or self._inverts_propensities(column)
+        ):
             return "weights or sampling rates of rows, which are not known when a decision is made"
         if column.is_number and not are_finite(column.present):
             return "values that float32 does not hold"
@@ -531,6 +573,31 @@ class _Proposal:
         except ValueError as error:
             return f"expected {error}"
         return ""
+
+    @cached_property
+    def _is_last(self) -> list[bool] | None:
+        """[n] whether each row is the last of its episode; None if rows have no episodes."""
+        ids = self._column("mdp_id")
+        order = self._column("sequence_number")
+        if ids is None or order is None or not self._rows:
+            return None
+        last: dict[str, tuple[Any, int]] = {}
+        for row, (name, number) in enumerate(zip(map(write_value, ids.values), order.values, strict=True)):
+            if number is not None and (name not in last or number >= last[name][0]):
+                last[name] = (number, row)
+        rows = {row for _, row in last.values()}
+        return [row in rows for row in range(self._rows)]
+
+    def _marks_last_rows(self, column: LogColumn) -> bool:
+        """Whether one of two values, 0 and 1 or yes and no, is in last rows of episodes only, as flags of ends are."""
+        if self._is_last is None or column.distinct != 2 or not (column.is_answers or fits("terminal", column)):
+            return False
+        share = sum(self._is_last) / self._rows
+        for value in {*column.present}:
+            at = [row for row, other in enumerate(column.values) if other == value]
+            if share ** len(at) < _BY_CHANCE and all(self._is_last[row] for row in at):
+                return True
+        return False
 
     def _no_raw_feature(self, column: LogColumn, words: Sequence[str]) -> str:
         if words[0] == "next":
@@ -616,17 +683,18 @@ class _Proposal:
             timeline = None
             if config.timeline is not None:
                 timeline = TimelineConfig(timeline=config.timeline.model_copy(update={"inputTableName": ""}))
-            first_rows(path, config.actions or None, config.data.columns, self._items, refuses=timeline is None)
+            log = Log(
+                path,
+                actions=config.actions or None,
+                columns=config.data.columns,
+                items=self._items,
+                id_features=(),
+                timeline=timeline,
+            )
+            first_rows(log, refuses=timeline is None)
             if whole:
                 with tempfile.TemporaryDirectory() as folder:
-                    copy = prepare_training_copy(
-                        path,
-                        actions=config.actions or None,
-                        directory=folder,
-                        columns=config.data.columns,
-                        timeline=timeline,
-                        items=self._items,
-                    )
+                    copy = prepare_training_copy(replace(log, directory=folder))
                     names = (STATE, ACTION) if copy.parametric else (STATE,)
                     settings = config.norm_params
                     columns = {name: summarize_copy(copy, name, settings, seed=0) for name in names}

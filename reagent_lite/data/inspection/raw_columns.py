@@ -11,12 +11,19 @@ from typing import Any
 
 from reagent_lite.data.inspection.csv_format import decimal_of
 from reagent_lite.feature_ids import id_of
-from reagent_lite.raw_values import RawColumn, plain_spaces
+from reagent_lite.raw_values import RawColumn, elements_of, plain_spaces
 
 Raw = dict[str, Any]
 """An object of `columns`, see RawColumnConfig."""
-_DAYS = ("%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%d %b %Y", "%b %d, %Y")
-_HOURS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p")
+_DAYS = (
+    "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d/%m/%y", "%m/%d/%y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y",
+    "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y",
+)  # fmt: skip
+_HOURS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+_COMPACT = "%Y%m%d"
+_FIRST_COMPACT = 1900_01_01
+_LAST_COMPACT = 2100_12_31
+_SEPARATORS = ("|", ";", ",")
 _NUMBER = re.compile(r"[0-9](?:[0-9.,' \u00a0\u202f\u2019]*[0-9])?")
 _MOST_LISTED = 100
 _CODES = (
@@ -40,14 +47,18 @@ def raw_column_of(name: str, values: Sequence[Any], cells: Mapping[str, int]) ->
     kinds = {type(value) for value in present}
     if any(issubclass(kind, date) for kind in kinds):
         raw: Raw | None = {"column": name, "kind": "time" if datetime in {*kinds} else "date"}
-    elif kinds == {list}:
+    elif kinds == {int}:
+        raw = _of_compact_dates(name, present)
+    elif list in kinds and kinds <= {list, str} and all(_opens_list(value) for value in present):
         raw = _of_lists(name, present, "")
     elif str in kinds and kinds <= {str, int, float}:
         texts = [*cells]
         raw = _of_dates(name, texts) or _of_amounts(name, texts)
-        raw = raw or (
-            _of_lists(name, [text for text in present if isinstance(text, str)], "|") if kinds == {str} else None
-        )
+        separator = next((sign for sign in _SEPARATORS if any(sign in text for text in texts)), "")
+        if raw is None and kinds == {str} and separator:
+            raw = _of_lists(name, present, separator)
+        elif raw is None and kinds == {str} and all(map(_opens_list, present)):
+            raw = _of_lists(name, present, "")
     else:
         raw = None
     return raw if raw is not None and _has_names(raw) else None
@@ -86,7 +97,15 @@ def _of_dates(name: str, texts: Sequence[str]) -> Raw | None:
         for hour in _HOURS
         if is_read(raw := {"column": name, "kind": "time" if hour else "date", "format": day + hour}, texts)
     ]
-    return fitting[0] if len(fitting) == 1 else None
+    meanings = {tuple(RawColumn.of(raw).read(text) for text in texts) for raw in fitting}
+    return fitting[0] if len(meanings) == 1 else None
+
+
+def _of_compact_dates(name: str, values: Sequence[int]) -> Raw | None:
+    """Returns the format of whole numbers that are all dates, such as 20260131."""
+    raw = {"column": name, "kind": "date", "format": _COMPACT}
+    are_dates = _FIRST_COMPACT <= min(values) < max(values) <= _LAST_COMPACT
+    return raw if are_dates and is_read(raw, values) else None
 
 
 def _of_amounts(name: str, texts: Sequence[str]) -> Raw | None:
@@ -105,14 +124,26 @@ def _of_amounts(name: str, texts: Sequence[str]) -> Raw | None:
     return raw if is_unit and is_read(raw, texts) else None
 
 
+def _opens_list(value: Any) -> bool:
+    return isinstance(value, list) or value.lstrip().startswith("[")
+
+
 def _of_lists(name: str, values: Sequence[Any], separator: str) -> Raw | None:
-    """Returns the elements of lists of a few texts, which are texts with a separator or lists."""
-    if separator and not any(separator in value for value in values):
+    """Returns the elements of lists of a few texts, which are texts with a separator or lists.
+
+    Texts with a comma or a semicolon are lists if these have fewer elements than there are texts: "red,blue" beside
+    "blue,red" and "red", but not "Berlin, Germany".
+    """
+    try:
+        lists = [elements_of(value, separator or "|") for value in values]
+    except ValueError:
         return None
-    lists = [value.split(separator) if isinstance(value, str) else value for value in values]
     if not all(isinstance(element, str) for elements in lists for element in elements):
         return None
     counts = Counter(element.strip() for elements in lists for element in elements)
     counts.pop("", None)
     few = 0 < len(counts) <= _MOST_LISTED and _ROWS_OF_LEVEL * len(counts) <= counts.total()
-    return {"column": name, "kind": "list", "levels": sorted(counts)} if few else None
+    if separator in (",", ";"):
+        few = few and len(counts) < len({*values} - {""})
+    sign = {"separator": separator} if separator in (",", ";") else {}
+    return {"column": name, "kind": "list", "levels": sorted(counts), **sign} if few else None

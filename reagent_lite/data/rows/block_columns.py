@@ -27,9 +27,11 @@ from reagent_lite.data.formats.schema import (
     INTEGER_OR_TIME,
     LAST_TIME,
     fill_nulls,
+    find_distinct,
     in_one_piece,
     is_text,
     microseconds_of,
+    take_or_null,
     to_numpy,
     valid_rows,
 )
@@ -44,6 +46,9 @@ INTEGERS = "integers"
 TIMES = "times"
 CUT = "parts of a microsecond"
 """Kinds of sequence numbers; CUT: times that were finer than a microsecond."""
+_WHOLE_ID = r"^\s*(?:-?(0)|(-?[1-9][0-9]*))(?:\.0+)?\s*$"
+"""A number that is an integer, without leading zeros; spaces may be around it, and pandas writes the id 7 as 7.0 if a
+column has gaps."""
 _BELOW_MICROSECONDS = re.compile(r"[.,]\d{6}0*[1-9]")
 
 
@@ -117,7 +122,8 @@ def column_of(block: Block, name: str) -> Column:
     """Returns a column of the block; if the block lacks it, a column of nulls.
 
     In a column of maps or lists, strings are parsed as JSON, which is how databases export maps and lists. An empty
-    mdp_id is null, as in CSV. Rewards that are yes and no are 1 and 0.
+    mdp_id is null, as in CSV, and a string that is a whole number is the number's: 7.0 is 7, 007 is another id. Rewards
+    and flags that are yes and no are 1 and 0.
     """
     index = block.table.schema.get_field_index(name)
     if index < 0:
@@ -125,12 +131,22 @@ def column_of(block: Block, name: str) -> Column:
     column = Column(name, in_one_piece(block.table.column(index)), text=is_text(block.table.schema.field(index)))
     if name == "mdp_id" and is_string(column.array.type):
         empty = pc.equal(column.array, '""' if column.text else "")
-        return replace(column, array=pc.if_else(empty, None, column.array))
-    if name == "reward":
-        return _with_answers(column)
+        return replace(column, array=pc.if_else(empty, None, whole_ids(column)))
     kind = kind_of_column(name)
+    if name == "reward" or kind == "flag":
+        return _with_answers(column)
     holds_json = kind in ("features", "metrics", "actions") or (kind == "action" and _first(column).startswith("{"))
     return of_cells(column, kind) if holds_json else column
+
+
+def whole_ids(column: Column) -> pa.Array:
+    """Returns a column of ids with those strings that are whole numbers in one spelling, "7" for " 7.0"."""
+    if not is_string(column.array.type):
+        return column.array
+    quote = '"' if column.text else ""
+    return pc.replace_substring_regex(
+        column.array, _WHOLE_ID.replace("^", f"^{quote}").replace("$", f"{quote}$"), rf"{quote}\1\2{quote}"
+    )
 
 
 def _first(column: Column) -> str:
@@ -172,21 +188,21 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 ANSWERS = {
-    **dict.fromkeys(("yes", "y", "true", "t"), 1.0),
-    **dict.fromkeys(("no", "n", "false", "f"), 0.0),
+    **dict.fromkeys(("yes", "y", "true", "t", "on", "ja", "j", "oui", "si", "sí", "sì", "sim", "да", "tak"), 1.0),
+    **dict.fromkeys(("no", "n", "false", "f", "off", "nein", "non", "não", "nao", "нет", "nie"), 0.0),
 }
-"""Texts that are rewards, in any case of letters."""
+"""Texts that are rewards and flags, in any case of letters."""
 
 
 def _with_answers(column: Column) -> Column:
-    """Returns a column of rewards with 1 for yes and 0 for no, if all of its values are such texts."""
+    """Returns a column of rewards or flags with 1 for yes and 0 for no, if all of its values are such texts."""
     if column.text or not is_string(column.array.type):
         return column
-    encoded = column.array.dictionary_encode()
-    numbers = [ANSWERS.get(text.strip().lower()) for text in encoded.dictionary.to_pylist()]
+    distinct, codes = find_distinct(column.array)
+    numbers = [ANSWERS.get(text.strip().lower()) for text in distinct.to_pylist()]
     if None in numbers:
         return column
-    return replace(column, array=pa.array(numbers, pa.float64()).take(encoded.indices))
+    return replace(column, array=take_or_null(pa.array(numbers, pa.float64()), codes))
 
 
 def parse_column(
@@ -209,11 +225,11 @@ def parse_column(
     """
     kind, convert = parsed
     if column.text:
-        encoded = column.array.dictionary_encode()
-        values = [convert(json.loads(text)) for text in encoded.dictionary.to_pylist()]
+        distinct, codes = find_distinct(column.array)
+        values = [convert(json.loads(text)) for text in distinct.to_pylist()]
         wrong = np.array([*(value is None for value in values), False])
-        column.fault(faults, wrong[fill_nulls(encoded.indices, -1)], f"{expected} in {column.name}", todo=todo)
-        return pa.array(values, kind).take(encoded.indices)
+        column.fault(faults, wrong[codes], f"{expected} in {column.name}", todo=todo)
+        return take_or_null(pa.array(values, kind), codes)
     if pa.types.is_null(column.array.type) or fits(column.array.type):
         return column.array
     column.fault(faults, column.present, f"{expected} in {column.name}", todo=todo)
@@ -255,8 +271,9 @@ def integers(
 ) -> tuple[NDArray[np.int64], Mask]:
     """Returns a column of integers as ([n] int64, [n] whether there is one); NaN counts as null.
 
-    Other values are faults, including floats that may be rounded and values beyond ±2^62, whose differences may not fit
-    into int64. `array` has the integers if the column itself has values of another type.
+    Other values are faults, including floats that may be rounded (from 2^53 on, as float32 from 2^24 on) and values
+    beyond ±2^62, whose differences may not fit into int64. `array` has the integers if the column itself has values of
+    another type.
     """
     array = column.array if array is None else array
     if pa.types.is_integer(array.type):
@@ -268,10 +285,17 @@ def integers(
         values = numbers(column, faults, expected, "")
         present = ~np.isnan(values)
         far = np.abs(values) >= 2.0**62
-        wrong = present & ((values != np.floor(values)) | (np.abs(values) >= 2.0**53))
+        rounded = present & (np.abs(values) >= _ROUNDED_FROM.get(array.type, 2.0**53))
+        todo = "A float of this size may be a rounded integer: write it as an integer or a string"
+        column.fault(faults, rounded & ~far, f"{expected} in {column.name}", todo=todo)
+        wrong = present & ((values != np.floor(values)) | rounded)
     column.fault(faults, far, f"an integer within ±2^62 in {column.name}", rule=f"{column.name}_far")
     column.fault(faults, wrong, f"{expected} in {column.name}")
     return np.where(wrong | ~present, 0, values).astype(np.int64), present & ~wrong
+
+
+_ROUNDED_FROM = {pa.float16(): 2.0**11, pa.float32(): 2.0**24}
+"""Smallest integers that short floats may have rounded."""
 
 
 def sequence_numbers(column: Column, faults: Faults) -> tuple[NDArray[np.int64], Mask]:
@@ -286,13 +310,12 @@ def sequence_numbers(column: Column, faults: Faults) -> tuple[NDArray[np.int64],
         times = column.present
         array, cut = _microseconds(array)
     elif is_string(array.type):
-        encoded = array.dictionary_encode()
-        index = fill_nulls(encoded.indices, -1)
-        texts = encoded.dictionary.to_pylist()
+        distinct, index = find_distinct(array)
+        texts = distinct.to_pylist()
         parsed = [json.loads(text) for text in texts] if column.text else texts
         times = np.array([*(isinstance(value, str) for value in parsed), False])[index]
         cut = times & np.array([*(bool(_BELOW_MICROSECONDS.search(text)) for text in texts), False])[index]
-        array = pa.array(map(_order_of, parsed), pa.int64()).take(encoded.indices)
+        array = take_or_null(pa.array(map(_order_of, parsed), pa.int64()), index)
     if array is not column.array:
         column.fault(faults, column.present & ~valid_rows(array), f"{INTEGER_OR_TIME} in {column.name}")
     values, present = integers(column, faults, INTEGER_OR_TIME, array)
@@ -378,8 +401,8 @@ def strings(
     if not is_string(array.type) and not pa.types.is_integer(array.type):
         whole, present = integers(Column(column.name, array, rows=column.rows), faults, expected)
         array = pa.array(whole, mask=~present)
-    encoded = array.dictionary_encode()
-    return fill_nulls(encoded.indices, -1).astype(np.int32, copy=False), encoded.dictionary.cast(pa.string())
+    distinct, codes = find_distinct(array)
+    return codes, distinct.cast(pa.string())
 
 
 def texts(
@@ -387,7 +410,7 @@ def texts(
 ) -> pa.Array:
     """Returns [n] strings; see `strings`."""
     codes, distinct = strings(column, faults, expected, integers_too=integers_too)
-    return distinct.take(pa.array(codes, mask=codes < 0))
+    return take_or_null(distinct, codes)
 
 
 def dates(column: Column, faults: Faults) -> pa.Array:
@@ -422,12 +445,10 @@ def per_distinct(
         inner = array.type.value_type if is_list(array.type) else array.type
         is_object = pa.types.is_struct(inner) or pa.types.is_map(array.type)
         return np.where(column.present, decode({} if is_object else []), absent).astype(dtype)
-    encoded = array.dictionary_encode()
-    values = encoded.dictionary.to_pylist()
+    distinct, index = find_distinct(array)
+    values = distinct.to_pylist()
     parsed = [json.loads(value) for value in values] if column.text else values
-    codes = np.array([*(decode(value) for value in parsed), absent], dtype)
-    result: NDArray[Any] = codes[fill_nulls(encoded.indices, len(values))]
-    return result
+    return np.array([*(decode(value) for value in parsed), absent], dtype)[index]
 
 
 def pieces(column: Column, faults: Faults, expected: str) -> tuple[NDArray[np.int64], Column]:
@@ -436,14 +457,14 @@ def pieces(column: Column, faults: Faults, expected: str) -> tuple[NDArray[np.in
     Values that are not lists are faults, and count as empty lists.
     """
 
-    def dumped(value: object) -> list[str | None] | None:
+    def dump_elements(value: object) -> list[str | None] | None:
         if not isinstance(value, list):
             return None
         return [None if element is None else json.dumps(element) for element in value]
 
     todo = """Write ["a", "b"] as json.dumps does; Python's own text of a list is not JSON"""
     todo = todo if is_string(column.array.type) and not column.text else ""
-    array = parse_column(column, faults, expected, is_list, (pa.list_(pa.string()), dumped), todo)
+    array = parse_column(column, faults, expected, is_list, (pa.list_(pa.string()), dump_elements), todo)
     if pa.types.is_null(array.type):
         return np.zeros(len(array), np.int64), Column(column.name, pa.nulls(0), rows=np.zeros(0, np.int64))
     present = valid_rows(array)

@@ -31,7 +31,7 @@ from reagent_lite.config.column_names import (
 from reagent_lite.data.faults_by_kind import raise_unread
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.jsonl import NamedArray, array_of_values, in_one_column
-from reagent_lite.data.formats.schema import fill_nulls, in_one_piece, is_text
+from reagent_lite.data.formats.schema import find_distinct, in_one_piece, is_text
 from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.errors import DataError, Problem, join_names
 from reagent_lite.raw_values import TODO, RawColumn, raw_columns
@@ -205,9 +205,9 @@ def _read_raw(raw: RawColumn, part: NamedArray, block: Block) -> dict[str, Named
         values = array.to_pylist()
         index = np.arange(len(array))
     else:
-        encoded = array.dictionary_encode()
-        values = [*encoded.dictionary.to_pylist(), None]
-        index = fill_nulls(encoded.indices, len(values) - 1)
+        distinct, codes = find_distinct(array)
+        values = [*distinct.to_pylist(), None]
+        index = np.where(codes < 0, len(distinct), codes)
     read: list[tuple[Any, ...]] = []
     problems = []
     for number, value in enumerate(values):
@@ -221,6 +221,6 @@ def _read_raw(raw: RawColumn, part: NamedArray, block: Block) -> dict[str, Named
     raise_unread(problems)
     columns = {}
     for name, of_feature in zip(raw.features, zip(*read, strict=True), strict=True):
-        named, distinct = array_of_values(name, list(of_feature))
-        columns[name] = named, distinct.take(pa.array(index))
+        named, values_of_feature = array_of_values(name, list(of_feature))
+        columns[name] = named, values_of_feature.take(pa.array(index))
     return columns

@@ -50,7 +50,7 @@ TODO_NAMES = (
     "and of timelines with actionDiscrete true; ids of items need the item table, data.items"
 )
 TODO_MAPS = "Maps are actions of workflows.parametric_dqn, and of timelines with actionDiscrete false"
-ALONE = "each row is a decision of its own, as no column says what follows one; a discount (gamma) has no effect"
+ALONE = "each row is an independent decision, as no column says what follows one; a discount (gamma) has no effect"
 """Note about a log that has none of EPISODE_COLUMNS."""
 COMPARED = "They are compared by their features"
 _NUMERAL = re.compile("0|[1-9][0-9]{0,17}")
@@ -122,7 +122,15 @@ def require_present(name: str, present: Mask, faults: Faults, todo: str = "") ->
 
 
 def require_event(
-    faults: Faults, *, named: Mask, ordered: Mask, with_state: Mask, empty: Mask, both: Mask, dated: Mask
+    faults: Faults,
+    *,
+    named: Mask,
+    ordered: Mask,
+    with_state: Mask,
+    empty: Mask,
+    without_choice: Mask,
+    both: Mask,
+    dated: Mask,
 ) -> None:
     """Records the faults of events that cannot be paired.
 
@@ -132,14 +140,21 @@ def require_event(
         ordered: [n] whether it has a sequence_number.
         with_state: [n] whether it has state_features.
         empty: [n] whether its state_features have no feature.
+        without_choice: [n] whether it is a state after an end, of which nothing has to be known.
         both: [n] whether the row is terminal and truncated.
         dated: [n] whether it has a date, or needs none.
     """
     require_present("mdp_id", named, faults, "It says which rows are one episode")
     require_present("sequence_number", ordered, faults, "It says in which order the rows of an episode happened")
-    require_present("state_features", with_state, faults)
+    require_present("state_features", with_state | without_choice, faults)
     todo = "A state of which nothing is known leads nowhere"
-    faults.add(empty, "at least one feature in state_features", lambda _: "none", todo, "state_features_empty")
+    faults.add(
+        empty & ~without_choice,
+        "at least one feature in state_features",
+        lambda _: "none",
+        todo,
+        "state_features_empty",
+    )
     todo = "A true end is terminal; truncated says that a limit cut the episode before one"
     faults.add(both, "terminal or truncated, not both", lambda _: "both", todo, "terminal_and_truncated")
     faults.add(~dated, "a date in ds", lambda _: "null", rule="ds_absent")
@@ -157,16 +172,16 @@ def are_events(block: Block) -> bool:
     return not (column_of(block, "next_state_features").present & ~cut).any()
 
 
-def read_numbers(column: Column, faults: Faults, *, required: bool = False) -> NDArray[np.float64]:
-    """Returns [n] float64, NaN where null; NaN, values infinite as float32 and, if required, null are faults."""
+def read_numbers(column: Column, faults: Faults, *, required: Mask | bool = False) -> NDArray[np.float64]:
+    """Returns [n] float64, NaN where null; NaN, values infinite as float32 and, in required rows, null are faults."""
     values = numbers(column, faults)
     with np.errstate(over="ignore"):
         wrong = column.present & ~np.isfinite(values.astype(np.float32))
     expected = f"a finite number in {column.name}"
     rule = f"{column.name}_not_finite"
     faults.add(wrong, expected, lambda row: values[row], rule=rule)
-    if required:
-        faults.add(~column.present, expected, lambda _: "null", rule=rule)
+    if np.any(required):
+        faults.add(~column.present & required, expected, lambda _: "null", rule=rule)
     return np.where(wrong, np.nan, values)
 
 

@@ -15,7 +15,7 @@ from reagent_lite.data.formats.format_table import ALL_COLUMNS, READERS, read_bl
 from reagent_lite.data.formats.input_files import list_input
 from reagent_lite.data.formats.jsonl import in_one_column
 from reagent_lite.data.formats.schema import is_text
-from reagent_lite.data.rows.block_columns import Column, column_of, strings
+from reagent_lite.data.rows.block_columns import Column, column_of, strings, whole_ids
 from reagent_lite.data.rows.column_mapping import OriginalNames
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.levels import SIDE_OF, Levels, Vocabulary, add_levels, texts_of
@@ -72,7 +72,7 @@ def read_items(path: str, id_column: str, id_features: tuple[IdFeature, ...] = (
         vocabulary.require_one_kind(SIDE_OF[ACTION], part.features, part.levels, part.faults.block)
     feature_ids = tuple(sorted({feature for part in parts for feature in part.features.ids}))
     if not feature_ids:
-        raise DataError(Problem(files[0].location(), f"columns of features beside {id_column!r}", "none"))
+        raise DataError(Problem(files[0].location(), f"columns of features besides {id_column!r}", "none"))
     table = ItemTable(
         ids=tuple(item for part in parts for item in part.ids),
         feature_ids=feature_ids,
@@ -103,7 +103,8 @@ def _read(id_column: str, block: Block) -> _ItemsOfBlock:
         todo = "Set item_id, in training data.item_id, to the name of the table's column of ids"
         raise DataError(Problem(block.where(0), f"a column {id_column!r} with the ids of the items", got, todo))
     faults = Faults(block)
-    codes, distinct = strings(column_of(block, id_column), faults)
+    ids = column_of(block, id_column)
+    codes, distinct = strings(replace(ids, array=whole_ids(ids)), faults)
     faults.add(codes < 0, f"an id in {id_column}", lambda _: "null")
     texts = [*distinct.to_pylist(), ""]  # the last, for code -1: rows without an id, which are faults
     of_ids = {str(feature.feature) for feature in block.file.id_features}

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.categories import MOST_CHARACTERS, codes_of
-from reagent_lite.data.formats.schema import fill_nulls, to_numpy, valid_rows
+from reagent_lite.data.formats.schema import VALUES, fill_nulls, find_distinct, to_numpy, valid_rows
 from reagent_lite.data.rows.block_columns import (
     NONE,
     Column,
@@ -38,8 +38,6 @@ from reagent_lite.errors import DataError, Problem, pluralize
 from reagent_lite.feature_ids import FeatureId, id_of
 from reagent_lite.item_table import UNKNOWN, ItemTable
 
-VALUES = pa.struct({"number": pa.float32(), "text": pa.string()})
-"""Values of maps in which some features are numbers and others texts; the unused member is null."""
 _PAIR = ["key", "value"]
 
 
@@ -311,20 +309,18 @@ class _MapReading:
             keys, items = (pc.struct_field(array.values[span], name) for name in _PAIR)
         row = np.repeat(np.arange(len(array)), np.diff(offsets))
         rows = row if self.column.rows is None else self.column.rows[row]
-        encoded = keys.dictionary_encode()
-        decoded = [_name_of(key) for key in encoded.dictionary.to_pylist()]
-        unnamed = np.array([*(name is None for name in decoded), True])[fill_nulls(encoded.indices, -1)]
+        distinct, key = find_distinct(keys)
+        decoded = [_name_of(name) for name in distinct.to_pylist()]
+        unnamed = np.array([*(name is None for name in decoded), True])[key]
         names = tuple(str(name) for name in decoded)
-        values_of_pairs = self._of_items(
-            Column(self.column.name, items, rows=rows), names, fill_nulls(encoded.indices, 0)
-        )
+        values_of_pairs = self._of_items(Column(self.column.name, items, rows=rows), names, np.maximum(key, 0))
         values = np.full((len(array), len(names)), np.nan, np.float32)
         kept = present[row]
         Column(self.column.name, keys, rows=rows).fault(
             self.faults, unnamed & kept, f"keys in UTF-8, none of them null, in {self.column.name}"
         )
         kept &= ~unnamed
-        cells = row[kept], to_numpy(encoded.indices)[kept]
+        cells = row[kept], key[kept]
         values[cells] = values_of_pairs[kept]
         is_set = np.zeros(values.shape, bool)
         is_set[cells] = True
@@ -362,9 +358,9 @@ class _MapReading:
 
     def _codes(self, items: Column, names: tuple[str, ...], key: NDArray[Any]) -> NDArray[np.float32]:
         """Returns the codes of strings, [n]; NaN for null. `key` [n] indexes `names`, the features' names."""
-        encoded = items.array.dictionary_encode()
-        texts = encoded.dictionary.to_pylist()
-        number = fill_nulls(encoded.indices, -1).astype(np.int64)
+        distinct, code = find_distinct(items.array)
+        texts = distinct.to_pylist()
+        number = code.astype(np.int64)
         long = np.array([*(len(text) > MOST_CHARACTERS for text in texts), False])
         expected = f"categories of at most {MOST_CHARACTERS} characters in {items.name}"
         items.fault(self.faults, long[number], expected, todo="Leave prose out of the features")

@@ -24,7 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.schema import valid_rows
+from reagent_lite.data.formats.schema import take_or_null, valid_rows
 from reagent_lite.data.rows.block_columns import (
     NONE,
     WRONG,
@@ -141,20 +141,19 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     episode, mdp_ids = strings(column("mdp_id"), faults)
     sequence, has_sequence = sequence_numbers(column("sequence_number"), faults)
     measured = metrics(column("metrics"), faults)
-    if contract.actions is None:
-        choices = _parametric(column, faults, ends == 1, contract)
-    else:
-        choices = _discrete(column, faults, contract)
-
+    choices = _choices(column, faults, ends == 1, contract)
     if contract.events:
         terminal = ends == 1
         goes_on = truncated & has_next_state
-        empty = np.all(np.isnan(state.values), axis=1)
-        both = terminal & truncated
-        dated = valid_rows(dates(column("ds"), faults)) if contract.dated else np.ones(len(empty), bool)
-        named = episode >= 0
         require_event(
-            faults, named=named, ordered=has_sequence, with_state=with_state, empty=empty, both=both, dated=dated
+            faults,
+            named=episode >= 0,
+            ordered=has_sequence,
+            with_state=with_state,
+            empty=np.all(np.isnan(state.values), axis=1),
+            without_choice=choices.without_choice,
+            both=terminal & truncated,
+            dated=_dated(column("ds"), faults, contract),
         )
         for name in contract.rewards:
             further_reward(block, name, faults)
@@ -166,7 +165,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     todo = "Log what followed, or events: rows with mdp_id and sequence_number, which are paired first"
     faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none", todo)
     faults.add(goes_on & ~choices.has_next, NEXT_ACTION, lambda _: "none")
-    reward = read_numbers(column("reward"), faults, required=True)
+    reward = read_numbers(column("reward"), faults, required=~choices.without_choice | (not contract.events))
     time_diff = read_numbers(column("time_diff"), faults)
     step = _steps(column("step"), faults)
     probability, has_propensity = propensity(block, faults)
@@ -203,8 +202,13 @@ def read_rows(block: Block, contract: Contract) -> Rows:
             "rows_without_mdp_id": int((episode < 0).sum()),
         },
         faults=faults,
-        refused=faults.by_rule(mdp_ids.take(pa.array(episode, mask=episode < 0))) if faults.kinds else {},
+        refused=faults.by_rule(take_or_null(mdp_ids, episode)) if faults.kinds else {},
     )
+
+
+def _dated(column: Column, faults: Faults, contract: Contract) -> Mask:
+    """Returns [n] whether each row has a date, or needs none."""
+    return valid_rows(dates(column, faults)) if contract.dated else np.ones(len(faults.kind), bool)
 
 
 def _terminal(ends: NDArray[np.float64], truncated: Mask, choices: _ChoicesOfBlock) -> Mask:
@@ -242,6 +246,12 @@ class _ChoicesOfBlock:
     next_listed: Mask
     has_next: Mask
     next_not_possible: Mask
+
+
+def _choices(column: Callable[[str], Column], faults: Faults, ended: Mask, contract: Contract) -> _ChoicesOfBlock:
+    if contract.actions is None:
+        return _parametric(column, faults, ended, contract)
+    return _discrete(column, faults, contract)
 
 
 def _discrete(column: Callable[[str], Column], faults: Faults, contract: Contract) -> _ChoicesOfBlock:

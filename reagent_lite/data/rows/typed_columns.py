@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.column_names import COLUMNS, ColumnKind, kind_of_column
 from reagent_lite.data.formats.blocks import Block
-from reagent_lite.data.formats.schema import fill_nulls, to_numpy, valid_rows
+from reagent_lite.data.formats.schema import VALUES, fill_nulls, find_distinct, take_or_null, to_numpy, valid_rows
 from reagent_lite.data.rows.block_columns import (
     NONE,
     WRONG,
@@ -56,7 +56,7 @@ from reagent_lite.data.rows.contract import (
 )
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.levels import Levels, add_levels, texts_of
-from reagent_lite.data.rows.maps import VALUES, Named, features, metrics, read_candidate_lists
+from reagent_lite.data.rows.maps import Named, features, metrics, read_candidate_lists
 from reagent_lite.data.rows.matrices import FeatureMatrix, Mask
 from reagent_lite.data.rows.reading import action_mask
 
@@ -105,16 +105,18 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     arrays |= _parametric(column, faults) if contract.actions is None else _discrete(contract.actions, column, faults)
     states = arrays["state_features"]
     both = fill_nulls(arrays["terminal"], 0) & fill_nulls(arrays["truncated"], 0)
+    without_choice = rows_without_choice(arrays["action"], arrays["possible_actions"])
     require_event(
         faults,
         named=valid_rows(arrays["mdp_id"]),
         ordered=valid_rows(arrays["sequence_number"]),
         with_state=valid_rows(states),
         empty=np.diff(to_numpy(states.offsets)) == 0,
+        without_choice=without_choice,
         both=both.astype(bool),
         dated=valid_rows(arrays["ds"]) | (not contract.dated),
     )
-    arrays["reward"] = _numbers(read_numbers(column["reward"], faults, required=True))
+    arrays["reward"] = _numbers(read_numbers(column["reward"], faults, required=~without_choice))
     for name in contract.rewards:
         arrays[name] = _numbers(further_reward(block, name, faults))
     probability, has_propensity = propensity(block, faults)
@@ -122,6 +124,12 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     arrays["action_probability"] = _numbers(np.where(faults.unlisted & has_propensity, 1, probability))
     table = pa.table([_cast(arrays[name], wanted.field(name).type) for name in wanted.names], wanted)
     return table, faults, {name: kind for name, kind in kinds.items() if kind}
+
+
+def rows_without_choice(action: pa.Array, possible: pa.Array) -> Mask:
+    """Returns [n] whether no action was taken and none was possible, which is a state after an end."""
+    none_possible: Mask = np.equal(fill_nulls(pc.list_value_length(possible), -1), 0)
+    return ~valid_rows(action) & none_possible
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -140,7 +148,7 @@ def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Fault
     logged = empty_strings_as_null(column["action"], fill_nulls(pc.list_value_length(lists), -1) == 0)
     if actions:
         codes = ActionRule(actions).codes(logged, faults)
-        action = pa.array(actions, pa.string()).take(pa.array(codes, mask=codes < 0))
+        action = take_or_null(pa.array(actions, pa.string()), codes)
     else:
         action = texts(logged, faults, "the name or the index of an action")
     row = to_numpy(pc.list_parent_indices(lists))
@@ -212,9 +220,9 @@ def features_as(array: pa.Array, kind: pa.DataType, names: Mapping[int, str] = _
     keys = array.keys
     items = array.items
     if keys.type != kind.key_type:
-        encoded = keys.dictionary_encode()
-        texts = [names.get(key, str(key)) for key in encoded.dictionary.to_pylist()]
-        keys = pa.array(texts, pa.string()).take(encoded.indices)
+        distinct, codes = find_distinct(keys)
+        texts = [names.get(key, str(key)) for key in distinct.to_pylist()]
+        keys = pa.array(texts, pa.string()).take(pa.array(codes))
     if items.type != kind.item_type:
         items = pa.StructArray.from_arrays([items, pa.nulls(len(items), pa.string())], fields=list(VALUES))
     return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=array.is_null())
@@ -377,10 +385,10 @@ def as_text(column: Column, faults: Faults) -> tuple[pa.Array, str]:
     if array.null_count == len(array):
         return pa.nulls(len(array), pa.string()), ""
     if column.text:
-        encoded = array.dictionary_encode()
-        values = [(json.loads(text), text) for text in encoded.dictionary.to_pylist()]
-        distinct = pa.array([value if isinstance(value, str) else text for value, text in values])
-        return distinct.take(encoded.indices), "text"
+        distinct, codes = find_distinct(array)
+        values = [(json.loads(text), text) for text in distinct.to_pylist()]
+        texts = pa.array([value if isinstance(value, str) else text for value, text in values])
+        return take_or_null(texts, codes), "text"
     if is_string(kind) or types.is_temporal(kind) or types.is_decimal(kind):
         with suppress(pa.ArrowException):  # of time zones that this machine does not know, among others
             return array.cast(pa.string()), "text"

@@ -4,7 +4,6 @@ If one-hot columns would make the matrix larger than both the raw one and 256 Mi
 module as they are gathered instead.
 """
 
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from reagent_lite.data.copy.spool import write_npy
-from reagent_lite.data.sampling.source import FeatureColumns
+from reagent_lite.data.sampling.source import FeatureColumns, tensor_of
 from reagent_lite.types import NormalizationSpec
 from reagent_lite.whole_files import appearing_file
 
@@ -96,8 +95,5 @@ def open_raw_columns(matrix: np.ndarray[Any, Any]) -> FeatureColumns:
 def _columns(
     matrix: np.ndarray[Any, Any], width: int, device: torch.device, transform: nn.Module | None
 ) -> FeatureColumns:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and nothing is written
-        values = torch.from_numpy(matrix)
-    placed = values.to(device)
-    return FeatureColumns(values=placed, width=width, transform=transform, mapped=matrix if placed is values else None)
+    mapped = matrix if device.type == "cpu" else None
+    return FeatureColumns(values=tensor_of(matrix, device), width=width, transform=transform, mapped=mapped)

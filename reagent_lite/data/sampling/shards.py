@@ -6,6 +6,7 @@ layout replicas  node 0: ranks 0, 1 ─► shard 0     node 1: ranks 2, 3 ─►
 """
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from reagent_lite.config.data import DataConfig
 from reagent_lite.data.copy.copy_summaries import COPY_SUMMARY, Agreement, CopySummary, agree
 from reagent_lite.distributed.group import Group
+
+Integer = TypeVar("Integer", bound=np.integer[Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,7 @@ class Shards:
         numbers = self.group.all_gather(number)
         return tuple(numbers[reader] for reader in self.first_readers)
 
-    def part(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    def part(self, numbers: NDArray[Integer]) -> NDArray[Integer]:
         """Returns this process's part of numbers that all readers of its shard have."""
-        return np.array_split(numbers, len(self.readers))[self.readers.index(self.group.rank)]
+        parts: list[NDArray[Integer]] = np.array_split(numbers, len(self.readers))
+        return parts[self.readers.index(self.group.rank)]

@@ -1,11 +1,12 @@
 """Logged rows as a BatchSource: one gather fills many batches, the batches are views of it.
 
- training copy ─► normalized columns (once, memory-mapped beside it) ─► LoggedRows ─┐
+ training copy ─► normalized columns (once, memory-mapped next to it) ─► LoggedRows ─┐
                                                           read plan ─► row numbers ─┴► gather ─► TransitionBatch, …
 
 Measured: gathering batch by batch takes about as long as a small network's forward pass; in blocks, next to nothing.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +24,7 @@ from reagent_lite.data.sampling.spans import Spans
 from reagent_lite.types import Actions, SourceSpec, TransitionBatch
 
 _BLOCK_ROWS = 1 << 15
-_BLOCK_CANDIDATE_VALUES = 1 << 23  # 32 MiB of float32 a block, for lists of any length
+_BLOCK_VALUES = 1 << 23  # 32 MiB of float32 a block, for rows of any width and lists of any length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,11 @@ class FeatureColumns:
     width: int
     transform: nn.Module | None = None
     mapped: np.ndarray[Any, Any] | None = None
+
+    @property
+    def widest(self) -> int:
+        """Number of columns before or after normalization, whichever is larger; at least 1."""
+        return max(self.values.shape[1], self.width, 1)
 
     def take(self, index: Tensor) -> Tensor:
         """Returns normalized rows for index [n]."""
@@ -62,7 +68,7 @@ class Candidates:
     Attributes:
         features: columns of all candidates.
         offsets: [L + 1] int64.
-        now, after: [R] int64, list of each row's choices and of its next choices.
+        now, after: [R] int32, list of each row's choices and of its next choices.
         longest: length of the longest list.
     """
 
@@ -74,8 +80,8 @@ class Candidates:
 
     def take(self, lists: Tensor) -> Actions:
         """Returns the lists padded to the longest, [n, K, F]; padding is zeros and not allowed."""
-        start = self.offsets[lists]
-        count = self.offsets[lists + 1] - start
+        start = self.offsets.index_select(0, lists)
+        count = self.offsets.index_select(0, lists + 1) - start
         position = torch.arange(max(int(count.max()), 1), device=lists.device)
         mask = position < count.unsqueeze(1)
         index = torch.where(mask, start.unsqueeze(1) + position, 0)
@@ -87,11 +93,14 @@ class Candidates:
 class LoggedRows:
     """R rows in the form they are gathered from, on one device.
 
+    On a CPU, columns that are the training copy's own are memory-mapped, so that they take no memory of the process.
+
     Attributes:
         state: columns of states, the side block of next states included.
         next_index: [R] int32 or int64, row of `state` that holds the next state.
-        scalars: [R, 4] reward, steps, bootstrap, propensity.
-        choices: [R, 2] int32 action and next action.
+        reward, bootstrap, propensity: [R] float32.
+        steps: [R] uint8 or float32.
+        action, next_action: [R] int32, -1 if unknown.
         masks: [R, 2, K] bool of fixed actions, now and next; None if all are allowed or choices are candidates.
         candidates: lists of candidates, or None for fixed actions.
         num_choices: K of fixed actions.
@@ -102,8 +111,12 @@ class LoggedRows:
 
     state: FeatureColumns
     next_index: Tensor
-    scalars: Tensor
-    choices: Tensor
+    reward: Tensor
+    steps: Tensor
+    bootstrap: Tensor
+    propensity: Tensor
+    action: Tensor
+    next_action: Tensor
     masks: Tensor | None
     candidates: Candidates | None
     num_choices: int
@@ -111,15 +124,23 @@ class LoggedRows:
     usable: Tensor | None
     sample_weight: Tensor | None = None
 
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the columns."""
+        return self.reward.device
+
     @property
     def count(self) -> int:
         """Number of rows that may be learned from."""
-        return len(self.scalars) if self.usable is None else len(self.usable)
+        return len(self) if self.usable is None else len(self.usable)
 
     @property
     def continues(self) -> bool:
         """Whether a row that may be learned from is followed by another state."""
-        bootstrap = self.scalars[:, 2] if self.usable is None else self.scalars[self.usable, 2]
+        bootstrap = self.bootstrap if self.usable is None else self.bootstrap.index_select(0, self.usable)
         return bool(bootstrap.any())
 
     def numbers(self, index: Tensor) -> Tensor:
@@ -130,29 +151,34 @@ class LoggedRows:
 
     def only(self, usable: np.ndarray[Any, Any]) -> "LoggedRows":
         """Returns the same rows, of which only some, [n] row numbers, may be learned from."""
-        kind = np.int32 if len(self.scalars) < 2**31 else np.int64
-        return replace(self, usable=torch.from_numpy(usable.astype(kind)).to(self.scalars.device))
+        kind = np.int32 if len(self) < 2**31 else np.int64
+        return replace(self, usable=torch.from_numpy(usable.astype(kind, copy=False)).to(self.device))
 
     def with_propensity(self, propensity: NDArray[np.float32]) -> "LoggedRows":
         """Returns the same rows with other propensities, [R]."""
-        scalars = self.scalars.clone()
-        scalars[: len(propensity), 3] = torch.from_numpy(propensity).to(scalars.device)
-        return replace(self, scalars=scalars)
+        column = self.propensity.clone()
+        column[: len(propensity)] = torch.from_numpy(propensity).to(column.device)
+        return replace(self, propensity=column)
 
     def with_sample_weight(self, weight: NDArray[np.float64]) -> "LoggedRows":
         """Returns the same rows with shares in the loss times weights, [R], which are 1 on average."""
-        factor = torch.ones(len(self.scalars))
+        factor = torch.ones(len(self))
         factor[: len(weight)] = torch.from_numpy(weight).float()
-        return replace(self, sample_weight=factor.to(self.scalars.device))
+        return replace(self, sample_weight=factor.to(self.device))
+
+    @property
+    def learnable_numbers(self) -> NDArray[np.integer[Any]]:
+        """[n] row numbers of the rows that may be learned from."""
+        kind = np.int32 if len(self) < 2**31 else np.int64
+        return np.arange(len(self), dtype=kind) if self.usable is None else self.usable.cpu().numpy()
 
     @property
     def block_rows(self) -> int:
         """Rows to gather at once."""
-        if self.candidates is None:
-            return _BLOCK_ROWS
-        return min(
-            _BLOCK_ROWS, max(_BLOCK_CANDIDATE_VALUES // (self.candidates.longest * self.candidates.features.width), 1)
-        )
+        widest = self.state.widest
+        if self.candidates is not None:
+            widest = max(widest, self.candidates.longest * self.candidates.features.widest)
+        return min(_BLOCK_ROWS, max(_BLOCK_VALUES // widest, 1))
 
     def release(self) -> None:
         """Lets the system take back mapped pages; reading rows later maps them again."""
@@ -162,20 +188,18 @@ class LoggedRows:
 
     def take(self, index: Tensor, weight: Tensor) -> TransitionBatch:
         """Returns rows by number, [n] int64, with their shares in the loss before `sample_weight`."""
-        reward, steps, bootstrap, propensity = self.scalars.index_select(0, index).t().contiguous().unbind(0)
-        action, next_action = self.choices.index_select(0, index).t().long().contiguous().unbind(0)
         actions, next_actions = self._choices(index)
         return TransitionBatch(
             state=self.state.take(index),
             actions=actions,
-            action=action,
-            reward=reward,
-            steps=steps,
-            bootstrap=bootstrap,
+            action=self.action.index_select(0, index).long().clamp_(min=0),
+            reward=self.reward.index_select(0, index),
+            steps=self.steps.index_select(0, index).float(),
+            bootstrap=self.bootstrap.index_select(0, index),
             next_state=self.state.take(self.next_index.index_select(0, index)),
             next_actions=next_actions,
-            next_action=next_action,
-            propensity=propensity,
+            next_action=self.next_action.index_select(0, index).long().clamp_(min=0),
+            propensity=self.propensity.index_select(0, index),
             metrics=self.metrics.index_select(0, index),
             weight=weight if self.sample_weight is None else weight * self.sample_weight.index_select(0, index),
         )
@@ -191,6 +215,13 @@ class LoggedRows:
             return every, every
         now, after = self.masks.index_select(0, index).unbind(1)
         return Actions(mask=now), Actions(mask=after)
+
+
+def tensor_of(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
+    """Returns an array on a device; on a CPU without a copy of it, so that a memory-mapped one stays mapped."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and nothing is written
+        return torch.from_numpy(array).to(device)
 
 
 def build_rows(
@@ -215,14 +246,16 @@ def build_rows(
     names = copy.metric_names if metric_names is None else metric_names
     metrics = np.array(in_order(copy.metrics, copy.metric_names, names, absent=0.0), np.float32)
     bootstrap = spans.at_end(copy.bootstrap)
-    scalars = np.stack((spans.reward, spans.steps, bootstrap, copy.propensity), axis=1).astype(np.float32, copy=False)
-    choices = np.stack((np.maximum(copy.action, 0), np.maximum(spans.at_end(copy.next_action), 0)), axis=1)
     device = state.values.device
     return LoggedRows(
         state=state,
-        next_index=torch.from_numpy(spans.at_end(copy.next_index)).to(device),
-        scalars=torch.from_numpy(scalars).to(device),
-        choices=torch.from_numpy(choices).to(device),
+        next_index=tensor_of(spans.at_end(copy.next_index), device),
+        reward=tensor_of(spans.reward, device),
+        steps=tensor_of(spans.steps, device),
+        bootstrap=tensor_of(bootstrap, device),
+        propensity=tensor_of(copy.propensity, device),
+        action=tensor_of(copy.action, device),
+        next_action=tensor_of(spans.at_end(copy.next_action), device),
         masks=_masks(copy, spans, bootstrap, device) if candidate_features is None else None,
         candidates=None if candidate_features is None else _lists(copy, candidate_features, spans, device),
         num_choices=0 if candidate_features is not None else copy.mask.shape[1],
@@ -239,8 +272,8 @@ def padding_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
             values=torch.zeros(1, spec.num_action_features, device=device), width=spec.num_action_features
         ),
         offsets=torch.tensor([0, 1], device=device),
-        now=first.long(),
-        after=first.long(),
+        now=first,
+        after=first,
         longest=1,
     )
     return LoggedRows(
@@ -248,8 +281,12 @@ def padding_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
             values=torch.zeros(1, spec.num_state_features, device=device), width=spec.num_state_features
         ),
         next_index=first,
-        scalars=torch.tensor([[0.0, 1.0, 0.0, 1.0]], device=device),
-        choices=first.view(1, 1).expand(1, 2),
+        reward=first.float(),
+        steps=torch.ones(1, device=device),
+        bootstrap=first.float(),
+        propensity=torch.ones(1, device=device),
+        action=first,
+        next_action=first,
         masks=None,
         candidates=candidates if spec.parametric else None,
         num_choices=len(spec.action_names),
@@ -299,8 +336,10 @@ class LoggedSource:
         plan = self._plan
         block_steps = max(self._rows.block_rows // plan.rows_per_step, 1)
         step = self._step
+        order: NDArray[np.int32 | np.int64] | None = None
         while step < plan.num_steps:
             epoch = step // plan.steps_per_epoch
+            order = None  # frees that of the epoch before
             order = plan.permutation(epoch, plan.reads[self._rank])
             end_of_epoch = (epoch + 1) * plan.steps_per_epoch
             while step < end_of_epoch:
@@ -321,7 +360,7 @@ class LoggedSource:
         index = np.concatenate([order[start:stop] if stop > start else none for _, start, stop in parts])
         counts = [max(stop - start, 1) for _, start, stop in parts]
         weights = [len(plan.reads) / plan.rows_of_step(step) if stop > start else 0.0 for step, start, stop in parts]
-        device = rows.scalars.device
+        device = rows.device
         weight = torch.from_numpy(np.repeat(np.array(weights, np.float32), counts)).to(device)
         numbers = rows.numbers(torch.from_numpy(index.astype(np.int64)).to(device))
         batches = rows.take(numbers, weight).to(self._device).split(counts)
@@ -339,7 +378,7 @@ def rows_in_order(rows: LoggedRows, numbers: np.ndarray[Any, Any], device: torch
         numbers: [n] row numbers.
         device: device of the batches.
     """
-    rows_device = rows.scalars.device
+    rows_device = rows.device
     for start in range(0, len(numbers), rows.block_rows):
         index = torch.from_numpy(numbers[start : start + rows.block_rows].astype(np.int64)).to(rows_device)
         yield rows.take(index, torch.ones(len(index), device=rows_device)).to(device)
@@ -367,7 +406,7 @@ def _lists(copy: TrainingCopy, features: FeatureColumns, spans: Spans, device: t
     return Candidates(
         features=features,
         longest=int(np.diff(copy.list_offsets).max(initial=1)),
-        offsets=torch.from_numpy(np.array(copy.list_offsets, np.int64)).to(device),
-        now=torch.from_numpy(np.array(copy.actions_list, np.int64)).to(device),
-        after=torch.from_numpy(spans.at_end(np.asarray(copy.next_list, np.int64))).to(device),
+        offsets=tensor_of(copy.list_offsets, device),
+        now=tensor_of(copy.actions_list, device),
+        after=tensor_of(spans.at_end(copy.next_list), device),
     )

@@ -24,22 +24,22 @@ class Spans:
 
     Attributes:
         reward: [R] float32, summed and discounted over the span.
-        steps: [R] float32, length of the span in time steps.
+        steps: [R] uint8 or float32, length of the span in time steps.
         last: [R] row whose next state, next actions and bootstrap end the span; None if every span is one row.
     """
 
     reward: NDArray[np.float32]
-    steps: NDArray[np.float32]
+    steps: NDArray[np.float32] | NDArray[np.uint8]
     last: NDArray[np.int64] | None = None
 
     def at_end(self, values: NDArray[T]) -> NDArray[T]:
-        """Returns a copy of values [R, ...], taken at the row that ends each span."""
-        return np.array(values) if self.last is None else np.asarray(values)[self.last]
+        """Returns values [R, ...] at the row that ends each span; the values themselves if every span is one row."""
+        return values if self.last is None else np.asarray(values)[self.last]
 
 
 def single_steps(copy: TrainingCopy) -> Spans:
     """Returns rows as they are: of one step each, or of the steps that a timeline has summed."""
-    return Spans(reward=copy.reward, steps=np.asarray(copy.step).astype(np.float32))
+    return Spans(reward=copy.reward, steps=copy.step)
 
 
 def time_steps(copy: TrainingCopy, unit_length: float) -> Spans:

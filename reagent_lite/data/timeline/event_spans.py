@@ -116,17 +116,25 @@ class Episodes:
         counts.figures.update(rows=int(kept.sum()), duplicate_rows=int(duplicate.sum()))
         return np.flatnonzero(kept & ~duplicate), np.flatnonzero(duplicate)
 
-    def without_outliers(self, longest: float | None, at: Indices, counts: Counts) -> tuple[Indices, Episodes]:
-        """Leaves out episodes of more than `longest` rows, or none for None, and counts them.
+    def pair(self, longest: float | None, reward: NDArray[np.float64], counts: Counts) -> tuple[Indices, SpannedRows]:
+        """Pairs the events of episodes of at most `longest` rows, or of all for None; counts these and the others.
+
+        Args:
+            longest: largest number of rows of an episode that is kept.
+            reward: [n] rewards; they may be NaN.
+            counts: the counts to which those of these episodes are added.
 
         Returns:
-            (the elements of `at` [n] for the events that are kept, these events).
+            (indices [k] of the events that are kept, the transitions of these k events).
         """
-        if longest is None:
-            return at, self
-        outliers = (self.stop - self.start) > longest
-        counts.outliers.update(episodes=int((outliers & self.first).sum()), rows=int(outliers.sum()))
-        return at[~outliers], self.only(np.flatnonzero(~outliers))
+        outliers = np.zeros(len(self), bool)
+        if longest is not None:
+            outliers = (self.stop - self.start) > longest
+            counts.outliers.update(episodes=int((outliers & self.first).sum()), rows=int(outliers.sum()))
+        at = np.flatnonzero(~outliers)
+        kept = self.only(at) if outliers.any() else self
+        counts.figures.update(kept.figures(reward[at]))
+        return at, kept.spans()
 
     @property
     def lengths(self) -> Counter[int]:
@@ -250,7 +258,7 @@ class SpannedRows:
         after = np.where(self.truncated, sequence[end] + 1, following)
         return np.where(self.terminal, 0, after - sequence[self.at])
 
-    def summed(self, values: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
+    def sum_values(self, values: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
         """Returns [m, ...] Σ_k γ^k · values[k] over the rows of the span, NaN as 0."""
         values = np.nan_to_num(values)
         return sum_spans(values[self.at], values, self.at, self.steps, gamma)

@@ -26,7 +26,7 @@ from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block, InputFile, Show
 from reagent_lite.data.formats.format_table import ALL_COLUMNS, read_blocks
-from reagent_lite.data.formats.schema import fill_nulls, in_one_piece, valid_rows
+from reagent_lite.data.formats.schema import find_distinct, in_one_piece, valid_rows
 from reagent_lite.data.rows.block_columns import column_of, texts
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import Faults
@@ -248,8 +248,7 @@ def _place_rows(
 
 def _hashes(ids: pa.Array) -> NDArray[np.uint32]:
     """Returns the md5 of each mdp_id as [n, 4] 32-bit words; zeros for null."""
-    encoded = ids.dictionary_encode()
-    digests = [hashlib.md5(name.encode(), usedforsecurity=False).digest() for name in encoded.dictionary.to_pylist()]
-    distinct = np.frombuffer(b"".join([*digests, bytes(16)]), ">u4").reshape(-1, 4).astype(np.uint32)
-    hashes: NDArray[np.uint32] = distinct[fill_nulls(encoded.indices, -1)]
-    return hashes
+    names, codes = find_distinct(ids)
+    digests = [hashlib.md5(name.encode(), usedforsecurity=False).digest() for name in names.to_pylist()]
+    hashes: NDArray[np.uint32] = np.frombuffer(b"".join([*digests, bytes(16)]), ">u4").reshape(-1, 4).astype(np.uint32)
+    return hashes[codes]

@@ -1,7 +1,7 @@
 """Turns rows of whole episodes into transitions, in Python alone: an engine only sorts the rows.
 
     sorted events ─► whole episodes ─► kept: no refused episode, one row per (mdp_id, sequence_number), no outlier
-                                       paired: each row with what follows its span, up to `steps` rows; not for events
+                                       paired: each row with what follows its span, up to `steps` rows
                                        written: files of Parquet, whole episodes each
 
 The arithmetic on rows is that of event_spans.py, which the training copy shares.
@@ -19,29 +19,19 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from reagent_lite.config.column_names import COLUMNS, EVENT_COLUMNS
 from reagent_lite.config.timeline_config import TimelineConfig, TimelineSection
 from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Show
-from reagent_lite.data.formats.schema import fill_nulls, in_one_piece, to_numpy, valid_rows
-from reagent_lite.data.rows.typed_columns import type_of
+from reagent_lite.data.formats.schema import fill_nulls, find_distinct, in_one_piece, to_numpy, valid_rows
+from reagent_lite.data.rows.typed_columns import rows_without_choice, type_of
 from reagent_lite.data.timeline.event_spans import Counts, Ends, Episodes, SpannedRows
 from reagent_lite.data.timeline.events import EventFacts, event_columns
 from reagent_lite.data.writing.part_files import PartFiles
 
 OUTPUTS = ("timeline.outputTableName", "timeline.evalTableName")
 """Config keys of the folders of a timeline, in their order."""
-_ALL_COMPLETE = dict.fromkeys(
-    (
-        "last_rows_without_an_end",
-        "truncated_rows_without_next_state",
-        "states_after_an_end",
-        "rewards_after_an_end",
-    ),
-    0,
-)
-"""Figures of an output of events, in which no rows are left out for these reasons: only pairing does that."""
 _TYPES = {"flag": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "text": pa.string()}
 
 
@@ -61,7 +51,7 @@ def batch_whole_episodes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """Makes the transitions of one timeline, or its files of events.
+    """Makes the transitions of one timeline.
 
     Attributes:
         config: the config of the timeline.
@@ -121,19 +111,14 @@ class Pairing:
 
     def pair(self, events: pa.Table, counts: Counts) -> pa.RecordBatch:
         """Returns the rows made of whole episodes, with `_folder` and `part` as the last columns, and counts them."""
-        events, rows = self._kept(events, counts)
+        whole, episodes = self._without_refused(events, counts)
+        reward = fill_nulls(in_one_piece(events.column("reward")), np.nan)[whole]
+        kept, spans = episodes.pair(self.longest, reward, counts)
+        if len(kept) < events.num_rows:
+            events = events.take(pa.array(whole[kept]))
         _count_ids(events, self.config, counts)
-        figures = rows.figures(fill_nulls(in_one_piece(events.column("reward")), np.nan))
-        if self.config.output == "events":
-            counts.figures.update({**figures, **_ALL_COMPLETE, "complete_rows": len(rows)})
-            at = np.arange(len(rows))
-            columns = self._columns_of_events(events)
-        else:
-            counts.figures.update(figures)
-            spans = rows.spans()
-            at = spans.at
-            columns = _transitions(_Transitions(events=events, spans=spans), self)
-        places, folders = (to_numpy(in_one_piece(events.column(name)))[at] for name in ("_place", "_folder"))
+        columns = _transitions(_Transitions(events=events, spans=spans), self)
+        places, folders = (to_numpy(in_one_piece(events.column(name)))[spans.at] for name in ("_place", "_folder"))
         part = (places * self.files // HASHES).astype(np.int32)
         return pa.RecordBatch.from_pydict(columns | {"_folder": pa.array(folders), "part": pa.array(part)})
 
@@ -141,22 +126,8 @@ class Pairing:
         """Returns the type that holds the values of an extra column."""
         return _TYPES[type_of(self.facts.kinds.get(name, set()))]
 
-    def _columns_of_events(self, events: pa.Table) -> dict[str, pa.Array]:
-        """Returns the columns of events that have a value in some row, and those that every log has."""
-        timeline = self.config.timeline
-        left_out = set() if timeline.includePossibleActions else {"possible_actions", "possible_next_actions"}
-        columns = {
-            name: in_one_piece(events.column(name))
-            for name, column in COLUMNS.items()
-            if name in EVENT_COLUMNS or (column.event and name in self.facts.seen - left_out)
-        }
-        columns |= {name: in_one_piece(events.column(name)) for name in timeline.rewardColumns if name not in COLUMNS}
-        for name in timeline.extraFeatureColumns:
-            columns[name] = in_one_piece(events.column(name)).cast(self.type_of_extra(name))
-        return columns
-
-    def _kept(self, events: pa.Table, counts: Counts) -> tuple[pa.Table, Episodes]:
-        """Returns the events of the episodes that are kept, without duplicates."""
+    def _without_refused(self, events: pa.Table, counts: Counts) -> tuple[NDArray[np.int64], Episodes]:
+        """Returns the indices of rows that are no duplicates, of episodes without a refused row, and these events."""
         rows = _episodes(events, self.config.timeline)
         whole = np.ones(len(rows), bool)
         if events.column("_rule").null_count < events.num_rows:
@@ -168,19 +139,19 @@ class Pairing:
         if len(duplicates):
             file, line = (to_numpy(in_one_piece(events.column(name)))[duplicates] for name in ("_file", "_line"))
             counts.add(Counts(duplicates=list(zip(file.tolist(), line.tolist(), strict=True))))
-        at, rows = rows.only(at).without_outliers(self.longest, at, counts)
-        return events if len(at) == events.num_rows else events.take(pa.array(at)), rows
+        return at, rows.only(at)
 
 
 def _episodes(events: pa.Table, section: TimelineSection) -> Episodes:
-    codes = to_numpy(in_one_piece(events.column("mdp_id")).dictionary_encode().indices)
+    _, codes = find_distinct(in_one_piece(events.column("mdp_id")))
     terminal, truncated = (fill_nulls(in_one_piece(events.column(name)), 0) > 0 for name in ("terminal", "truncated"))
     has_next_state = valid_rows(in_one_piece(events.column("next_state_features")))
     sequence = fill_nulls(in_one_piece(events.column("sequence_number")), 0)
     listed = in_one_piece(events.column("possible_actions"))
     action = in_one_piece(events.column("action"))
-    without_choice = ~valid_rows(action) & (fill_nulls(pc.list_value_length(listed), -1) == 0)
-    return Episodes.of(section, codes, sequence, Ends(terminal, truncated, has_next_state, without_choice))
+    return Episodes.of(
+        section, codes, sequence, Ends(terminal, truncated, has_next_state, rows_without_choice(action, listed))
+    )
 
 
 def _count_ids(events: pa.Table, config: TimelineConfig, counts: Counts) -> None:
@@ -259,7 +230,7 @@ def _transitions(rows: _Transitions, pairing: Pairing) -> dict[str, pa.Array]:
             summed = timeline.gamma is not None
             values = fill_nulls(rows.column(name), np.nan) if summed else None
             columns[name] = (
-                rows.first(name) if values is None else pa.array(spans.summed(values, timeline.gamma or 0.0))
+                rows.first(name) if values is None else pa.array(spans.sum_values(values, timeline.gamma or 0.0))
             )
     if "action_probability" in seen:
         columns["action_probability"] = rows.first("action_probability")
@@ -288,7 +259,7 @@ def _metrics(rows: _Transitions, pairing: Pairing) -> pa.Array:
     part = slice(int(offsets[0]), int(offsets[-1])) if len(maps) else slice(0, 0)
     keys = pc.index_in(maps.keys[part], pa.array(names, pa.string()))
     values[np.repeat(np.arange(len(maps)), np.diff(offsets)), to_numpy(keys)] = fill_nulls(maps.items[part], np.nan)
-    sums = rows.spans.summed(values, pairing.config.timeline.gamma or 0.0)
+    sums = rows.spans.sum_values(values, pairing.config.timeline.gamma or 0.0)
     return pa.MapArray.from_arrays(
         pa.array(np.arange(len(sums) + 1, dtype=np.int32) * len(names)),
         pa.array(names * len(sums), pa.string()),

@@ -175,7 +175,7 @@ def none_complete(config: TimelineConfig, facts: EventFacts, counts: Counts) -> 
     if _without_an_end(config, counts):
         todo.append(
             "In the last row of an episode log terminal: true, or truncated: true with the next_state_features seen "
-            "there; or set timeline.addTerminalStateRow. If each row is a decision of its own, leave out the columns "
+            "there; or set timeline.addTerminalStateRow. If each row is an independent decision, leave out the columns "
             "mdp_id and sequence_number"
         )
     if counts.figures["truncated_rows_without_next_state"]:

@@ -16,7 +16,6 @@ def pairing_settings(config: TimelineConfig) -> dict[str, Any]:
         del timeline[key]
     timeline["evalTableName"] = config.timeline.evalTableName is not None
     optional: dict[str, Any] = {"columns": config.columns} if config.columns else {}
-    optional |= {"output": config.output} if config.output != "transitions" else {}
     return {"version": VERSION, "timeline": timeline, "query": config.query.model_dump(mode="json"), **optional}
 
 

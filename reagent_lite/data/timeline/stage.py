@@ -1,10 +1,10 @@
-"""The timeline as a stage: from logged decisions to folders of transitions or events, unless these are up to date.
+"""The timeline as a stage: from logged decisions to folders of transitions, unless these are up to date.
 
 1 compare  folders made from the same events with the same settings are kept
 2 refuse   outputs that overlap the events or each other, or that hold files which are not a timeline's
 3 check    files ─► checked events; faults are an error, or their episodes are left out                     events.py
 4 sort     by episode and sequence_number, here or in an existing Spark                                  *_engine.py
-5 pair     each row with what follows it, up to `steps` rows; an output of events is left unpaired         pairing.py
+5 pair     each row with what follows it, up to `steps` rows                                               pairing.py
 6 write    folders of Parquet that appear whole, each with the report in its manifest
 """
 
@@ -15,25 +15,20 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow.parquet
 
 from reagent_lite.config.embedding_config import id_features
-from reagent_lite.config.paths import logs_of
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.console import machine_logger, progress
 from reagent_lite.data.formats.blocks import InputFile, Show
-from reagent_lite.data.logs import separate_logs
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.block_columns import require_one_order
 from reagent_lite.data.rows.item_files import given_items
 from reagent_lite.data.stage_folder import (
     StageManifest,
-    data_files,
-    notes_of_input,
-    require_apart,
     require_own,
-    require_unchanged,
     states_of,
 )
 from reagent_lite.data.timeline.event_spans import Counts
@@ -52,8 +47,6 @@ from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.data.writing.part_files import part_name
 from reagent_lite.disk_room import require_writable, room_in
 from reagent_lite.errors import ConfigError, Problem, pluralize
-from reagent_lite.id_values import ids_setting
-from reagent_lite.item_table import ItemTable
 from reagent_lite.memory import free_host_bytes
 from reagent_lite.whole_files import appearing_folder, work_folder
 
@@ -115,31 +108,27 @@ class TimelineOutcome:
     seconds: float
 
 
-def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> TimelineOutcome:
+def run_timeline(config: TimelineConfig, log: Log | None = None) -> TimelineOutcome:
     """Makes the folders that the config asks for, unless they are up to date, and describes them.
 
     Args:
         config: the config of the timeline.
-        items: the item table; None: the one that the config names, if any.
+        log: the events; None: those that the config describes.
 
     Raises:
         ConfigError: an output overlaps the events, or cannot be written.
         DataError: see `make_timeline`.
     """
     start = time.monotonic()
-    ids = id_features(config.embeddings)
-    items = given_items(config.items, config.item_id, config.possible_items, ids) if items is None else items
-    files = data_files(config.timeline.inputTableName, config.columns, items, ids)
-    for note in notes_of_input(config.timeline.inputTableName):
+    log = _log_of(config) if log is None else log
+    for note in log.notes():
         machine_logger.warning(note)
     folders = output_folders(config)
     outputs = dict(zip(OUTPUTS, folders, strict=False))
-    _require_events(config)
-    require_apart(config.timeline.inputTableName, files, outputs)
+    _require_events(log)
+    log.require_apart(outputs)
     existing = [
-        StageManifest.up_to_date(
-            folder, KIND, {**pairing_settings(config), **items_setting(items), **ids_setting(ids), "use": use}, files
-        )
+        StageManifest.up_to_date(folder, KIND, _settings(config, log, use), log.files)
         for folder, use in zip(folders, ("train", "eval"), strict=False)
     ]
     manifests = [manifest for manifest in existing if manifest is not None]
@@ -150,19 +139,17 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
             require_writable(folder.parent, key)
         room = room_in(folders[0].parent, OUTPUTS[0])
         with room, _work_folder(config, folders[0]) as work, closing(_engine(config, work)) as engine:
-            logs = separate_logs(files, config.timeline.inputTableName, work)
-            for note in logs.notes:
-                machine_logger.warning(note)
-            manifests = make_timeline(config, engine, logs.files)
+            log.require_one_kind()
+            manifests = make_timeline(config, engine, log)
     else:
         machine_logger.info(f"{', '.join(map(str, folders))}: up to date")
     report = manifests[0].report
     for folder, manifest in zip(folders, manifests, strict=True):
-        rows = pluralize(manifest.rows, config.output.removesuffix("s"))
+        rows = pluralize(manifest.rows, "transition")
         machine_logger.info(f"{folder}: {rows} in {pluralize(len(manifest.files), 'file')}")
         if not manifest.rows:
             machine_logger.warning(
-                f"{folder} has no {config.output}: there are too few episodes for eval_percent, or all are left out"
+                f"{folder} has no transitions: there are too few episodes for eval_percent, or all are left out"
             )
     return TimelineOutcome(
         train=str(folders[0]),
@@ -176,19 +163,37 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
     )
 
 
-def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile, ...]) -> list[StageManifest]:
+def _log_of(config: TimelineConfig) -> Log:
+    ids = id_features(config.embeddings)
+    return Log(
+        config.timeline.inputTableName,
+        columns=config.columns,
+        items=given_items(config.items, config.item_id, config.possible_items, ids),
+        id_features=ids,
+        same_episodes=config.same_episodes,
+    )
+
+
+def _settings(config: TimelineConfig, log: Log, use: str) -> dict[str, Any]:
+    """Returns the settings that the rows of a folder depend on; `use` is "train" or "eval"."""
+    of_log = {name: value for name, value in log.settings.items() if name != "columns"}
+    return {**pairing_settings(config), **of_log, **items_setting(log.items), "use": use}
+
+
+def make_timeline(config: TimelineConfig, engine: Engine, log: Log) -> list[StageManifest]:
     """Makes the folders of a timeline, and returns their manifests.
 
     Args:
         config: the config of the timeline.
         engine: the engine.
-        files: files with the events.
+        log: the events.
 
     Raises:
         DataError: files that cannot be read, rows that break a rule (a few of each kind, and how many there are), no
             rows, or a full disk; no folder has changed in this case.
     """
     timeline = config.timeline
+    files = log.files
     with progress("reading events", "bytes") as show:
         facts = engine.load(config, files, show, texts=False)
         if facts.texts:
@@ -202,14 +207,14 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
     )
     with ExitStack() as stack:
         folders = [stack.enter_context(appearing_folder(target)) for target in output_folders(config)]
-        with progress(f"writing {config.output}", "rows") as show:
+        with progress("writing transitions", "rows") as show:
             written, counts = engine.write(pairing, folders, show)
         require_one_order(facts.orders, counts.figures["duplicate_rows"])
         require_rows(config, facts, counts)
         log_figures(config, facts, counts, files)
         report = report_of(config, facts, pairing.longest, counts, [sum(rows.values()) for rows in written])
-        require_unchanged(files, timeline.inputTableName, config.columns)
-        parent = StageManifest.of_input(timeline.inputTableName)
+        log.require_unchanged()
+        parent = log.manifest
         named = {int(feature): feature for feature in facts.features}
         ids = {name: {named.get(feature, feature) for feature in features} for name, features in counts.ids.items()}
         manifests = []
@@ -224,12 +229,7 @@ def make_timeline(config: TimelineConfig, engine: Engine, files: tuple[InputFile
                 state_ids=tuple(sorted(ids["state_features"] | ids["next_state_features"])),
                 action_ids=tuple(sorted(ids.get("action", set()) | ids.get("possible_actions", set()))),
                 metric_names=tuple(sorted(facts.metrics)),
-                settings={
-                    **pairing_settings(config),
-                    **items_setting(files[0].items),
-                    **ids_setting(id_features(config.embeddings)),
-                    "use": use,
-                },
+                settings=_settings(config, log, use),
                 inputs=states_of(files, facts.hashes),
                 parent=parent.digest if parent else "",
                 report=report,
@@ -246,7 +246,7 @@ def output_folders(config: TimelineConfig) -> tuple[Path, ...]:
 
 
 def _work_folder(config: TimelineConfig, target: Path) -> AbstractContextManager[Path]:
-    """Returns a temporary folder for data that does not fit into memory; by default it is beside the output."""
+    """Returns a temporary folder for data that does not fit into memory; by default it is next to the output."""
     parent = Path(config.temporary_directory).expanduser().absolute() if config.temporary_directory else target.parent
     require_writable(parent, "temporary_directory")
     return work_folder(parent, target.name)
@@ -259,10 +259,10 @@ def _engine(config: TimelineConfig, work: Path) -> Engine:
     return LocalEngine(work, limit * 1_000_000 if limit else int(_MEMORY_SHARE * free_host_bytes()))
 
 
-def _require_events(config: TimelineConfig) -> None:
+def _require_events(log: Log) -> None:
     """Checks that no input is a folder of transitions, which would be paired a second time."""
-    for log in logs_of(config.timeline.inputTableName):
-        manifest = StageManifest.read(log)
+    for path in log.paths:
+        manifest = StageManifest.read(path)
         if manifest is not None and "next_action" in manifest.columns:
-            got = f"transitions: {log} was made by workflows.{manifest.kind}"
+            got = f"transitions: {path} was made by workflows.{manifest.kind}"
             raise ConfigError(Problem("timeline.inputTableName", "events", got, "Train on them as they are"))

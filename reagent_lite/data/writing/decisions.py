@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from reagent_lite.config.column_names import EPISODE_COLUMNS
-from reagent_lite.data.rows.maps import VALUES
+from reagent_lite.data.formats.schema import VALUES
 from reagent_lite.data.writing.table_writers import table_writer
 
 _FEATURES = pa.map_(pa.string(), pa.float32())

@@ -277,7 +277,7 @@ def largest(config: WorkflowConfig, group: Group, backend: Backend) -> Limit:
     free = free_bytes(group.device) / (group.ranks.local_world_size if group.device.type == "cpu" else 1)
     left = _MEMORY_SHARE * free - memory.replay
     limits = {
-        f"{size_text(left)} of memory beside replay, {size_text(memory.per_env)} each": int(left / memory.per_env),
+        f"{size_text(left)} of memory besides replay, {size_text(memory.per_env)} each": int(left / memory.per_env),
         f"simulation.replay.capacity holds {config.fewest_slots} steps": (
             settings.replay.capacity // (config.fewest_slots * env.spec.agents * world)
         ),

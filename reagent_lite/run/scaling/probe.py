@@ -17,14 +17,12 @@ from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, 
 from reagent_lite.distributed.group import Group, ProcessRanks, join_group
 from reagent_lite.distributed.launcher import choose_processes
 from reagent_lite.distributed.worker import end_with_parent, report_failure
-from reagent_lite.run.environments import open_simulation, with_actions
 from reagent_lite.run.learner import update_capture
-from reagent_lite.run.runner import Setup, set_up
-from reagent_lite.run.sources import open_source
+from reagent_lite.run.resolved import resolve
+from reagent_lite.run.runner import Run
 from reagent_lite.sim.cuda import on_stream
-from reagent_lite.training.checkpoint_folder import CheckpointFolder
 from reagent_lite.training.loop import fit
-from reagent_lite.training.resume import History
+from reagent_lite.training.stop import StopSignal
 
 _WINDOWS = 5
 _WINDOW_SECONDS = 0.4
@@ -37,11 +35,11 @@ class _Watch:
     warm-up │ one round, which determines the rounds per window │ window │ window │ … until there are _WINDOWS
     """
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
-        self._settings = setup.history.config.environments
+    def __init__(self, run: Run) -> None:
+        self._group = run.group
+        self._settings = run.config.environments
         self._steps = 0
-        self._next = _WARM_ROUNDS[setup.history.group.device.type]
+        self._next = _WARM_ROUNDS[run.group.device.type]
         self._rounds = 0
         self._since = math.nan
         self._seconds: list[float] = []
@@ -51,7 +49,7 @@ class _Watch:
         self._steps += 1
         if self._steps < self._next * self._settings.updates_per_rollout:
             return
-        group = self._setup.history.group
+        group = self._group
         if group.device.type == "cuda":
             torch.cuda.synchronize(group.device)
         group.barrier()
@@ -81,14 +79,10 @@ class _Watch:
 def measure(config: WorkflowConfig, group: Group) -> float:
     """Returns the environment steps per second of all ranks in a run of the config; every rank calls it."""
     with on_stream(group.device):
-        simulation = open_simulation(config, group)
-        config = with_actions(config, simulation)
-        folder = CheckpointFolder(config.folder)
-        history = History(config=config, group=group, folder=folder, state=None, run="probe")
-        setup = set_up(open_source(config, group, simulation), history)
-        watch = _Watch(setup)
-        capture = update_capture(config, group)
-        for _ in fit(setup.running, setup.stream.plan, group, collect=setup.stream.before_step, capture=capture):
+        run = Run(resolve(config, group), StopSignal())
+        watch = _Watch(run)
+        capture = update_capture(run.config, group)
+        for _ in fit(run.running, run.stream.plan, group, collect=run.stream.before_step, capture=capture):
             watch.after_step()
             if watch.done:  # the configured run is longer than any measurement
                 break

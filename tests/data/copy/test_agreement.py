@@ -11,6 +11,7 @@ from oracles.logs import random_rows, write_lines
 
 from reagent_lite.data.copy.copy_summaries import COPY_SUMMARY, Agreement, CopySummary, agree, content_of
 from reagent_lite.data.copy.training_copy import empty_training_copy, prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError
 from reagent_lite.feature_ids import id_of
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
@@ -99,7 +100,7 @@ def test_equal_rows_of_two_machines_as_eval_data_and_by_chance_none() -> None:
 
 def test_facts_of_a_copy_come_back_from_their_text(tmp_path: Path) -> None:
     rows = [{**row, "metrics": {"m": 1}} for row in random_rows(20)]
-    copy = prepare_training_copy(write_lines(tmp_path / "log.jsonl", rows), actions=ACTIONS)
+    copy = prepare_training_copy(Log(write_lines(tmp_path / "log.jsonl", rows), actions=ACTIONS))
     summary, other = (
         CopySummary.of(copy, 3, {"state": NormalizationSpec.ordered({1: FeatureSpec(feature_id=1, feature_type=kind)})})
         for kind in (FeatureType.BINARY, FeatureType.PROBABILITY)
@@ -119,7 +120,7 @@ def test_the_same_rows_in_another_order_have_the_same_content(tmp_path: Path) ->
     rows = random_rows(20)
     shuffled = [rows[i] for i in np.random.default_rng(0).permutation(20)]
     first, second, third = (
-        content_of(prepare_training_copy(write_lines(tmp_path / f"{number}.jsonl", logged), actions=ACTIONS))
+        content_of(prepare_training_copy(Log(write_lines(tmp_path / f"{number}.jsonl", logged), actions=ACTIONS)))
         for number, logged in enumerate((rows, shuffled, [*rows[:-1], {**rows[-1], "reward": 7.0}]))
     )
     assert first == second != third
@@ -129,7 +130,7 @@ def test_a_copy_of_nothing_has_what_a_copy_has(tmp_path: Path) -> None:
     shapes, shapes_of_nothing = (
         {name: (value.dtype, value.ndim) for name, value in vars(copy).items() if isinstance(value, np.ndarray)}
         for copy in (
-            prepare_training_copy(write_lines(tmp_path / "log.jsonl", random_rows(10)), actions=ACTIONS),
+            prepare_training_copy(Log(write_lines(tmp_path / "log.jsonl", random_rows(10)), actions=ACTIONS)),
             empty_training_copy(ACTIONS),
         )
     )

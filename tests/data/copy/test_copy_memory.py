@@ -16,6 +16,7 @@ from reagent_lite.data.copy.spool import TextSpool
 from reagent_lite.data.copy.spooled_log import SpooledLog
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.formats import format_table
+from reagent_lite.data.logs import Log
 
 
 def small_parts(patch: pytest.MonkeyPatch, rows: int) -> None:
@@ -66,7 +67,7 @@ def test_a_row_takes_at_most_40_bytes_once_it_is_read(
     actions = None if kind == "candidates" else ("a", "b")
     for rows in (10_000, 50_000):
         log = write_log(tmp_path / f"{rows}.parquet", rows, kind)
-        assert len(prepare_training_copy(str(log), actions=actions)) == rows
+        assert len(prepare_training_copy(Log(str(log), actions=actions))) == rows
     assert (peaks[1] - peaks[0]) / 40_000 <= 40
 
 
@@ -88,8 +89,8 @@ def test_the_arrays_do_not_depend_on_the_parts(
 
     def arrays(folder: str) -> list[dict[str, bytes]]:
         directory = str(tmp_path / folder)
-        copies = [prepare_training_copy(str(events), actions=actions, timeline=config, directory=directory)]
-        copies += [prepare_training_copy(str(transitions), actions=None, directory=directory)] if parametric else []
+        copies = [prepare_training_copy(Log(str(events), actions=actions, timeline=config, directory=directory))]
+        copies += [prepare_training_copy(Log(str(transitions), directory=directory))] if parametric else []
         return [arrays_of(copy) for copy in copies]
 
     whole = arrays("whole")
@@ -102,7 +103,7 @@ def test_texts_are_those_that_were_added(tmp_path: Path) -> None:
     added = [pa.array(["a", "bc", ""]), pa.array(["x", "yé", "z"]).slice(1, 1), pa.array([], pa.string())]
     for texts in added:
         texts_of_log.append(texts)
-    texts = texts_of_log.mapped()
+    texts = texts_of_log.map_texts()
     texts_of_log.remove()
     assert (texts.to_pylist(), len(texts_of_log), list(tmp_path.iterdir())) == (["a", "bc", "", "yé"], 4, [])
 

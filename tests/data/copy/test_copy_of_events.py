@@ -11,6 +11,7 @@ from oracles.transitions import check_arrays
 
 from reagent_lite.config.timeline_config import TimelineConfig, TimelineSection
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import DataError
 
@@ -59,15 +60,19 @@ def test_the_copy_of_events_is_that_of_their_timeline(
     query = {"tableSample": 80.0, **({"actions": actions} if actions else {})}
     config = timeline_config(tmp_path, source, {"query": query}, actionDiscrete=not parametric, **section)
     run_timeline(config)
-    copy = prepare_training_copy(source, actions=actions, timeline=config)
-    np.testing.assert_equal(columns_of(copy), columns_of(prepare_training_copy(tmp_path / "train", actions=actions)))
+    copy = prepare_training_copy(Log(source, actions=actions, timeline=config))
+    np.testing.assert_equal(
+        columns_of(copy), columns_of(prepare_training_copy(Log(tmp_path / "train", actions=actions)))
+    )
 
 
 def copied(folder: Path, rows: list[dict[str, Any]], **section: Any) -> TrainingCopy:
     return prepare_training_copy(
-        write_lines(folder / "events.jsonl", rows),
-        actions=("l", "r"),
-        timeline=TimelineConfig(timeline=TimelineSection(**section)),
+        Log(
+            write_lines(folder / "events.jsonl", rows),
+            actions=("l", "r"),
+            timeline=TimelineConfig(timeline=TimelineSection(**section)),
+        )
     )
 
 

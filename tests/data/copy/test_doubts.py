@@ -8,6 +8,7 @@ import pytest
 
 from reagent_lite.data.copy.doubts import doubts
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.logs import Log
 
 ROWS = 2_000
 
@@ -28,7 +29,9 @@ def log(seed: int = 0) -> pd.DataFrame:
 
 def copy_of(frame: pd.DataFrame, folder: Path) -> TrainingCopy:
     features = [name for name in frame if name not in ("action", "action_probability", "reward")]
-    return prepare_training_copy(frame, actions=("a", "b"), directory=str(folder), columns={"state_features": features})
+    return prepare_training_copy(
+        Log(frame, actions=("a", "b"), directory=str(folder), columns={"state_features": features})
+    )
 
 
 def test_an_honest_log_is_not_doubted(tmp_path: Path) -> None:

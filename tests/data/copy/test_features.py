@@ -12,7 +12,7 @@ from reagent_lite.data.copy import feature_summaries
 from reagent_lite.data.copy.feature_summaries import summarize_copy
 from reagent_lite.data.copy.training_copy import empty_training_copy, prepare_training_copy
 from reagent_lite.data.features.log_features import summarize_log
-from reagent_lite.data.stage_folder import data_files
+from reagent_lite.data.logs import Log
 
 SETTINGS = NormParams(num_samples=40)
 
@@ -23,8 +23,8 @@ def test_a_copy_has_the_features_of_its_files(
 ) -> None:
     monkeypatch.setattr(feature_summaries, "_BLOCK_BYTES", 600)  # some twenty rows
     file = write_lines(tmp_path / "log.jsonl", candidate_rows(300) if parametric else random_rows(300))
-    copy = prepare_training_copy(str(file), actions=None if parametric else ("a", "b"))
-    log = summarize_log(data_files(str(file)), SETTINGS, seed=3)
+    copy = prepare_training_copy(Log(str(file), actions=None if parametric else ("a", "b")))
+    log = summarize_log(Log(str(file)).files, SETTINGS, seed=3)
     assert set(log.columns) == ({"state_features", "action"} if parametric else {"state_features"})
     for name, expected in log.columns.items():
         of_copy = summarize_copy(copy, name, SETTINGS, seed=3)

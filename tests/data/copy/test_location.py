@@ -21,6 +21,7 @@ from reagent_lite.data.copy import build as build_module
 from reagent_lite.data.copy.training_copy import TrainingCopy, open_training_copy, prepare_training_copy
 from reagent_lite.data.formats.format_table import read_blocks
 from reagent_lite.data.formats.input_files import list_input
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError
 from reagent_lite.manifest import TRAINING_COPY, read_document, seal
 
@@ -44,18 +45,18 @@ def test_of_two_equal_builds_at_once_the_first_stays(
     opened: list[TrainingCopy] = []
     original = getattr(where, name)
     if name == "rmtree":  # of a damaged copy in their place
-        (prepare_training_copy(path, actions=ACTIONS).folder / "reward.npy").unlink()
+        (prepare_training_copy(Log(path, actions=ACTIONS)).folder / "reward.npy").unlink()
 
     def overtaken(first: Any, *others: Any, **options: Any) -> Any:
         if name == "rmtree":
             original(first, **options)
         if name != "rename" or first.is_dir():
             monkeypatch.undo()
-            opened.append(prepare_training_copy(path, actions=ACTIONS))  # another machine is quicker
+            opened.append(prepare_training_copy(Log(path, actions=ACTIONS)))  # another machine is quicker
         return None if name == "rmtree" else original(first, *others)
 
     monkeypatch.setattr(where, name, overtaken)
-    second = prepare_training_copy(path, actions=ACTIONS)
+    second = prepare_training_copy(Log(path, actions=ACTIONS))
     assert [copy.folder for copy in opened] == [second.folder] == [*second.folder.parent.iterdir()]
 
 
@@ -63,15 +64,15 @@ def test_a_copy_is_built_once_and_again_when_the_data_changes(tmp_path: Path, mo
     built = Mock(wraps=build_module.build)
     monkeypatch.setattr(build_module, "build", built)
     path = written(tmp_path, row(), row())
-    first = prepare_training_copy(path, actions=ACTIONS)
-    assert prepare_training_copy(path, actions=ACTIONS).folder == first.folder
+    first = prepare_training_copy(Log(path, actions=ACTIONS))
+    assert prepare_training_copy(Log(path, actions=ACTIONS)).folder == first.folder
     os.utime(path, (1, 1))  # touched, not changed
-    assert len(prepare_training_copy(path, actions=ACTIONS)) == 2
+    assert len(prepare_training_copy(Log(path, actions=ACTIONS))) == 2
     assert built.call_count == 1
     assert [entry["modified_ns"] for entry in read_document(first.folder, TRAINING_COPY)["inputs"]] == [10**9]
     written(tmp_path, row(reward=2.0), row())  # same size
-    assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [2, 1]
-    prepare_training_copy(path, actions=("right", "left"))
+    assert prepare_training_copy(Log(path, actions=ACTIONS)).reward.tolist() == [2, 1]
+    prepare_training_copy(Log(path, actions=("right", "left")))
     assert built.call_count == 3
     # The copy that was replaced is gone, and the arrays opened before still read.
     assert (first.folder.exists(), len([*first.folder.parent.iterdir()]), first.reward.tolist()) == (False, 2, [1, 1])
@@ -101,8 +102,8 @@ def test_a_log_that_changes_while_it_is_read_is_refused(
     assert all(values == [1.0] for values in rewards)
     assert hashes == [hashlib.sha256(old).hexdigest()]
     with pytest.raises(DataError, match=f"{name}: expected a file that stays"):
-        prepare_training_copy(str(file), actions=ACTIONS, progress=lambda *_: file.write_bytes(old))
-    assert prepare_training_copy(str(file), actions=ACTIONS).reward.tolist() == [1.0] * 12
+        prepare_training_copy(Log(str(file), actions=ACTIONS), progress=lambda *_: file.write_bytes(old))
+    assert prepare_training_copy(Log(str(file), actions=ACTIONS)).reward.tolist() == [1.0] * 12
 
 
 def planted(**changes: Any) -> Callable[[Path], object]:
@@ -130,20 +131,20 @@ def planted(**changes: Any) -> Callable[[Path], object]:
 )
 def test_a_damaged_copy_is_refused_and_built_again(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     path = written(tmp_path, row(), row())
-    folder = prepare_training_copy(path, actions=ACTIONS).folder
+    folder = prepare_training_copy(Log(path, actions=ACTIONS)).folder
     damage(folder)
     with pytest.raises(DataError, match=str(folder)):
         open_training_copy(folder)
-    assert prepare_training_copy(path, actions=ACTIONS).reward.tolist() == [1, 1]
+    assert prepare_training_copy(Log(path, actions=ACTIONS)).reward.tolist() == [1, 1]
     assert not (open_training_copy(folder).folder / "reward.npy").is_symlink()
 
 
 def test_a_copy_is_read_only_and_a_failed_build_leaves_none(tmp_path: Path) -> None:
-    copy = prepare_training_copy(written(tmp_path, row()), actions=ACTIONS)
+    copy = prepare_training_copy(Log(written(tmp_path, row()), actions=ACTIONS))
     assert not copy.reward.flags.writeable
     assert copy.num_bytes == sum(file.stat().st_size - 128 for file in copy.folder.glob("*.npy"))
     with pytest.raises(DataError):
-        prepare_training_copy(written(tmp_path / "bad", row(reward=None)), actions=ACTIONS)
+        prepare_training_copy(Log(written(tmp_path / "bad", row(reward=None)), actions=ACTIONS))
     assert not (tmp_path / "bad" / ".reagent-lite").exists()
 
 
@@ -156,7 +157,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, blocks: int, fi
     )
     with small_disk(tmp_path / "disk", size=f"{(1 + blocks) * 4096}", files=files) as disk:
         with pytest.raises(DataError, match=words):
-            prepare_training_copy(path, actions=ACTIONS, directory=str(disk / "copies"))
+            prepare_training_copy(Log(path, actions=ACTIONS, directory=str(disk / "copies")))
         assert not [file for file in disk.rglob("*") if file.is_file()]
 
 
@@ -165,14 +166,14 @@ def test_places_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path = written(tmp_path / "data", row())
     fsspec.filesystem("memory").pipe("/copies/log.json", Path(path).read_bytes())
     copies = [
-        prepare_training_copy(path, actions=ACTIONS, directory=place) for place in (None, str(tmp_path / "chosen"))
+        prepare_training_copy(Log(path, actions=ACTIONS, directory=place)) for place in (None, str(tmp_path / "chosen"))
     ]
     shutil.rmtree(tmp_path / "data/.reagent-lite")
     (tmp_path / "data").chmod(0o555)  # root may write there all the same
-    copies += [prepare_training_copy(log, actions=ACTIONS) for log in (path, "memory://copies/log.json")]
+    copies += [prepare_training_copy(Log(log, actions=ACTIONS)) for log in (path, "memory://copies/log.json")]
     assert [str(copy.folder.parent.relative_to(tmp_path)) for copy in copies] == [
         "data/.reagent-lite", "chosen", "cache/reagent-lite", "cache/reagent-lite",
     ]  # fmt: skip
     assert copies[-1].source_line(0) == "memory://copies/log.json:1"
     with pytest.raises(DataError, match=f"{path}/in: .* can be written"):
-        prepare_training_copy(path, actions=ACTIONS, directory=f"{path}/in")
+        prepare_training_copy(Log(path, actions=ACTIONS, directory=f"{path}/in"))

@@ -23,8 +23,8 @@ from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_
 from reagent_lite.data.features.column_fits import Fitted, fit_columns
 from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.features.summary import ColumnSummary, Merge
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows import levels
-from reagent_lite.data.stage_folder import data_files
 from reagent_lite.data.tables import read_log
 from reagent_lite.errors import DataError
 from reagent_lite.types import FeatureSpec, FeatureType
@@ -40,7 +40,7 @@ STATES = [
 
 
 def copy_of(log: Any, folder: Path, columns: Any = COLUMNS) -> TrainingCopy:
-    return prepare_training_copy(log, actions=("a", "b"), directory=str(folder / "copies"), columns=columns)
+    return prepare_training_copy(Log(log, actions=("a", "b"), directory=str(folder / "copies"), columns=columns))
 
 
 ROWS = [{"state_features": state, "action": "ab"[at % 2], "reward": 1.0} for at, state in enumerate(STATES)]
@@ -109,7 +109,7 @@ def test_a_value_of_another_kind_is_refused_with_its_line(
     with pytest.raises(DataError, match=f"log/{where}: expected {expected}.*, got {got}"):
         copy_of(tmp_path / "log", tmp_path)
     with pytest.raises(DataError, match=f"log/{where}: expected {expected.partition(',')[0]}"):
-        summarize_log(data_files(str(tmp_path / "log"), COLUMNS), NormParams())
+        summarize_log(Log(str(tmp_path / "log"), columns=COLUMNS).files, NormParams())
     if len(files) == 1:
         with pytest.raises(DataError, match=f"log/{where}: expected {expected}.*, got {got}"):
             read_log(tmp_path / "log", COLUMNS)
@@ -170,7 +170,7 @@ def test_other_values_of_candidates_count_in_each_row_that_lists_them(tmp_path: 
         for kinds in ["xyz"] * 7 + ["xz"] * 3
     ]
     copy = prepare_training_copy(
-        str(write_lines(tmp_path / "log.jsonl", rows)), actions=None, directory=str(tmp_path / "copies")
+        Log(str(write_lines(tmp_path / "log.jsonl", rows)), directory=str(tmp_path / "copies"))
     )
     feature = category(fitted(summarize_copy(copy, "action", NormParams(), 0), most=2))
     assert (feature.levels, [*count_others(copy, "action", spec_of(feature)).values()]) == (("x", "z"), [7])
@@ -187,7 +187,7 @@ def test_shards_with_different_levels_give_what_all_rows_give(most: int, tmp_pat
         merge.add(ColumnSummary.from_bytes(of_shard.to_bytes()))
     together = category(fitted(merge.summary(), most))
     whole = write_cells(tmp_path / "whole.csv", shards[1] + shards[0])
-    log = summarize_log(data_files(str(whole), COLUMNS), settings).columns["state_features"]
+    log = summarize_log(Log(str(whole), columns=COLUMNS).files, settings).columns["state_features"]
     assert (together, together.levels) == (category(fitted(log, most)), tuple("ABCDE"[:most]))
 
 

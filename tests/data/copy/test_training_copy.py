@@ -18,6 +18,7 @@ from oracles.transitions import check_arrays
 
 from reagent_lite.data.copy.order import find_order
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 
 LOG_2019 = Path(__file__).resolve().parents[3].parent / "shared/data/reagent2019/cartpole_training.json.bz2"
@@ -37,12 +38,12 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 def copied(folder: Path, *rows: dict[str, Any], actions: tuple[str, ...] | None = ACTIONS) -> TrainingCopy:
-    return prepare_training_copy(write_lines(folder / "log.json", rows), actions=actions)
+    return prepare_training_copy(Log(write_lines(folder / "log.json", rows), actions=actions))
 
 
 @pytest.mark.skipif(not LOG_2019.exists(), reason="the 2019 file lies beside the repository, not in it")
 def test_the_2019_file_has_its_published_figures(tmp_path: Path) -> None:
-    copy = prepare_training_copy(str(LOG_2019), actions=("0", "1"), directory=str(tmp_path))
+    copy = prepare_training_copy(Log(str(LOG_2019), actions=("0", "1"), directory=str(tmp_path)))
     assert (len(copy), len(copy.episode_hash), copy.counts["terminal_rows"], copy.notes) == (3470, 29, 29, ())
     assert np.flatnonzero(copy.bootstrap == 0).tolist() == (np.cumsum(np.bincount(copy.episode)) - 1).tolist()
     assert Counter(copy.propensity.tolist()) == {np.float32(0.05): 171, np.float32(0.95): 3299}

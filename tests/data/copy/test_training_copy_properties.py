@@ -16,6 +16,7 @@ from oracles.logs import Row
 from oracles.transitions import check_copy, features_of
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 
 values = st.floats(width=32, allow_nan=False, allow_infinity=False)
 features = st.dictionaries(st.sampled_from(["0", "3", "12", "-5"]), values | st.none(), max_size=4)
@@ -55,4 +56,4 @@ def test_rows_read_back(data: st.DataObject, rows: list[Row], form: str) -> None
             rows *= data.draw(st.integers(1, 4))
             small_blocks(patch, data.draw(st.integers(100, 2000)))
         log = write_events(rows, Path(folder, "log"), form)
-        check_copy(prepare_training_copy(log, actions=None, directory=folder), rows, None)
+        check_copy(prepare_training_copy(Log(log, directory=folder)), rows, None)

@@ -18,8 +18,8 @@ from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.features.column_fits import Fitted, fit_columns
 from reagent_lite.data.features.log_features import LogSummary, summarize_log
 from reagent_lite.data.features.summary import ACTION, STATE
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.matrices import FeatureMatrix
-from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import DataError
 
 NUM = 20_000
@@ -40,7 +40,7 @@ TABLE = pa.table({
 
 
 def summary(path: Path, num_samples: int = 2000, columns: tuple[str, ...] = (STATE, ACTION), **more: Any) -> LogSummary:
-    return summarize_log(data_files(str(path)), NormParams(num_samples=num_samples, cols_to_norm=columns), **more)
+    return summarize_log(Log(str(path)).files, NormParams(num_samples=num_samples, cols_to_norm=columns), **more)
 
 
 def fitted(path: Path, num_samples: int = 2000, **settings: Any) -> Fitted:

@@ -25,6 +25,7 @@ from oracles.transitions import check_arrays
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.formats import arrow
 from reagent_lite.data.formats.schema import TEXT_METADATA, to_numpy
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError, NoRowsError
 
 TABLE = pa.table({
@@ -202,7 +203,7 @@ def test_columns_have_plain_types(tmp_path: Path, array: pa.Array, kind: pa.Data
 
 def test_types_that_other_writers_choose(tmp_path: Path) -> None:
     copy = prepare_training_copy(
-        str(written(tmp_path, NESTED)), actions=("left", "right"), directory=str(tmp_path / "copy")
+        Log(str(written(tmp_path, NESTED)), actions=("left", "right"), directory=str(tmp_path / "copy"))
     )
     check_arrays(
         copy, np.argsort(copy.origin_line), reward=[0, 1, 2, 3, 4, 5], action=[0, 1] * 3, time_diff=[1, 1, 1, 2, 2, 2],

@@ -14,6 +14,7 @@ from oracles.transitions import check_copy
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.formats.frames import path_of
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError
 
 STATES = [[0.5, 1.0], [1.5, 0.0], [2.5, 1.0]]
@@ -37,7 +38,7 @@ def test_lists_of_numbers_are_features_by_their_places(tmp_path: Path, kind: pa.
         table = table.set_column(0, "state_features", table["state_features"].cast(kind))
         log = tmp_path / "log.parquet"
         pq.write_table(table, log)
-    copy = prepare_training_copy(str(log), actions=("a", "b"), directory=str(tmp_path / "copies"))
+    copy = prepare_training_copy(Log(str(log), actions=("a", "b"), directory=str(tmp_path / "copies")))
     check_copy(copy, rows, ("a", "b"))
 
 
@@ -48,7 +49,7 @@ def test_a_dict_of_arrays_is_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     if packed:
         np.savez(tmp_path / "log.npz", **arrays)
         arrays = np.load(tmp_path / "log.npz")
-    copy = prepare_training_copy(path_of(arrays), actions=("a", "b"), directory=str(tmp_path / "copies"))
+    copy = prepare_training_copy(Log(path_of(arrays), actions=("a", "b"), directory=str(tmp_path / "copies")))
     assert copy.state.tolist() == STATES
     assert copy.action.tolist() == [0, 1, 0]
     with pytest.raises(DataError, match="or a dict of arrays, whose columns"):

@@ -18,7 +18,7 @@ from oracles.logs import written
 
 from reagent_lite.data.formats.format_table import READERS, first_block
 from reagent_lite.data.formats.input_files import list_input, local_path, not_read
-from reagent_lite.data.stage_folder import data_files
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError, NoRowsError
 
 ROWS = [{"mdp_id": str(number), "reward": number + 0.5, "state_features": {"0": float(number)}} for number in range(50)]
@@ -41,7 +41,7 @@ def test_a_folder_is_its_shards_in_order(tmp_path: Path) -> None:
     (tmp_path / "c.json").touch()
     (tmp_path / "deeper.json").mkdir()
     os.mkfifo(tmp_path / "manifest.json")  # nobody's manifest
-    assert [file.name for file in data_files(str(tmp_path))] == ["a.jsonl", "b.json", "c.json"]
+    assert [file.name for file in Log(str(tmp_path)).files] == ["a.jsonl", "b.json", "c.json"]
     assert rows_of(tmp_path) == [{"name": "a.jsonl"}, {"name": "b.json"}]
 
 
@@ -159,6 +159,18 @@ def test_an_empty_file_and_an_empty_folder_are_refused(tmp_path: Path, content: 
         ("a.csv", "action,reward\n0,1\n".encode("utf-16-le"), "got zeros among its bytes, as UTF-16"),
         ("a.csv", b"sep=;\naction;reward\n0;1\n", "got 'sep=;'. Remove the line"),
         ("a.jsonl", b'[\n {"reward": 1},\n', "got a JSON array. Write a row a line"),
+        ("a.parquet", b"\x93NUMPY" + bytes(40), "Parquet, as its name says, got an array of NumPy. Read it in Python"),
+        ("a.parquet", b"ORC" + bytes(40), "Parquet, as its name says, got ORC. Write it as Parquet"),
+        ("a.parquet", b"\xff\xff\xff\xff" + bytes(40), "got Arrow IPC. Give it the extension .arrow"),
+        ("a.csv", b"Rar!\x1a\x07\x01\0" + bytes(40), "got a RAR archive. Unpack it"),
+        ("a.csv", b"version https://git-lfs.github.com/spec/v1\n", "got a pointer of Git LFS. Fetch the data"),
+        (
+            "a.json",
+            b"action,reward\nmail,1\n",
+            "got a table with the header 'action,reward'. Give it the extension .csv",
+        ),
+        ("a.json", b'{\n "reward": 1\n}\n', "got the first line of an object over several lines"),
+        ("a.tsv", b"action\treward\n", "got extension '.tsv'. Give a table of text the extension .csv"),
         # tables of pandas in one line: to_json() by columns, split and index
         ("a.json", b'{"reward": {"0": 1, "1": 2}, "age": {"0": 3, "1": 4}}', "lines=True"),
         ("a.json", b'{"columns": ["a"], "index": [0], "data": [[1]]}', "lines=True"),
@@ -166,6 +178,7 @@ def test_an_empty_file_and_an_empty_folder_are_refused(tmp_path: Path, content: 
         # several steps in a row
         ("a.json", b'{"type": "SampleBatch", "obs": [[1.5]], "rewards": [0.5]}\n' * 2, "Write a row for each step"),
         ("a.json", b'{"mdp_id": "1", "reward": [1, 1], "time_diff": 1}\n', "Write a row for each step"),
+        ("a.json", b'{"episode": 1, "steps": [{"action": 0, "reward": 0.5}]}\n', "several steps in steps"),
     ],
 )
 def test_files_whose_name_or_shape_misleads_are_named(tmp_path: Path, name: str, data: bytes, words: str) -> None:

@@ -14,6 +14,7 @@ from oracles.transitions import check_copy, check_same
 
 from reagent_lite.data.copy.first_look import first_rows
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 
 NAMES = ("a", "b")
 NUM = 200
@@ -41,7 +42,7 @@ def test_every_format_gives_the_same_copy(
     copies = {}
     for form in (*FORMATS, "csv.gz", "csv.bz2", "csv.zst", "dense.csv", "stream.arrow", "feather", "text.parquet"):
         log = written(tmp_path / (f"x.{form}" if form != "jsonl.gz" else "X.JSON.GZ"), data_of(rows, form))
-        copies[form] = prepare_training_copy(log, actions=actions, directory=str(tmp_path / "copies"))
+        copies[form] = prepare_training_copy(Log(log, actions=actions, directory=str(tmp_path / "copies")))
         small_blocks(monkeypatch, 2000, 4500)  # but for the first
     check_copy(copies["jsonl"], rows, actions)
     for copy in copies.values():
@@ -61,8 +62,8 @@ def test_urls_and_formats_that_mix_in_a_folder(tmp_path: Path) -> None:
         "/formats/packed/x.csv.gz": data_of(rows, "csv.gz"),
     })  # fmt: skip
     urls = [f"memory://formats/{name}" for name in ("json", "mixed", "packed")]
-    seen = first_rows(urls[2], NAMES)
+    seen = first_rows(Log(urls[2], actions=NAMES))
     assert (seen.state_ids, 0 < seen.rows <= NUM) == ((0, 1, 2, 7), True)
-    first, *others = (prepare_training_copy(url, actions=NAMES, directory=str(tmp_path)) for url in urls)
+    first, *others = (prepare_training_copy(Log(url, actions=NAMES, directory=str(tmp_path))) for url in urls)
     for other in others:
         check_same(first, other)

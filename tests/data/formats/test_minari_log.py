@@ -21,7 +21,7 @@ from reagent_lite.config import check
 from reagent_lite.config.normalize_config import NormalizeConfig
 from reagent_lite.data.formats.input_files import list_input
 from reagent_lite.data.formats.minari import flatten_observations
-from reagent_lite.data.stage_folder import data_files
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError
 from reagent_lite.tasks.normalize import normalize
 
@@ -81,7 +81,7 @@ def test_cartpole_as_minari_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_files_of_a_dataset_are_one_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made(tmp_path, monkeypatch, cartpole(2))
-    files = data_files(str(folder))
+    files = Log(str(folder)).files
     assert [(file.name, file.extension) for file in files] == [
         ("metadata.json", ".minari"), ("main_data.hdf5", ".minari")
     ]  # fmt: skip

@@ -20,7 +20,7 @@ from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.formats.frames import path_of
-from reagent_lite.data.stage_folder import data_files
+from reagent_lite.data.logs import Log
 from reagent_lite.data.tables import read_log
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ConfigError, DataError, NoRowsError
@@ -60,7 +60,9 @@ def written(folder: Path, name: str) -> str:
 
 
 def copy_of(path: Any, folder: Path, columns: dict[str, Any]) -> TrainingCopy:
-    return prepare_training_copy(path, actions=("left", "right"), directory=str(folder / "copies"), columns=columns)
+    return prepare_training_copy(
+        Log(path, actions=("left", "right"), directory=str(folder / "copies"), columns=columns)
+    )
 
 
 TEN = (20_454 * 86_400 + 36_000) * 10**6
@@ -80,7 +82,7 @@ def test_own_columns_are_read_as_the_contract_s(tmp_path: Path, name: str) -> No
         "reward": [0, 1, 2], "action": [0, 1, 0], "age": [30, 31, np.nan], "income": [1.5, 2.5, -1],
         "sequence": [TEN, TEN + 30 * 10**6, TEN + (86_400 - 36_000) * 10**6],
     })  # fmt: skip
-    summary = summarize_log(data_files(path, COLUMNS), NormParams())
+    summary = summarize_log(Log(path, columns=COLUMNS).files, NormParams())
     assert (summary.rows_by_position, {*summary.columns["state_features"].features}) == (
         0,
         {id_of("age"), id_of("income")},
@@ -207,7 +209,7 @@ def test_frames_of_pandas_polars_and_arrow_make_equal_copies(
     made = []
     for number, frame in enumerate((log, log.to_pandas(), polars.from_arrow(log))):
         folder = tmp_path / f"{number}"
-        prepare_training_copy(path_of(frame), actions=actions, directory=str(folder), columns=columns)
+        prepare_training_copy(Log(path_of(frame), actions=actions, directory=str(folder), columns=columns))
         made.append(({file.name: file.read_bytes() for file in folder.rglob("*.npy")}, read_log(frame, columns)))
     assert len(made[0][0]) > 10
     assert made[1] == made[2] == made[0]

@@ -12,6 +12,7 @@ from oracles.logs import write_lines
 
 from reagent_lite.categories import code_of
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError
 from reagent_lite.feature_ids import id_of
 from reagent_lite.id_values import IdFeature
@@ -54,7 +55,7 @@ def rows_of(values: list[Any]) -> list[dict[str, Any]]:
 
 
 def copy_of(path: Path, **given: Any) -> TrainingCopy:
-    return prepare_training_copy(str(path), actions=("L", "R"), id_features=FEATURES, **given)
+    return prepare_training_copy(Log(path, actions=("L", "R"), id_features=FEATURES, **given))
 
 
 def assert_expected(copy: TrainingCopy) -> None:
@@ -179,7 +180,7 @@ def test_columns_of_the_timelines_of_reagent(tmp_path: Path) -> None:
         else:
             rows = pa.table(columns).to_pylist(maps_as_pydicts="strict")
             write_lines(tmp_path / name, rows)
-        copy = prepare_training_copy(str(tmp_path / name), actions=("L", "R"), id_features=features)
+        copy = prepare_training_copy(Log(tmp_path / name, actions=("L", "R"), id_features=features))
         values = dict(zip(map(str, copy.state_ids), copy.state.T.tolist(), strict=True))
         first = "state_id_list_features.35"
         assert values[f"{first}[0]"] == [code_of("156"), code_of("153")]

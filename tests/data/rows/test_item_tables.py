@@ -19,8 +19,8 @@ from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_
 from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.formats.arrow import BLOCK_VALUES
 from reagent_lite.data.formats.format_table import read_blocks
+from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.item_files import read_items
-from reagent_lite.data.stage_folder import data_files
 from reagent_lite.errors import DataError
 from reagent_lite.feature_ids import FeatureId
 from reagent_lite.item_table import ItemTable
@@ -33,7 +33,7 @@ def items_of(folder: Path, rows: Sequence[Row]) -> ItemTable:
 
 
 def copied(folder: Path, log: Path, items: ItemTable | None) -> TrainingCopy:
-    return prepare_training_copy(str(log), actions=None, directory=str(folder), items=items)
+    return prepare_training_copy(Log(str(log), directory=str(folder), items=items))
 
 
 def test_a_table_has_ids_in_its_order_and_features_ascending_and_comes_back_from_json(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_every_format_gives_the_same_table(extension: str, tmp_path: Path) -> No
          "items.jsonl:6: expected finite numbers in the item table, got inf for 'price' as float32"),
     ]),
     ("items.csv", "item_id,price\n", "expected an item table with a row for each item, got none in 1 file"),
-    ("items.csv", "item_id\na\nb\n", "expected columns of features beside 'item_id', got none"),
+    ("items.csv", "item_id\na\nb\n", "expected columns of features besides 'item_id', got none"),
     ("items.csv", "sku,price\na,1\n", "expected a column 'item_id' with the ids of the items, got columns price, sku"),
     ("items.csv", "item_id,color\na,red\nb,blue\nc,7\n", "items.csv:4: expected a string for 'color'"),
 ])  # fmt: skip
@@ -154,7 +154,7 @@ def test_another_table_makes_another_copy(tmp_path: Path) -> None:
 def test_statistics_of_candidates_are_those_of_repeated_features(tmp_path: Path) -> None:
     by_id, by_features = (
         summarize_log(
-            data_files(str(write_lines(tmp_path / name, rows)), None, items),
+            Log(str(write_lines(tmp_path / name, rows)), items=items).files,
             NormParams(cols_to_norm=("state_features", "action")),
         )
         for name, rows, items in (
@@ -171,7 +171,7 @@ def test_blocks_are_small_where_ids_stand_for_many_features(extension: str, tmp_
     frame = pd.DataFrame({"action": ["a"] * 600, "possible_actions": [["a"] * 10] * 600, "reward": [1.0] * 600})
     log = str(write_frame(frame, tmp_path / f"log.{extension}"))
     rows, without_items = (
-        list(read_blocks(data_files(log, None, table), lambda block: block.table.num_rows)) for table in (items, None)
+        list(read_blocks(Log(log, items=table).files, lambda block: block.table.num_rows)) for table in (items, None)
     )
     assert (sum(rows), without_items) == (600, [600])
     assert max(rows) * 10 * 1000 <= BLOCK_VALUES

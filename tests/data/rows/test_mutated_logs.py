@@ -25,6 +25,7 @@ from oracles.transitions import check_copy
 from pyarrow.feather import read_table, write_feather
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError
 
 Pairs = list[tuple[str, Any]]
@@ -287,7 +288,7 @@ def read_frame(frame: pd.DataFrame) -> list[tuple[int, Row]]:
 def check(file: Path, read: Callable[[], list[tuple[int, Row]]], touched: set[int] | None, *, lines: bool) -> None:
     """`touched`: numbers of the lines that an error may name, None: any."""
     try:
-        copy = prepare_training_copy(str(file), actions=ACTIONS, directory=str(file.parent / "copies"))
+        copy = prepare_training_copy(Log(str(file), actions=ACTIONS, directory=str(file.parent / "copies")))
     except DataError as error:
         problem = error.problems[0]
         where = re.fullmatch(rf"{re.escape(str(file))}(?::([1-9]\d*))?", problem.where)

@@ -19,6 +19,7 @@ from oracles.logs import Row, write_lines, written
 from pyarrow.feather import write_feather
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.data.tables import read_log
 from reagent_lite.errors import DataError, Problem
 
@@ -76,7 +77,7 @@ def maps(*faulty: tuple[bytes, float | None]) -> pa.Array:
 
 def problems_of(file: Path, actions: Actions = ACTIONS) -> tuple[Problem, ...]:
     with pytest.raises(DataError) as caught:
-        prepare_training_copy(str(file), actions=actions)
+        prepare_training_copy(Log(str(file), actions=actions))
     return caught.value.problems
 
 
@@ -182,7 +183,7 @@ LISTED = "0 or 1 for each of 2 actions, or names of actions, in possible_actions
          "a possible next action in a row that is not terminal", "none"),
         ({"truncated": True, "possible_next_actions": [0, 0]}, "a possible next action in a row that is not", "none"),
         ({"terminal": 2}, "true or false in terminal", "2"),
-        ({"truncated": "yes"}, "true or false in truncated", '"yes"'),
+        ({"truncated": "perhaps"}, "true or false in truncated", '"perhaps"'),
         ({"metrics": {"y": "1"}}, "a number for 'y' in metrics", '"1"'),
         ({"state_features": [{"age": 3, "height": 1.5}]}, "an object {id: number} in state_features", '"age": 3'),
         ({"metrics": [{"age": 3, "height": 1.5}]}, "an object {id: number} in metrics", '[{"age": 3, "height": 1.5}]'),
@@ -245,7 +246,7 @@ def test_an_action_is_shown_as_the_file_has_it(tmp_path: Path, form: str) -> Non
         for name in ("state_features", "action", "reward")
     ),
     ([{"state_features": {"0": 1.0}, "action": 0, "reward": 1.0, "mdp_id": "a"}], ACTIONS, "",
-     "one of the columns terminal, possible_next_actions, next_action", "If each row is a decision of its own"),
+     "one of the columns terminal, possible_next_actions, next_action", "If each row is an independent decision"),
     # an event whose episode is not named looks like this
     ([GOOD, {**GOOD, "next_state_features": None}], ACTIONS, ":2", "next_state_features in a row that is not terminal",
      ".*events: rows with mdp_id and sequence_number"),
@@ -308,7 +309,7 @@ def by_key(kind: pa.DataType, *keys: Any) -> pa.Array:
 @pytest.mark.parametrize("file", TABLES)
 def test_keys_of_maps(tmp_path: Path, file: str, array: pa.Array, ids: list[str | int]) -> None:
     write_table(tmp_path / file, ("state_features", array))
-    copy = prepare_training_copy(str(tmp_path / file), actions=ACTIONS)
+    copy = prepare_training_copy(Log(str(tmp_path / file), actions=ACTIONS))
     names = list(map(str, copy.state_ids))
     assert set(names) == {"0", *map(str, ids)}  # 0 is of the next states
     assert np.nanmax(copy.state[:2, [names.index(str(feature)) for feature in ids]], axis=1).tolist() == [1.5, 1.5]
@@ -426,7 +427,9 @@ def test_actions_mean_the_same_in_rows_and_events(
         try:
             if folder.name == "events":
                 make(tmp_path, folder, {"query": {"actions": names}})
-            copy = prepare_training_copy(tmp_path / ("train" if folder.name == "events" else "rows"), actions=names)
+            copy = prepare_training_copy(
+                Log(tmp_path / ("train" if folder.name == "events" else "rows"), actions=names)
+            )
             results.append((copy.action[np.argsort(copy.sequence)].tolist(), ""))
         except DataError as error:
             results.append((error.problems[0].got, error.problems[0].where.rpartition(":")[2]))
@@ -442,7 +445,7 @@ def test_next_actions_beside_gaps_as_pandas_writes_them(tmp_path: Path, names: A
     ]
     write_events(rows, tmp_path / "log", "csv")
     assert "20.0" in (tmp_path / "log/events-0.csv").read_text()
-    assert prepare_training_copy(str(tmp_path / "log"), actions=names).next_action.tolist() == expected
+    assert prepare_training_copy(Log(str(tmp_path / "log"), actions=names)).next_action.tolist() == expected
 
 
 NINE_DIGITS = "2026-01-31T10:00:00.123456"
@@ -480,8 +483,12 @@ def test_sequence_numbers_say_one_order(
 
 def test_parts_of_a_microsecond_are_cut_where_times_differ(tmp_path: Path) -> None:
     assert prepare_training_copy(
-        str(write_table(tmp_path / "log.parquet", ("sequence_number", pa.array([3_001, 1_999], pa.timestamp("ns"))))),
-        actions=ACTIONS,
+        Log(
+            str(
+                write_table(tmp_path / "log.parquet", ("sequence_number", pa.array([3_001, 1_999], pa.timestamp("ns"))))
+            ),
+            actions=ACTIONS,
+        )
     ).sequence.tolist() == [1, 3]
 
 

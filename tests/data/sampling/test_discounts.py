@@ -10,6 +10,7 @@ import pytest
 from oracles.logs import Row, write_lines
 
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.data.sampling.discounts import TimeDiscounts, require_discounts, time_discounts
 from reagent_lite.errors import DataError
 
@@ -26,7 +27,7 @@ def events(at: list[Any]) -> list[Row]:
 
 
 def copied(path: Any) -> TrainingCopy:
-    return prepare_training_copy(path, actions=("a", "b"))
+    return prepare_training_copy(Log(path, actions=("a", "b")))
 
 
 def check(path: Any, **keys: float) -> TimeDiscounts | None:

@@ -13,7 +13,8 @@ import torch
 from oracles.logs import candidate_rows, random_rows, write_lines
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
+from reagent_lite.data.logs import Log
+from reagent_lite.data.sampling.normalized import Reordered, open_columns, open_raw_columns, prepare_columns
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import FeatureColumns, LoggedRows, LoggedSource, build_rows, padding_rows
 from reagent_lite.data.sampling.spans import learnable_rows, single_steps
@@ -44,7 +45,10 @@ def shard(
 ) -> LoggedRows:
     """Rows of a log over features 0 to 2 as they are, unless a normalization is given; candidates where it has some."""
     copy = prepare_training_copy(
-        write_lines(folder / "log.jsonl", logged), actions=None if isinstance(logged[0]["action"], dict) else ("a", "b")
+        Log(
+            write_lines(folder / "log.jsonl", logged),
+            actions=None if isinstance(logged[0]["action"], dict) else ("a", "b"),
+        )
     )
     columns = [columns_of(copy.state, copy.state_ids, state or PLAIN((0, 1, 2)), folder / "state.npy")]
     if copy.parametric:
@@ -88,13 +92,29 @@ def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete: LoggedRows) ->
         assert sorted(map(str, seen)) == sorted(map(str, expected))
 
 
+def test_columns_of_rows_on_a_cpu_are_the_mapped_ones_of_the_copy(tmp_path: Path) -> None:
+    """They take no memory of the process, however many rows there are."""
+    copy = prepare_training_copy(write_lines(tmp_path / "log.jsonl", LOGGED), actions=("a", "b"))
+    rows = build_rows(copy, single_steps(copy), None, open_raw_columns(copy.state))
+    names = ("next_index", "reward", "bootstrap", "propensity", "action", "next_action")
+    for name in names:
+        assert getattr(rows, name).data_ptr() == getattr(copy, name).ctypes.data, name
+    assert rows.steps.data_ptr() == copy.step.ctypes.data
+
+
+def test_wide_rows_are_gathered_in_small_blocks(discrete: LoggedRows) -> None:
+    """Rows of 10 000 features, 838 at once: 32 MiB for states and as much for next states."""
+    wide = replace(discrete, state=FeatureColumns(values=torch.zeros(57, 10_000), width=10_000))
+    assert (discrete.block_rows, wide.block_rows) == (2**15, 838)
+
+
 def test_rows_continue_if_one_that_may_be_learned_from_has_a_next_state(discrete: LoggedRows) -> None:
-    ends, others = (np.flatnonzero(discrete.scalars[:, 2] == bootstrap) for bootstrap in (0, 1))
+    ends, others = (np.flatnonzero(discrete.bootstrap == bootstrap) for bootstrap in (0, 1))
     parts = (
         discrete.only(ends),
         discrete.only(np.append(ends, others[0])),
         replace(discrete, usable=None),
-        replace(discrete, usable=None, scalars=discrete.scalars[ends]),
+        replace(discrete, usable=None, bootstrap=discrete.bootstrap[ends]),
     )
     assert [rows.continues for rows in parts] == [False, True, True, False]
 

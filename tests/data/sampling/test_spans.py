@@ -8,6 +8,7 @@ import pytest
 from oracles.logs import random_rows, write_lines
 
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.data.sampling.spans import learnable_rows, n_steps, single_steps, time_steps
 from reagent_lite.errors import DataError
 
@@ -20,7 +21,9 @@ def timeline(tmp_path: Path, **last: object) -> TrainingCopy:
          "possible_next_actions": [1, 1], "time_diff": time, "terminal": following == 6}
         for state, following, time in ((0, 1, 1), (1, 4, 3), (4, 5, 1), (5, 6, 1))
     ]  # fmt: skip
-    return prepare_training_copy(write_lines(tmp_path / "log.jsonl", [*rows[:-1], rows[-1] | last]), actions=("a", "b"))
+    return prepare_training_copy(
+        Log(write_lines(tmp_path / "log.jsonl", [*rows[:-1], rows[-1] | last]), actions=("a", "b"))
+    )
 
 
 def test_two_steps_at_gamma_09(tmp_path: Path) -> None:
@@ -48,7 +51,7 @@ def test_sarsa_ends_a_span_before_a_row_at_a_limit(tmp_path: Path) -> None:
 
 def test_episodes_do_not_run_into_each_other(tmp_path: Path) -> None:
     copy = prepare_training_copy(
-        str(write_lines(tmp_path / "log.jsonl", random_rows(30, missing=0.0))), actions=("a", "b")
+        Log(str(write_lines(tmp_path / "log.jsonl", random_rows(30, missing=0.0))), actions=("a", "b"))
     )
     expected = [copy.reward[i : min(i + 4, i // 10 * 10 + 10)].sum() for i in range(30)]
     np.testing.assert_allclose(n_steps(copy, 4, 1.0).reward, expected, rtol=1e-5, atol=1e-6)

@@ -27,8 +27,7 @@ from oracles.runs import ROOT
 from oracles.waiting import wait_until
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
-from reagent_lite.data.stage_folder import data_files
-from reagent_lite.data.timeline import stage
+from reagent_lite.data.logs import Log
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.errors import ConfigError, DataError
 
@@ -36,10 +35,9 @@ ENGINES = ("local", "spark")
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java, and there is no command java")
 
 
-def config_of(engine: str, query: Row | None, output: str = "transitions") -> Row:
+def config_of(engine: str, query: Row | None) -> Row:
     return {
         "engine": engine,
-        "output": output,
         "query": query or {},
         **({"master": "local[2]"} if engine == "spark" else {}),
     }
@@ -51,14 +49,13 @@ def make(
     events: Path,
     out: Path,
     query: Row | None = None,
-    output: str = "transitions",
     **timeline: Any,
 ) -> Row:
     """What an engine made: files and their bytes, the manifest of the first folder, and what was logged."""
     out.mkdir(parents=True)
     capsys.readouterr()
     timeline |= {"evalTableName": str(out / "eval")} if "evalTableName" in timeline else {}
-    events_oracle.make(out, events, config_of(engine, query, output), **timeline)
+    events_oracle.make(out, events, config_of(engine, query), **timeline)
     logged = [line.replace(str(out), "") for line in capsys.readouterr().err.splitlines() if "s left" not in line]
     return {
         "files": {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("part-*")},
@@ -86,9 +83,6 @@ def of_both(made: Iterable[Any]) -> Any:
     pytest.param(True, "arrow", 1, {
         "steps": 2, "gamma": 0.25, "extraFeatureColumns": ["new"], "numOutputShards": 2, "evalTableName": "eval",
         "eval_percent": 50}, {}, id="parametric, two steps", marks=pytest.mark.slow),
-    pytest.param(False, "jsonl", 2, {
-        "output": "events", "extraFeatureColumns": ["new"], "numOutputShards": 2, "evalTableName": "eval",
-        "eval_percent": 50}, {}, id="events", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_spark_makes_the_files_that_this_machine_makes(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], parametric: bool, form: str, files: int,
@@ -127,7 +121,9 @@ def test_both_make_the_same_files_of_features_that_are_texts(
     made = of_both(make(capsys, engine, events, tmp_path / engine, actionDiscrete=not parametric) for engine in ENGINES)
     assert "city" in made["manifest"]["state_ids"]
     copy = prepare_training_copy(
-        str(tmp_path / "local" / "train"), actions=None if parametric else NAMES, directory=str(tmp_path / "copies")
+        Log(
+            str(tmp_path / "local" / "train"), actions=None if parametric else NAMES, directory=str(tmp_path / "copies")
+        )
     )
     (texts,) = copy.levels["state"].values()
     assert list(texts) == [f"ü {number}" for number in range(7)]
@@ -135,14 +131,14 @@ def test_both_make_the_same_files_of_features_that_are_texts(
 
 
 def test_several_logs_give_the_same_files(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Logs that number their episodes alike, and one that repeats the first: executors tell them apart as well."""
+    """Logs that number their episodes alike, and one with seven of the first: executors tell them apart as well."""
     first, second = (random_events(parametric=False, seed=seed, episodes=10) for seed in (0, 1))
     rows = (first, second, first[:20])
     logs = [str(write_events(some, tmp_path / str(number), "jsonl", 1)) for number, some in enumerate(rows)]
     made = of_both(make(capsys, engine, tmp_path, tmp_path / engine, inputTableName=logs) for engine in ENGINES)
     report = made["manifest"]["report"]
     assert report["logs"] == dict(zip(logs, map(len, rows), strict=True))
-    assert (report["episodes"], report["duplicate_rows"]) == (20, 6 + 20)  # both have three rows twice
+    assert (report["episodes"], report["duplicate_rows"]) == (27, 6)  # both have three rows twice
 
 
 def test_the_same_faults_give_the_same_reports(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,9 +180,9 @@ def test_executors_that_see_no_file_or_have_no_python(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = write_events(random_events(parametric=False), tmp_path / "events", "jsonl")
-    (file,) = data_files(str(events))
+    (file,) = Log(str(events)).files
     with monkeypatch.context() as patch:
-        patch.setattr(stage, "data_files", lambda *_: (replace(file, path="/nowhere/events.jsonl"),))
+        patch.setattr(Log, "files", (replace(file, path="/nowhere/events.jsonl"),))
         message = refusal("spark", events, tmp_path / "one")
     assert message.startswith("/nowhere/events.jsonl: expected a path that every executor of Spark sees, got nothing")
     monkeypatch.setenv("PYSPARK_PYTHON", "/nowhere/python")

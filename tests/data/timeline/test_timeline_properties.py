@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles.event_files import write_events
-from oracles.events import NAMES, make, random_events, read, report, transitions
+from oracles.events import NAMES, make, random_events, transitions
 from oracles.transitions import check_copy
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError
 
 CHOICES = ("possible_actions", "possible_next_actions", "next_state_features")
@@ -33,36 +34,8 @@ def test_episodes_come_back_as_their_transitions(
     outcome = make(tmp_path, folder, actionDiscrete=actions is not None, addTerminalStateRow=add)
     expected = transitions(rows, add_terminal_state_row=add)
     assert outcome.train_rows == len(expected)
-    copy = prepare_training_copy(outcome.train, actions=actions, directory=str(tmp_path / "copies"))
+    copy = prepare_training_copy(Log(outcome.train, actions=actions, directory=str(tmp_path / "copies")))
     check_copy(copy, expected, actions, in_file_order=False)
-
-
-@pytest.mark.parametrize("actions", [NAMES, None])
-def test_files_of_events_are_paired_as_the_log_is(actions: tuple[str, ...] | None, tmp_path: Path) -> None:
-    """Twice three rows have the mdp_id and sequence_number of another, and one of five episodes has no end."""
-    rows = random_events(parametric=actions is None)
-    log = write_events(rows, tmp_path / "log", "jsonl", files=3)
-    columns = {
-        "actionDiscrete": actions is not None,
-        "extraFeatureColumns": ["city", "visits", "new"],
-        "rewardColumns": ["reward", "metrics", "cost"],
-    }
-    pairing = {"steps": 3, "gamma": 0.5, "timeWindowLimit": 9}
-    make(tmp_path / "direct", log, **columns, **pairing)
-    outcome = make(tmp_path / "checked", log, {"output": "events"}, **columns, numOutputShards=2)
-    folder = Path(outcome.train)
-    make(tmp_path / "paired", folder, **columns, **pairing)
-    assert read(tmp_path / "paired/train") == read(tmp_path / "direct/train")
-
-    first = {(row["mdp_id"], row["sequence_number"]): row for row in reversed(rows)}
-    assert [row["reward"] for row in read(folder)] == [row["reward"] for _, row in sorted(first.items())]
-    assert outcome.train_rows == len(first) == len(rows) - 3
-    left_out = (
-        f"{log}: of {len(rows):,} events left out by the timeline: 3 with the mdp_id and sequence_number of another"
-    )
-    assert report(folder) | {"left_out": [left_out], "rows_beyond_time_window": 0} == report(folder)
-    copy = prepare_training_copy(str(folder), actions=actions, directory=str(tmp_path / "copies"))
-    check_copy(copy, transitions(list(first.values())), actions, in_file_order=False)
 
 
 @pytest.mark.parametrize(
@@ -91,17 +64,39 @@ def test_a_last_row_without_a_possible_action_is_an_end(
     for source in (
         str(log),
         make(tmp_path / "direct", log, query, **columns).train,
-        make(tmp_path / "events", log, {"output": "events", **query}, **columns).train,
     ):
-        copy = prepare_training_copy(source, actions=actions, directory=str(tmp_path / "copies"))
+        copy = prepare_training_copy(Log(source, actions=actions, directory=str(tmp_path / "copies")))
         assert copy.bootstrap.tolist() == [1, 1, 0] * 2
         assert copy.action.tolist() == [0] * 6
         returns = np.zeros(7)
         for row in range(5, -1, -1):
             returns[row] = copy.reward[row] + 0.9 * copy.bootstrap[row] * returns[row + 1]
         np.testing.assert_allclose(returns[:3], [2.71, 1.9, 1.0])
-    # by the timeline, and by the copies of both logs of events
-    assert caplog.text.count("2 states after an end have a reward that no transition has") == 3
+    # by the timeline, and by the copy of the events
+    assert caplog.text.count("2 states after an end have a reward that no transition has") == 2
+
+
+@pytest.mark.parametrize("actions", [None, NAMES])
+@pytest.mark.parametrize("state", [{}, None, {"0": 3}])
+def test_of_a_state_after_an_end_nothing_has_to_be_known(
+    actions: tuple[str, ...] | None, state: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    action: Any = {"0": 1.0} if actions is None else NAMES[0]
+    decision = {"action": action, "possible_actions": [action], "action_probability": 1.0, "reward": 1.0}
+    end = {"action": None, "possible_actions": [], "reward": None, "state_features": state}
+    rows = [
+        {"mdp_id": name, "sequence_number": number, "state_features": {"0": number}}
+        | (end if number == 3 else decision)
+        for name in ("one", "two")
+        for number in range(4)
+    ]
+    log = write_events(rows, tmp_path / "log", "jsonl")
+    columns = {"actionDiscrete": actions is not None}
+    query = {"query": {"actions": actions or ()}}
+    for source in (str(log), make(tmp_path / "direct", log, query, **columns).train):
+        copy = prepare_training_copy(Log(source, actions=actions, directory=str(tmp_path / "copies")))
+        assert copy.bootstrap.tolist() == [1, 1, 0] * 2
+        assert copy.reward.tolist() == [1.0] * 6
 
 
 def test_an_empty_string_is_an_action_that_is_not_listed(tmp_path: Path) -> None:
@@ -113,4 +108,4 @@ def test_an_empty_string_is_an_action_that_is_not_listed(tmp_path: Path) -> None
     ]  # fmt: skip
     log = write_events(rows, tmp_path / "log", "jsonl")
     with pytest.raises(DataError, match=r'expected one of the actions .*, got ""'):
-        prepare_training_copy(str(log), actions=NAMES, directory=str(tmp_path / "copies"))
+        prepare_training_copy(Log(str(log), actions=NAMES, directory=str(tmp_path / "copies")))

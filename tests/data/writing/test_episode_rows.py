@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from oracles.cases import cases
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.formats.format_table import ENCODINGS
+from reagent_lite.data.logs import Log
 from reagent_lite.data.writing.episode_rows import EpisodeBlock, LogSchema, episode_rows
-from reagent_lite.data.writing.table_writers import FORMATS, table_writer
+from reagent_lite.data.writing.table_writers import table_writer
 from reagent_lite.errors import DataError
 
 NAMES = ("left", "right")
@@ -155,7 +157,7 @@ def test_a_part_of_a_table_has_its_own_maps_and_lists(tmp_path: Path) -> None:
 ENDS = [0, -0.0, 1e-45, -1e-45, 1.1754944e-38, 3.4028235e38, 16777216, 0.1, 1 / 3, 1e10, 123456.7]
 
 
-@pytest.mark.parametrize("suffix", list(FORMATS))
+@pytest.mark.parametrize("suffix", list(ENCODINGS))
 def test_every_float32_comes_back_bit_for_bit(tmp_path: Path, suffix: str) -> None:
     """Any bit pattern that is a finite number, and the ends of the range."""
     drawn = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint32).view(np.float32)
@@ -166,7 +168,7 @@ def test_every_float32_comes_back_bit_for_bit(tmp_path: Path, suffix: str) -> No
         last_state=floats([[0, 0, 0]]),
     )  # fmt: skip
     file = written(tmp_path / f"x{suffix}", LogSchema(transitions=True, action_names=NAMES), block)
-    copy = prepare_training_copy(str(file), actions=NAMES, directory=str(tmp_path / "copy"))
+    copy = prepare_training_copy(Log(str(file), actions=NAMES, directory=str(tmp_path / "copy")))
     assert (copy.state[:6000].tobytes(), copy.reward.tobytes()) == (values.tobytes(), values[:, 0].tobytes())
     assert (copy.propensity == np.float32(0.1)).all()
     if suffix == ".jsonl":  # what any other JSON reader finds
@@ -191,7 +193,7 @@ def test_parquet_has_the_types_of_the_contract(tmp_path: Path) -> None:
     assert {duckdb_types(mapped)[name] for name in ("action", "possible_actions")} == {maps, f"{maps}[]"}
 
 
-@pytest.mark.parametrize("suffix", list(FORMATS))
+@pytest.mark.parametrize("suffix", list(ENCODINGS))
 def test_a_log_appears_whole_or_not_at_all(tmp_path: Path, suffix: str) -> None:
     target, schema = tmp_path / f"x{suffix}", LogSchema(transitions=False, action_names=NAMES)
     with pytest.raises(KeyboardInterrupt), table_writer(target) as writer:  # noqa: PT012

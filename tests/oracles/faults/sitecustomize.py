@@ -19,7 +19,7 @@ def install(text: str) -> None:
     """Makes the steps of runs in this process faulty."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as workflows does before torch is loaded
     from reagent_lite.distributed.group import attempt_here
-    from reagent_lite.run.sources import Stream
+    from reagent_lite.run.sources.stream import Stream
 
     fault = dict(item.split("=") for item in text.removeprefix("fail:").split(","))
     kind, step_of_fault = fault["kind"], int(fault["step"])
