@@ -20,6 +20,8 @@ MOST_CHARACTERS = 200
 _CODE_BITS = 30
 _SMALLEST = 64 << 23
 """Bits of the smallest code, 2^-63; the largest is below 2^65, so that no code is 0, infinite or denormal."""
+SMALLEST_CODE = 2.0**-63
+"""The smallest code."""
 
 
 def code_of(text: str) -> float:

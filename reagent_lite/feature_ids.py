@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 _ID = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _NAME = re.compile(r"[^\W\d][^\x00-\x1f\x7f]{0,99}")
+_LIST_COLUMN = re.compile(r"\[[0-9]+\]( score)?$")
 EXPECTED = "as a feature id an integer of at most 18 digits or a name that begins with a letter"
 
 
@@ -67,3 +68,20 @@ def read(keys: object) -> tuple[int, ...]:
     if write_ids(ids) != keys:
         raise ValueError("expected ids as integers and names as strings")
     return ids
+
+
+def list_columns(feature: int, length: int, *, scores: bool = False) -> tuple[int, ...]:
+    """Returns the ids of the columns of a feature that has up to `length` ids, and with `scores` as many scores.
+
+    A single id without a score has the feature's own column.
+    """
+    if length == 1 and not scores:
+        return (feature,)
+    name = str(feature) if isinstance(feature, FeatureId) else f"feature {feature}"
+    ids = tuple(FeatureId(f"{name}[{index}]") for index in range(length))
+    return ids + tuple(FeatureId(f"{name}[{index}] score") for index in range(length if scores else 0))
+
+
+def is_list_column(feature: int) -> bool:
+    """Whether a column is one of several of a feature, as `list_columns` names them."""
+    return isinstance(feature, FeatureId) and bool(_LIST_COLUMN.search(feature.name))

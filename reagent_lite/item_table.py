@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reagent_lite.errors import Problem, join_names
-from reagent_lite.feature_ids import read, write_ids
+from reagent_lite.feature_ids import is_list_column, read, write_ids
 
 ITEMS_FILE: Final = "items.json"
 UNKNOWN: Final = -1
@@ -28,7 +28,7 @@ UNKNOWN: Final = -1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ItemTable:
-    """N items with F features each; no value is missing.
+    """N items with F features each; no value is missing, except that lists of ids have different lengths.
 
     Attributes:
         ids: [N], each once, in the order of the table.
@@ -80,7 +80,7 @@ class ItemTable:
         document = {
             "feature_ids": write_ids(self.feature_ids),
             "ids": self.ids,
-            "values": self.values.astype(np.float64).tolist(),
+            "values": [[None if value != value else value for value in row] for row in self.values.tolist()],
         }
         return json.dumps(document, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
@@ -99,7 +99,11 @@ class ItemTable:
             raise ValueError("expected ids as strings, each once")
         feature_ids = read(document["feature_ids"])
         values = np.array(document["values"], np.float32)
-        if values.shape != (len(ids), len(feature_ids)) or not np.isfinite(values).all():
+        optional = [is_list_column(feature) for feature in feature_ids]
+        if (
+            values.shape != (len(ids), len(feature_ids))
+            or not (np.isfinite(values) | (np.isnan(values) & optional)).all()
+        ):
             raise ValueError(f"expected a finite number for each of {len(ids)} items and {len(feature_ids)} features")
         return cls(ids=tuple(ids), feature_ids=feature_ids, values=values)
 

@@ -5,9 +5,11 @@ Letters in shapes: B rows, S state features, K choices per row, F features per c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+from reagent_lite.feature_ids import list_columns
 
 if TYPE_CHECKING:  # a process that only reads configs and data does not wait for torch
     from collections.abc import Callable, Iterator
@@ -155,6 +157,39 @@ class FeatureType(StrEnum):
     DISCRETE_ACTION = "DISCRETE_ACTION"
     DO_NOT_PREPROCESS = "DO_NOT_PREPROCESS"
     CLIP_LOG = "CLIP_LOG"
+    EMBEDDING = "EMBEDDING"
+
+
+NO_ID = 0
+OTHER_ID = 1
+FIRST_ROW = 2
+"""Rows of a table of vectors: for no id, for an id that the table does not have, and from which ids have rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding:
+    """A feature whose values are ids, each of which has a vector that is learned.
+
+    Attributes:
+        table: name of the table of vectors; features may share one.
+        rows: rows of the table, NO_ID and OTHER_ID among them.
+        dim: numbers of a vector.
+        length: most ids of a value; 1 unless values are lists.
+        pooling: "mean" or "sum" of the vectors of a value.
+        scores: whether each id has a score, which its vector is multiplied by; pooling is "sum" then.
+    """
+
+    table: str
+    rows: int
+    dim: int
+    length: int = 1
+    pooling: str = "mean"
+    scores: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Number of columns, raw and in the network's input: one for each id, then one for each score."""
+        return self.length * (2 if self.scores else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +204,8 @@ class FeatureSpec:
         levels: the texts of these values, for a category (categories.py); empty for numbers.
         quantiles: the quantiles of QUANTILE, increasing.
         min_value, max_value: smallest and largest value; CONTINUOUS_ACTION scales by them.
+        embedding: table and form of EMBEDDING. Its possible_values are the codes of the ids that have a row of their
+            own, ascending; without them ids are hashed to rows.
     """
 
     feature_id: int
@@ -182,11 +219,31 @@ class FeatureSpec:
     quantiles: tuple[float, ...] = ()
     min_value: float = 0.0
     max_value: float = 1.0
+    embedding: Embedding | None = None
 
     @property
     def width(self) -> int:
         """Number of columns in the network's input."""
+        if self.embedding is not None:
+            return self.embedding.columns
         return len(self.possible_values) if self.feature_type is FeatureType.ENUM else 1
+
+    @property
+    def has_possible_values(self) -> bool:
+        """Whether values that are not possible values count as other."""
+        return self.feature_type is FeatureType.ENUM or bool(self.embedding and self.possible_values)
+
+    @property
+    def value_ids(self) -> tuple[int, ...]:
+        """Ids of the raw columns without those of scores."""
+        return self.raw_ids if self.embedding is None else self.raw_ids[: self.embedding.length]
+
+    @property
+    def raw_ids(self) -> tuple[int, ...]:
+        """Ids of the raw columns: the feature's own id, or one for each id and each score of a list."""
+        if self.embedding is None:
+            return (self.feature_id,)
+        return list_columns(self.feature_id, self.embedding.length, scores=self.embedding.scores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +261,12 @@ class NormalizationSpec:
     @property
     def feature_ids(self) -> tuple[int, ...]:
         """Ids in column order of the raw input."""
-        return tuple(feature.feature_id for feature in self.features)
+        return tuple(raw_id for feature in self.features for raw_id in feature.raw_ids)
+
+    @property
+    def embeddings(self) -> tuple[Embedding, ...]:
+        """The embeddings, whose columns are the last ones of the normalized output, in this order."""
+        return tuple(feature.embedding for feature in self.features if feature.embedding is not None)
 
     @property
     def width(self) -> int:
@@ -214,11 +276,14 @@ class NormalizationSpec:
     @property
     def column_names(self) -> tuple[str, ...]:
         """Names of the columns of the normalized output; those of a category have its value."""
-        return tuple(
-            f"{feature.feature_id} {value}".strip()
-            for feature in self.features
-            for value in ((feature.levels or feature.possible_values) if feature.width != 1 else ("",))
-        )
+        return tuple(name for feature in self.features for name in _column_names(feature))
+
+
+def _column_names(feature: FeatureSpec) -> tuple[str, ...]:
+    if feature.embedding is not None:
+        return tuple(map(str, feature.raw_ids))
+    values = (feature.levels or feature.possible_values) if feature.width != 1 else ("",)
+    return tuple(f"{feature.feature_id} {value}".strip() for value in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,17 +295,47 @@ class SourceSpec:
         num_action_features: F of candidates; 0 for named actions.
         action_names: names of actions in output order; empty for candidates.
         metric_names: names of the M columns of `metrics`.
+        state_embeddings: embeddings whose row numbers and scores are the last columns of a state.
+        action_embeddings: the same of a candidate.
     """
 
     num_state_features: int
     num_action_features: int = 0
     action_names: tuple[str, ...] = ()
     metric_names: tuple[str, ...] = ()
+    state_embeddings: tuple[Embedding, ...] = ()
+    action_embeddings: tuple[Embedding, ...] = ()
 
     @property
     def parametric(self) -> bool:
         """Whether choices are candidates with features."""
         return not self.action_names
+
+    @property
+    def has_embeddings(self) -> bool:
+        """Whether states or candidates have embeddings."""
+        return bool(self.state_embeddings or self.action_embeddings)
+
+    @property
+    def dense(self) -> SourceSpec:
+        """The counts without the columns of embeddings, for models that are no networks."""
+        return replace(
+            self,
+            num_state_features=self.num_state_features - sum(part.columns for part in self.state_embeddings),
+            num_action_features=self.num_action_features - sum(part.columns for part in self.action_embeddings),
+            state_embeddings=(),
+            action_embeddings=(),
+        )
+
+    def dense_columns(self, state: Tensor, actions: Actions) -> tuple[Tensor, Actions]:
+        """Returns states and choices without the columns of embeddings."""
+        if not self.has_embeddings:
+            return state, actions
+        dense = self.dense
+        features = actions.features
+        if features is not None:
+            features = features[..., : dense.num_action_features]
+        return state[..., : dense.num_state_features], Actions(mask=actions.mask, features=features)
 
 
 class BatchSource(Protocol):

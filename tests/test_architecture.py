@@ -16,7 +16,7 @@ LAYERS = {
     "whole_files": 0, "folder_identity": 0, "disk_room": 0, "folder_lock": 0, "shipped": 0,
     "estimator_names": 0,
     "feature_ids": 0, "feature_values": 0, "raw_values": 0, "categories": 0,
-    "item_table": 0,
+    "item_table": 0, "id_values": 0,
     "mounts": 0,
     "__version__": 0,
     "distributed": 1,

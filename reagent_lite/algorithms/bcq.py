@@ -32,6 +32,8 @@ class BCQActionFilter(nn.Module):
 class LoggingPolicy(nn.Module):
     """The estimated logging policy (evaluation.behavior), in place of a behavior-cloning network.
 
+    Columns of embeddings are left out: the policy is a softmax of a linear model.
+
     Args:
         spec: feature and action counts.
 
@@ -43,6 +45,8 @@ class LoggingPolicy(nn.Module):
 
     def __init__(self, spec: SourceSpec) -> None:
         super().__init__()
+        self.has_embeddings = spec.has_embeddings
+        spec = spec.dense
         width = spec.num_action_features if spec.parametric else len(spec.action_names)
         self.weight = nn.Buffer(torch.zeros(width, spec.num_state_features))
         self.bias = nn.Buffer(torch.zeros(width))
@@ -50,6 +54,9 @@ class LoggingPolicy(nn.Module):
 
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
         """Returns logarithms of probabilities [B, K, 1] for state [B, S], mask [B, K] and features [B, K, F]."""
+        if self.has_embeddings:
+            state = state[:, : self.weight.shape[1]]
+            features = None if features is None else features[..., : self.weight.shape[0]]
         utility = linear(state, self.weight, self.bias)
         if features is not None:
             utility = (features * utility.unsqueeze(1)).sum(2)

@@ -59,7 +59,11 @@ class IQL(ActorCritic[IQLConfig]):
     @classmethod
     def build(cls, config: WorkflowConfig, spec: SourceSpec, return_bounds: Bounds) -> Self:
         """Returns the learner that iql, rl and training describe."""
-        state_value_spec = SourceSpec(num_state_features=spec.num_state_features, action_names=("value",))
+        state_value_spec = SourceSpec(
+            num_state_features=spec.num_state_features,
+            action_names=("value",),
+            state_embeddings=spec.state_embeddings,
+        )
         return cls(
             configured_network(config, spec, outputs=1, dueling=config.rainbow.dueling_architecture),
             configured_network(config, spec, outputs=1, dueling=False),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.training import TrainingConfig
+from reagent_lite.models.embeddings import by_learning_rate, learned_tables
 from reagent_lite.models.q_networks import NetworkSettings, allowed_values, build_q_network, custom_network
 from reagent_lite.models.restrictions import Unrestricted
 from reagent_lite.models.value_heads import ScalarHead, Scorer
@@ -205,7 +206,12 @@ class PolicyLearner(nn.Module, ABC):
         ids = {id(parameter) for parameter in online}
         others = [p for p in self.parameters() if p.requires_grad and id(p) not in ids]
         decay = config.rainbow.c51_l2_decay if config.rainbow.categorical else config.training.l2_decay
-        groups = [{"params": online, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+        tables = learned_tables(self)
+        groups = [
+            {**group, "weight_decay": weight_decay}
+            for parameters, weight_decay in ((online, decay), (others, 0.0))
+            for group in by_learning_rate(parameters, tables)
+        ]
         return [group for group in groups if group["params"]]
 
     def train(self, mode: bool = True) -> Self:

@@ -3,6 +3,7 @@
 from typing import ClassVar, Literal
 
 from reagent_lite.config.column_names import Columns
+from reagent_lite.config.embedding_config import Embeddings
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.paths import SameEpisodes
 from reagent_lite.config.section import Count, LocalPath, NoEffect, Section
@@ -19,6 +20,7 @@ class DataConfig(Section):
     items: Items = None
     item_id: ItemId = ITEM_ID
     possible_items: PossibleItems = None
+    embeddings: Embeddings = {}
     training_copy_dir: LocalPath | None = None
     """Folder on this machine's disk for the memory-mapped copy; absent: next to the data, or in the user's cache if
     that folder is not writable."""

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from reagent_lite.config.column_names import LogColumns
 from reagent_lite.config.drift_limits import DriftConfig
+from reagent_lite.config.embedding_config import Embeddings
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.loader import check, expand_config
 from reagent_lite.config.norm_params import NormParams
@@ -29,6 +30,7 @@ class NormalizeConfig(Section):
     items: Items = None
     item_id: ItemId = ITEM_ID
     possible_items: PossibleItems = None
+    embeddings: Embeddings = {}
     reference_data_path: DataPath | None = None
     """Data to compare the training data with, feature by feature; absent: no drift report."""
     parametric: bool | None = None
@@ -69,7 +71,11 @@ class NormalizeConfig(Section):
         added = {name: value for name, value in tree.items() if name in cls.model_fields.keys() - _OF_TRAINING}
         model = DqnConfig if has_named_actions(tree) else ParametricDqnConfig
         training = expand_config(check(model, {name: value for name, value in tree.items() if name not in added}))
-        data = {name: value for name, value in training["data"].items() if name in ("columns", "items", "item_id")}
+        data = {
+            name: value
+            for name, value in training["data"].items()
+            if name in ("columns", "items", "item_id", "embeddings")
+        }
         shared = {name: value for name, value in training.items() if name in cls.model_fields}
         return {**shared, **data, "parametric": model.parametric, **added}
 

@@ -72,7 +72,8 @@ class RLConfig(Section):
     unsupported: ClassVar = {
         "target_action_distribution": "Steering towards an action distribution is not supported; remove the key or use "
         "reward_boost",
-        "state_feature_params": "Id-list features are not supported; remove the key",
+        "state_feature_params": "The key is not supported; remove it, and declare features of ids and of lists of ids "
+        "in data.embeddings",
     }
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (

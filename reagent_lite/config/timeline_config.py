@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from reagent_lite.config.column_names import COLUMNS, ONLY_IF_NAMED, LogColumns
+from reagent_lite.config.embedding_config import Embeddings
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.paths import FOR_SEVERAL_LOGS, DataPath, SameEpisodes
 from reagent_lite.config.section import Fraction, LocalPath, Names, NoEffect, Number, Section, Share, checked_by
@@ -156,6 +157,7 @@ class TimelineConfig(Section):
     items: Items = None
     item_id: ItemId = ITEM_ID
     possible_items: PossibleItems = None
+    embeddings: Embeddings = {}
 
     required: ClassVar = {"timeline.inputTableName": ("a path",), "timeline.outputTableName": ("a path",)}
     no_effect: ClassVar[tuple[NoEffect, ...]] = (

@@ -527,6 +527,9 @@ class WorkflowConfig(AlgorithmConfig):
         if self.collects or self.follows or self.simulated_share:
             expected = "dqn, crr or iql where rows are simulated"
             yield self.wrong("algorithm", expected, "Or set simulation.share to 0")
+        if self.data.embeddings:
+            todo = "Vectors of ids are learned by steps. dqn with rl.gamma 0 learns the reward of single decisions"
+            yield self.wrong("algorithm", "dqn, crr or iql with data.embeddings", todo)
 
     def _loss_rules(self) -> Iterator[Problem]:
         rl = self.rl
@@ -601,6 +604,9 @@ class WorkflowConfig(AlgorithmConfig):
             )
         if not self.simulated_share:
             return
+        if self.data.embeddings:
+            todo = "Features of environments are numbers. Train on the log alone, or set simulation.share to 0"
+            yield self.wrong("data.embeddings", "absent where rows are simulated", todo, got="given")
         if simulation.epsilon_end is None and simulation.epsilon_start < self.rl.epsilon:
             yield self.wrong(
                 "simulation.epsilon_start",

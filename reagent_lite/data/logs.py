@@ -1,6 +1,7 @@
 """A log: one path or several that are read as one, and how their rows are read.
 
-    path, columns, items, actions, timeline, partition ─► Log ─► files, kind, notes ─► training copy, timeline, shard
+    path, columns, items, id_features, ─► Log ─► files, kind, notes ─► training copy, timeline, shard
+    actions, timeline, partition
 
 **Several logs.** Episodes of different logs are different ones: every `mdp_id` of the second log begins with `2/`, of
 the third with `3/`, wherever its rows are read. Those of the first log stay as they are, but for names that begin with
@@ -26,8 +27,9 @@ from reagent_lite.data.formats.frames import location, paths_of
 from reagent_lite.data.formats.input_files import list_input, local_path, not_read
 from reagent_lite.data.served_log import require_all_decisions, waiting_in
 from reagent_lite.data.stage_folder import StageManifest, find_altered
-from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, raise_any
+from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, join_names, raise_any
 from reagent_lite.feature_ids import FeatureId
+from reagent_lite.id_values import IdFeature, ids_of_setting, ids_setting
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import FILE_NAME, STAGE
 
@@ -50,6 +52,7 @@ class Log:
         actions: names of discrete actions in output order; None for candidates.
         columns: the log's own names for standard columns; some of several logs may have the standard names.
         items: the table of the items that actions may name.
+        id_features: features whose values are ids; None if no feature is read.
         timeline: settings of the pairing of events; None for the defaults.
         directory: parent folder of the training copy that the user chose, or None.
         partition: the episodes that are read; None for all.
@@ -61,6 +64,7 @@ class Log:
     actions: tuple[str, ...] | None = None
     columns: Columns = field(default_factory=dict)
     items: ItemTable | None = None
+    id_features: tuple[IdFeature, ...] | None = None
     timeline: TimelineConfig | None = None
     directory: str | None = None
     partition: Partition | None = None
@@ -83,7 +87,8 @@ class Log:
     def settings(self) -> dict[str, Any]:
         """What the standard rows of its files depend on, beside the files and the item table."""
         columns = {"columns": self.columns} if self.columns else {}
-        return columns | ({"same_episodes": bool(self.same_episodes)} if self.is_several else {})
+        several = {"same_episodes": bool(self.same_episodes)} if self.is_several else {}
+        return columns | several | ids_setting(self.id_features or ())
 
     @property
     def name(self) -> str:
@@ -104,7 +109,8 @@ class Log:
 
         Raises:
             DataError: see `list_input`; files that are missing, altered or not in the folder's manifest; a file that
-                two logs have; a served log of an earlier version that lacks decisions, see `require_all_decisions`.
+                two logs have; a stage's folder that was made with other features of ids; a served log of an earlier
+                version that lacks decisions, see `require_all_decisions`.
             NoRowsError: all logs are empty folders, or folders whose manifest says that they have no rows.
         """
         return self._listed()
@@ -117,7 +123,7 @@ class Log:
         empty: list[Problem] = []
         for number, path in enumerate(self.paths, 1 if self.is_several else 0):
             try:
-                listed = _files_of(path, names, self.items)
+                listed = _files_of(path, names, self.items, self.id_features)
             except NoRowsError as error:
                 empty += error.problems
                 continue
@@ -149,7 +155,7 @@ class Log:
         sentences: list[str] = []
         for path in self.paths:
             try:
-                _files_of(path, None, None)
+                _files_of(path, None, None, None)
                 manifest = StageManifest.read(path)
                 sentences += not_read(path, tuple(READERS))
                 sentences += [] if manifest is None else _left_out_before(manifest)
@@ -359,14 +365,19 @@ def _alone(file: InputFile) -> InputFile:
     return replace(file, columns=replace(names, beside_others=False) if isinstance(names, ColumnMapping) else names)
 
 
-def _files_of(path: str, names: ColumnNames | None, items: ItemTable | None) -> tuple[InputFile, ...]:
+def _files_of(
+    path: str, names: ColumnNames | None, items: ItemTable | None, id_features: tuple[IdFeature, ...] | None
+) -> tuple[InputFile, ...]:
     """Returns the files of a single log; those of a stage's folder have the standard columns."""
     from reagent_lite.data.formats.format_table import READERS
 
     manifest = StageManifest.read(path)
     if manifest is None:
         listed = _list_log(path, tuple(READERS))
-        return tuple(replace(file, columns=names, items=items) for file in listed)
+        return tuple(replace(file, columns=names, items=items, id_features=id_features or ()) for file in listed)
+    read = ids_of_setting(manifest.settings)
+    if read:
+        _require_ids(path, read, id_features)
     if not manifest.rows:
         got = "; ".join([f"none, as its {FILE_NAME} says", *_left_out_before(manifest)])
         todo = "Correct the log, or the settings of the stage that made the folder"
@@ -384,7 +395,23 @@ def _files_of(path: str, names: ColumnNames | None, items: ItemTable | None) -> 
     raise_any(problems)
     named = tuple(feature for feature in (*manifest.state_ids, *manifest.action_ids) if isinstance(feature, FeatureId))
     sealed_files = (replace(file, sha256=manifest.files[file.name]["sha256"]) for file in files)
-    return tuple(replace(file, features=named, items=items) for file in sealed_files)
+    # rows of a stage that read ids have their codes
+    remaining = () if read else id_features or ()
+    return tuple(replace(file, features=named, items=items, id_features=remaining) for file in sealed_files)
+
+
+def _require_ids(path: str, read: tuple[IdFeature, ...], id_features: tuple[IdFeature, ...] | None) -> None:
+    """Checks that a stage has read ids as they are to be read now.
+
+    Raises:
+        DataError: the stage was made with other embeddings.
+    """
+    if id_features is None or set(read) == set(id_features):
+        return
+    expected = f"embeddings of {join_names(str(of.feature) for of in read)}, with the lengths and scores of its stage"
+    got = join_names(str(of.feature) for of in id_features) if id_features else "none"
+    todo = "Set data.embeddings as in the config of the stage, or make the folder again"
+    raise DataError(Problem(local_path(path), expected, got, todo))
 
 
 def _list_log(path: str, extensions: tuple[str, ...]) -> tuple[InputFile, ...]:

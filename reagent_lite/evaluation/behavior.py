@@ -73,7 +73,11 @@ def estimated_behavior(
         spec: feature and action counts.
         read: normalizes the rows.
         features: names of the columns of normalized states, of candidates for a log of these; numbers if empty.
+
+    Columns of embeddings are left out: the policy is a softmax of a linear model.
     """
+    read, features = _without_embeddings(spec, read, features)
+    spec = spec.dense
     copy = sides.scored
     shards = sides.shards
     group = shards.group
@@ -105,6 +109,15 @@ def estimated_behavior(
     return Behavior(propensity=propensity, reward=reward, calibration=tally.calibration(group))
 
 
+def _without_embeddings(spec: SourceSpec, read: Read, features: tuple[str, ...]) -> tuple[Read, tuple[str, ...]]:
+    """Returns a function that reads rows without the columns of embeddings, and the names of the other columns."""
+    if not spec.has_embeddings:
+        return read, features
+    dense = spec.dense
+    count = dense.num_action_features if spec.parametric else dense.num_state_features
+    return lambda state, actions: spec.dense_columns(*read(state, actions)), features[:count]
+
+
 def fit_logging_policy(
     policy: LoggingPolicy, copy: TrainingCopy, rows: LoggedRows, spec: SourceSpec, shards: Shards
 ) -> None:
@@ -119,9 +132,11 @@ def fit_logging_policy(
     """
     folds = fold_of(np.asarray(copy.episode_hash))[copy.episode]
     numbers = np.arange(len(copy)) if rows.usable is None else rows.usable.cpu().numpy()
+    read = spec.dense_columns
+    spec = spec.dense
     width = _width(rows, spec)
     fitted_rows = spread(shards.part(numbers), _most_rows(rows, spec))
-    parts = list(_choices(rows, fitted_rows, folds, pass_through, width))
+    parts = list(_choices(rows, fitted_rows, folds, read, width))
     policies, *_ = fitted_policy(parts, FoldedSoftmax.uniform(spec), shards.group)
     parameters = policies.parameters.mean(0)
     weight = parameters[:-1].view(-1, spec.num_state_features + 1)

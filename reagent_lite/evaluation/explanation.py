@@ -401,6 +401,8 @@ def _with_candidates(features: StateFeatures, copy: TrainingCopy) -> StateFeatur
         names=(*features.names, *(f"{_CANDIDATE}{feature}" for feature in copy.action_ids)),
         values=np.zeros((0, 0), np.float32),
         texts=features.texts | {first + column: texts for column, texts in of_candidates.items()},
+        of_ids=features.of_ids
+        | {first + column for column, name in enumerate(copy.action_ids) if name in copy.feature_of_column},
     )
 
 
@@ -427,12 +429,33 @@ def _importance(choices: _LoggedChoices, tree: SmallTree, reader: Reader, genera
         columns = [*reader.state, *reader.candidate]
     before = policy(state, actions)
     changes = {}
-    for index, (name, filled) in enumerate(zip(names, columns, strict=True)):
-        shuffled = _shuffle(state, actions, list(filled), generator, of_candidates=index >= len(reader.state))
+    for name, (index, filled) in _by_feature(choices, columns, len(reader.state)).items():
+        shuffled = _shuffle(state, actions, filled, generator, of_candidates=index >= len(reader.state))
         change = 0.0 if shuffled is None else float((policy(*shuffled) - before).abs().sum(1).mean()) / 2
         changes[name] = change
     ordered = sorted(changes.items(), key=lambda change: -change[1])
     return Importance(changes=dict(ordered), rows=len(rows), of_tree=reader.probabilities is None)
+
+
+def _by_feature(
+    choices: _LoggedChoices, columns: Sequence[Sequence[int]], of_state: int
+) -> dict[str, tuple[int, list[int]]]:
+    """Returns {feature: (its first column in the log, all columns that it fills)}.
+
+    Args:
+        choices: the choices, whose features have a column in the log each, or several if their values are ids.
+        columns: columns that each column of the log fills.
+        of_state: number of columns of the state.
+    """
+    copy = choices.copy
+    ids = [*copy.state_ids, *(copy.action_ids if choices.parametric else ())]
+    result: dict[str, tuple[int, list[int]]] = {}
+    for index, (name, column, filled) in enumerate(zip(choices.features.names, ids, columns, strict=True)):
+        feature = copy.feature_of_column.get(column)
+        if feature is not None:
+            name = f"{'' if index < of_state else _CANDIDATE}{feature}"
+        result.setdefault(name, (index, []))[1].extend(filled)
+    return result
 
 
 def _shuffle(

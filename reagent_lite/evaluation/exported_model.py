@@ -60,7 +60,8 @@ class FeatureReader:
             DataError: a feature cannot be fitted.
         """
         names = {"state": "state_features"} | ({"action": "action"} if copy.parametric else {})
-        columns = {name: summarize_copy(copy, name, NormParams(), config.seed) for name in names.values()}
+        ids = dict.fromkeys(copy.id_features, False)
+        columns = {name: summarize_copy(copy, name, NormParams(), config.seed, ids) for name in names.values()}
         rare = [
             str(feature)
             for column in columns.values()
@@ -91,6 +92,8 @@ class FeatureReader:
             num_action_features=self.normalization["action"].width if copy.parametric else 0,
             action_names=copy.action_names,
             metric_names=copy.metric_names,
+            state_embeddings=self.normalization["state"].embeddings,
+            action_embeddings=self.normalization["action"].embeddings if copy.parametric else (),
         )
 
     def reader(self, copy: TrainingCopy) -> Read:

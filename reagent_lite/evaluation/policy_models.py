@@ -31,6 +31,7 @@ from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.distributed.group import Group, rehearse
 from reagent_lite.evaluation.evaluation_rows import held_out
 from reagent_lite.evaluation.scored_episodes import ScoredEpisodes, TrainEvalLogs, find_hashes, spread
+from reagent_lite.models.embeddings import RATE_FACTOR, by_learning_rate, learned_tables
 from reagent_lite.training.checkpoint_folder import Tree, copy_tensors, load_optimizer, optimizer_state
 from reagent_lite.types import TransitionBatch
 
@@ -176,7 +177,10 @@ class PolicyModels:
         self.passes = 0
         self._wrapped = group.wrap(heads)
         trained = [parameter for parameter in heads.parameters() if parameter.requires_grad]
-        self._optimizer = optimizer_class("Adam")(trained, lr=settings.learning_rate, fused=True)
+        groups = by_learning_rate(trained, learned_tables(heads))
+        for part in groups:
+            part["lr"] = settings.learning_rate * part.pop(RATE_FACTOR, 1.0)
+        self._optimizer = optimizer_class("Adam")(groups, lr=settings.learning_rate, fused=True)
 
     def state_dict(self) -> Tree:
         """Returns the models, the optimizer's moments and the number of passes."""

@@ -40,6 +40,7 @@ class StateFeatures:
         values: [R, F] float32 values of all rows; NaN if absent; texts are codes.
         texts: {feature's column: {code: text}} of categories.
         ids: ids of the features.
+        of_ids: columns of features whose values are ids, which have no order and too many values for conditions.
         position: returns numbers [n] that are in the order of the files, given numbers of rows [n].
     """
 
@@ -47,6 +48,7 @@ class StateFeatures:
     values: NDArray[np.float32]
     texts: dict[int, dict[float, str]] = field(default_factory=dict)
     ids: tuple[int, ...] = ()
+    of_ids: frozenset[int] = frozenset()
     position: Callable[[NDArray[np.int64]], NDArray[np.int64]] = lambda rows: rows
 
     @classmethod
@@ -58,6 +60,7 @@ class StateFeatures:
             ids=copy.state_ids,
             position=lambda rows: np.asarray(copy.origin_file[rows], np.int64) << 40 | copy.origin_line[rows],
             texts=categories_of(copy, "state", copy.state_ids),
+            of_ids=frozenset(column for column, name in enumerate(copy.state_ids) if name in copy.feature_of_column),
         )
 
     def context(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -94,7 +97,9 @@ class StateFeatures:
         conditions: list[str] = []
         for _ in range(_MOST_CONDITIONS):
             candidates = [
-                self._best_condition(column, rows, inside, weight, within, total) for column in range(len(self.names))
+                self._best_condition(column, rows, inside, weight, within, total)
+                for column in range(len(self.names))
+                if column not in self.of_ids
             ]
             score, words, fulfilled = max(candidates, key=lambda candidate: candidate[0], default=(0.0, "", within))
             if score < best + _LEAST_GAIN:

@@ -208,6 +208,7 @@ class _Splitter:
         self._fewest = fewest
         self._least_gain = least_gain
         self._fewest_of_level = max(_FEWEST_OF_LEVEL, fewest / 5)
+        self._of_ids = features.of_ids
         self._levels = {column: np.unique(values[:, column], return_inverse=True) for column in features.texts}
         self._order = [
             None if column in self._levels else np.argsort(values[:, column], kind="stable").astype(np.int32)
@@ -243,6 +244,7 @@ class _Splitter:
             if order is None
             else self._half_of_numbers(column, order[within[order]], component)
             for column, order in enumerate(self._order)
+            if column not in self._of_ids
         ]
         explained, condition = max((half for half in halves if half is not None), key=_explained, default=(0.0, None))
         if condition is None or not explained > 0:

@@ -21,6 +21,7 @@ from reagent_lite.export.exploration import certain_share
 from reagent_lite.export.feature_set import FeatureMap, FeatureSet, checked_array
 from reagent_lite.export.tolerance import Tolerance, compare_choices
 from reagent_lite.feature_ids import read
+from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ITEMS_FILE, UNKNOWN, ItemTable, are_ids
 from reagent_lite.manifest import BUNDLE, FILE_NAME, verify_folder
 from reagent_lite.raw_values import raw_columns
@@ -88,6 +89,10 @@ class Bundle:
         raw: {"state" or "action": columns of its training log whose values are read from their texts}; `states`,
             `candidates` and frames take them in place of the features that they have.
         levels: {"state" or "action": {feature id: its levels}} of the features whose values are texts.
+        id_features: {"state" or "action": {feature id: the feature}} of the features whose values are ids, lists of ids
+            or ids with scores; each has a column for every id.
+        features: {"state" or "action": {feature id: its first column}} of all features, as `states` and `candidates`
+            take them.
         items: the items that candidates may be named by, or None.
         item_id: name of the ids' column in item tables, data.item_id of its config.
         possible_items: "all" if rows of its training log without a list offered every item, else None.
@@ -123,19 +128,26 @@ class Bundle:
         self._state = FeatureSet.of(self.state_feature_ids, normalization.get("state", {}), self.raw["state"])
         self._action = FeatureSet.of(self.action_feature_ids, normalization.get("action", {}), self.raw["action"])
         self.levels = {"state": self._state.levels, "action": self._action.levels}
+        self.id_features = {"state": self._state.id_features, "action": self._action.id_features}
+        self.features = {"state": self._state.first_columns, "action": self._action.first_columns}
 
     def __repr__(self) -> str:
-        candidates = join_names(self._action.columns)
+        candidates = join_names(self._action.names)
         choices = f"candidates of {candidates}" if self.parametric else f"actions {', '.join(self.action_names)}"
         if self.items is not None:
             choices = f"{pluralize(len(self.items), 'item')} of {candidates}"
-        state = join_names(self._state.columns)
+        state = join_names(self._state.names)
         return f"<Bundle {self.workflow}: state features {state}; {choices}; policy {self.policy}>"
 
     @property
     def parametric(self) -> bool:
         """Whether choices are candidates with features."""
         return not self.action_names
+
+    @property
+    def ids_of_log(self) -> tuple[IdFeature, ...]:
+        """The features whose values are ids, as a log is read for the model."""
+        return tuple({**self.id_features["state"], **self.id_features["action"]}.values())
 
     @property
     def choices(self) -> ChoiceKind:

@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 
 from reagent_lite.categories import code_of, is_other
 from reagent_lite.errors import BundleError, Problem, join_names, raise_any
+from reagent_lite.feature_ids import id_of
 from reagent_lite.feature_values import value_of
+from reagent_lite.id_values import IdFeature
 from reagent_lite.raw_values import RawColumn, read_map
 
-FeatureMap = Mapping[str, float | str | None] | Mapping[int, float | str | None]
+FeatureMap = Mapping[str, Any] | Mapping[int, Any]
+"""{feature id: a number, a string or None; for features of ids see id_values.py}."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,8 @@ class FeatureSet:
         ids: [F] ids by column.
         columns: {feature id as text: column}.
         levels: {feature id as text: levels} of the features whose values are texts.
-        possible: {column: possible values} of the one-hot features.
+        possible: {column: possible values} of the one-hot features, and of listed ids.
+        id_features: {feature id as text: the feature} of the features of ids, each of which has a column for every id.
         raw: columns of the training log whose values are read from their texts, such as dates.
     """
 
@@ -33,6 +37,7 @@ class FeatureSet:
     columns: dict[str, int]
     levels: dict[str, tuple[str, ...]]
     possible: dict[int, NDArray[np.float32]]
+    id_features: dict[str, IdFeature]
     raw: tuple[RawColumn, ...]
 
     @classmethod
@@ -48,14 +53,38 @@ class FeatureSet:
                 possible[column] = np.array(parameters.get("possible_values") or (), np.float32)
                 if parameters.get("levels"):
                     levels[name] = tuple(parameters["levels"])
-        return cls(ids=ids, columns=columns, levels=levels, possible=possible, raw=raw)
+        id_features = features_of_ids(normalization)
+        for name, feature in id_features.items():
+            text = normalization[name]
+            parameters = json.loads(text) if isinstance(text, str) else text
+            if listed := parameters.get("possible_values"):
+                codes = np.array(listed, np.float32)
+                possible |= {columns[str(column)]: codes for column in feature.columns[: feature.length]}
+        return cls(ids=ids, columns=columns, levels=levels, possible=possible, id_features=id_features, raw=raw)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the features, as maps have them."""
+        of_ids = {str(column): name for name, feature in self.id_features.items() for column in feature.columns}
+        return tuple(dict.fromkeys(of_ids.get(column, column) for column in self.columns))
+
+    @property
+    def first_columns(self) -> dict[str, int]:
+        """{feature id as text: its column}; of a list of ids, the column of the first."""
+        first = {name: self.columns[str(feature.columns[0])] for name, feature in self.id_features.items()}
+        return {name: first[name] if name in first else self.columns[name] for name in self.names}
 
     def others(self, values: NDArray[np.float32]) -> dict[int, int]:
         """Returns {feature id: number of rows with a value that has no column}, of features with such rows."""
-        counts = {
-            column: int(is_other(values[:, column], possible).sum()) for column, possible in self.possible.items()
-        }
-        return {self.ids[column]: count for column, count in counts.items() if count}
+        counts = dict.fromkeys((self._feature_of(column) for column in self.possible), 0)
+        for column, possible in self.possible.items():
+            counts[self._feature_of(column)] += int(is_other(values[:, column], possible).sum())
+        return {feature: count for feature, count in counts.items() if count}
+
+    def _feature_of(self, column: int) -> int:
+        """Returns the id of the feature that a column belongs to."""
+        feature = self.ids[column]
+        return next((of.feature for of in self.id_features.values() if feature in of.columns), feature)
 
     def of_maps(self, where: str, maps: Sequence[FeatureMap], *, ignore_unknown: bool = False) -> NDArray[np.float32]:
         """Returns the features [N, F] in N sparse maps {feature id: value}; NaN where a feature is absent or missing.
@@ -70,6 +99,7 @@ class FeatureSet:
         if isinstance(maps, Mapping):
             raise BundleError(Problem(where, "a list of maps {feature id: number}", "one map"))
         values = np.full((len(maps), len(self.ids)), np.nan)
+        first_columns = self.first_columns
         problems: list[Problem] = []
         for row, sparse in enumerate(maps):
             if not isinstance(sparse, Mapping):
@@ -78,12 +108,15 @@ class FeatureSet:
             features, wrong = read_map(self.raw, sparse, f"{where}[{row}]")
             problems += wrong
             for key, value in features.items():
-                if ignore_unknown and str(key) not in self.columns:
+                if ignore_unknown and str(key) not in first_columns:
                     continue
                 name = str(key)
                 try:
-                    column = self.columns[name]
-                    values[row, column] = self._number(name, value)
+                    column = first_columns[name]
+                    if feature := self.id_features.get(name):
+                        values[row, [self.columns[str(part)] for part in feature.columns]] = feature.numbers(value)
+                    else:
+                        values[row, column] = self._number(name, value)
                 except (KeyError, ValueError) as error:
                     problems.append(self._problem(f"{where}[{row}]", key, value, error))
         raise_any(problems, BundleError)
@@ -109,7 +142,7 @@ class FeatureSet:
     def _problem(self, where: str, key: object, value: Any, error: Exception) -> Problem:
         if isinstance(error, KeyError):
             advice = "A model cannot use a feature it was not trained on: leave it out, or train with it"
-            return Problem(where, f"feature ids among {join_names(self.columns)}", repr(key), advice)
+            return Problem(where, f"feature ids among {join_names(self.names)}", repr(key), advice)
         return Problem(f"{where}, feature {key}", str(error), f"{value!r:.60}")
 
     def of_arrays(self, where: str, given: Any) -> NDArray[np.float32]:
@@ -121,7 +154,7 @@ class FeatureSet:
         names = getattr(given, "column_names", getattr(given, "columns", None))  # Arrow, or pandas and polars
         if names is not None and self.columns:
             by_text = {str(name): given[name] for name in names}
-            by_text |= self._of_raw(where, by_text)
+            by_text |= self._of_raw(where, by_text) | self._of_ids(where, by_text)
             if lacking := [name for name in self.columns if name not in by_text]:
                 expected = f"the columns {join_names(self.columns)}"
                 advice = "Add a column of NaN for a feature that no row has"
@@ -155,6 +188,38 @@ class FeatureSet:
                 features |= {name: np.array([row.get(name) for row, _ in rows], object) for name in raw.features}
         raise_any(problems, BundleError)
         return features
+
+    def _of_ids(self, where: str, columns: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """Returns {column: numbers [N]} of the features of ids among a frame's columns.
+
+        Raises:
+            BundleError: values are no ids.
+        """
+        numbers: dict[str, NDArray[Any]] = {}
+        for name in self.id_features.keys() & columns.keys():
+            values = columns[name]
+            values = values.to_pylist() if hasattr(values, "to_pylist") else list(values)
+            feature = self.id_features[name]
+            rows = []
+            for row, value in enumerate(values):
+                try:
+                    rows.append(feature.numbers(value))
+                except ValueError as error:
+                    problem = Problem(f"{where}[{row}], feature {name}", str(error), f"{value!r:.60}")
+                    raise BundleError(problem) from None
+            table = np.array(rows).reshape(len(rows), len(feature.columns))
+            numbers |= {str(column): table[:, index] for index, column in enumerate(feature.columns)}
+        return numbers
+
+
+def features_of_ids(normalization: Mapping[str, Any]) -> dict[str, IdFeature]:
+    """Returns {feature id as text: the feature} of the features of ids in a part of normalization.json."""
+    features = {}
+    for name, text in normalization.items():
+        parameters = json.loads(text) if isinstance(text, str) else text
+        if table := parameters.get("embedding"):
+            features[name] = IdFeature(id_of(name), table["length"], table["scores"])
+    return features
 
 
 def _array(given: Any) -> NDArray[Any]:

@@ -8,8 +8,10 @@ from typing import Final
 from reagent_lite.errors import join_names, pluralize, printable
 from reagent_lite.export.bundle_content import BundleContent
 from reagent_lite.export.exploration import EXPLORE, lack_of_exploration
+from reagent_lite.export.feature_set import features_of_ids
 from reagent_lite.export.predictor import Predictor
 from reagent_lite.item_table import ITEMS_FILE, ItemTable
+from reagent_lite.types import FIRST_ROW
 
 _USE: Final = """```python
 from reagent_lite import load_bundle
@@ -134,7 +136,11 @@ def _policy(predictor: Predictor, certain_share: float) -> str:
 def _features(ids: tuple[int, ...], parameters: dict[str, str]) -> str:
     rows = []
     categories = []
+    lists = _columns_of_lists(parameters)
     for name in map(str, ids):
+        if name in lists:
+            rows.append(f"| {escape_text(name)} | {lists[name]} |")
+            continue
         feature = json.loads(parameters.get(name, "{}"))
         levels = feature.get("levels") or ()
         kind = f"{pluralize(len(levels), 'level')}, as strings" if levels else feature.get("feature_type", "")
@@ -146,6 +152,18 @@ def _features(ids: tuple[int, ...], parameters: dict[str, str]) -> str:
         return table
     table_of_codes = "\n".join(("| category | level | code |", "|---|---|---|", *categories))
     return f"{table}\n\n{_CODES}\n\n{table_of_codes}"
+
+
+def _columns_of_lists(parameters: dict[str, str]) -> dict[str, str]:
+    """Returns {column: its meaning} of the features whose values are lists of ids."""
+    meanings = {}
+    for name, feature in features_of_ids(parameters).items():
+        table = json.loads(parameters[name])["embedding"]
+        vectors = f"{table['rows'] - FIRST_ROW:,} vectors of {table['dim']}, table {escape_text(table['table'])}"
+        for index, column in enumerate(feature.columns):
+            what = "code of an id" if index < feature.length else "score of the id"
+            meanings[str(column)] = f"EMBEDDING of {escape_text(name)}: {what}; {vectors}"
+    return meanings
 
 
 def _candidates(predictor: Predictor, content: BundleContent) -> dict[str, str]:
@@ -181,5 +199,9 @@ def _example(ids: tuple[int, ...], parameters: dict[str, str], value: float) -> 
     """Returns the first feature with a value, as an entry of a Python dict."""
     if not ids:
         return ""
+    for name, feature in features_of_ids(parameters).items():
+        if feature.columns[0] == ids[0]:
+            example: object = {"a": 1.0} if feature.scores else ["a", "b"]
+            return f"{name!r}: {'a' if feature.length == 1 and not feature.scores else example!r}"
     levels = json.loads(parameters.get(str(ids[0]), "{}")).get("levels") or ()
     return f"{str(ids[0])!r}: {(levels[int(value) % len(levels)] if levels else value)!r}"

@@ -18,7 +18,7 @@ def with_items_of(bundle: Bundle, path: str | None) -> Bundle:
     if bundle.items is None:
         todo = "Leave items out, and describe candidates by their features"
         raise BundleError(Problem("items", "nothing, as the model was trained without data.items", path, todo))
-    items = read_items(path, bundle.item_id)
+    items = read_items(path, bundle.item_id, bundle.ids_of_log)
     problems = []
     for feature in bundle.action_feature_ids:
         expected = "strings" if str(feature) in bundle.levels["action"] else "numbers"

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from reagent_lite.errors import BundleError, Problem
 from reagent_lite.export.predictor import Axes
+from reagent_lite.models.embeddings import GatheredVectors, Pooled
 from reagent_lite.models.forest import Forest
 
 OPSET: Final = 18
@@ -43,7 +44,7 @@ def write_onnx(
     Raises:
         BundleError: code outside of torch and this package branches on values of tensors.
     """
-    with_nodes = _with_tree_nodes(module)
+    with_nodes = _with_onnx_operations(module)
     axes = {
         name: {dimension: axis for dimension, axis in enumerate(all_axes) if isinstance(axis, str)}
         for name, all_axes in {**inputs, **outputs}.items()
@@ -57,7 +58,7 @@ def write_onnx(
             output_names=list(outputs),
             dynamic_axes=axes,
             opset_version=OPSET,
-            custom_opsets={} if with_nodes is module else {_TREES: _TREES_OPSET},
+            custom_opsets={_TREES: _TREES_OPSET} if _has(module, Forest) else {},
             dynamo=False,
         )
     model = onnx.shape_inference.infer_shapes(onnx.load(path))
@@ -108,9 +109,13 @@ def _strictly_traced() -> Iterator[None]:
             raise BundleError(Problem(where, expected, str(warning.message).partition(". ")[0]))
 
 
-def _with_tree_nodes(module: nn.Module) -> nn.Module:
-    """Returns a copy of a module whose forests are written as one node each, or the module itself without forests."""
-    if not any(isinstance(part, Forest) for part in module.modules()):
+def _has(module: nn.Module, kind: type[nn.Module]) -> bool:
+    return any(isinstance(part, kind) for part in module.modules())
+
+
+def _with_onnx_operations(module: nn.Module) -> nn.Module:
+    """Returns a copy with forests as one node each and vectors as operations of ONNX, or the module if it has none."""
+    if not _has(module, Forest) and not _has(module, Pooled):
         return module
     copied = copy.deepcopy(module)
     for parent in list(copied.modules()):
@@ -118,6 +123,8 @@ def _with_tree_nodes(module: nn.Module) -> nn.Module:
             if isinstance(child, Forest):
                 node = _TreeNode(child.feature, child.threshold, child.value, outputs=child.outputs)
                 setattr(parent, name, node)
+            elif isinstance(child, Pooled):
+                setattr(parent, name, GatheredVectors(child.embedding))
     return copied
 
 

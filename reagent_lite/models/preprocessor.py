@@ -15,7 +15,16 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.types import MISSING_VALUE, FeatureSpec, FeatureType, NormalizationSpec
+from reagent_lite.categories import SMALLEST_CODE
+from reagent_lite.types import (
+    FIRST_ROW,
+    MISSING_VALUE,
+    NO_ID,
+    OTHER_ID,
+    FeatureSpec,
+    FeatureType,
+    NormalizationSpec,
+)
 
 FLOAT32 = torch.finfo(torch.float32)
 
@@ -160,8 +169,68 @@ class ClipLog(nn.Module):
         return torch.log(x.clamp(min=1e-6))
 
 
+class TableRows(nn.Module):
+    """Row numbers of ids in a table of vectors, from their codes; see `types.Embedding` for the rows.
+
+    Listed ids are found by bisection of their ascending codes. Hashed ids: a code is 30 bits of a hash, taken as the
+    bits of a float32 (categories.py), which comparisons with powers of two restore; the row is their remainder. Both
+    need no operation that ONNX lacks.
+    """
+
+    no_id: Final[int] = NO_ID
+    other_id: Final[int] = OTHER_ID
+    first_row: Final[int] = FIRST_ROW
+    scale: Final[float] = 1 / SMALLEST_CODE
+    mantissas: Final[int] = 1 << 23
+
+    def __init__(self, feature: FeatureSpec) -> None:
+        super().__init__()
+        assert feature.embedding is not None
+        self.length = feature.embedding.length
+        self.scores = feature.embedding.scores
+        self.buckets = 0 if feature.possible_values else feature.embedding.rows - FIRST_ROW
+        self.codes = nn.Buffer(_float32(feature.possible_values or (1.0,)))
+        self.bisections = math.ceil(math.log2(len(self.codes)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns [..., L] row numbers, then [..., L] scores if there are any, for raw x; NaN is absent."""
+        codes = x[..., : self.length]
+        present = ~torch.isnan(codes)
+        codes = torch.where(present, codes, 1.0)
+        row = self.hashed(codes) if self.buckets > 0 else self.listed(codes)
+        rows = torch.where(present, row, self.no_id).to(x.dtype)
+        if not self.scores:
+            return rows
+        scores = x[..., self.length :]
+        return torch.cat((rows, torch.where(torch.isnan(scores), 0.0, scores)), dim=-1)
+
+    def listed(self, codes: Tensor) -> Tensor:
+        """Returns the rows of listed ids, `other_id` for others."""
+        low = torch.zeros_like(codes, dtype=torch.int64)
+        high = low + (self.codes.shape[0] - 1)
+        for _ in range(self.bisections):
+            middle = torch.div(low + high, 2, rounding_mode="floor")
+            above = self.codes[middle] < codes
+            low = torch.where(above, middle + 1, low)
+            high = torch.where(above, high, middle)
+        return torch.where(self.codes[high] == codes, high + self.first_row, self.other_id)
+
+    def hashed(self, codes: Tensor) -> Tensor:
+        """Returns the rows of hashed ids."""
+        mantissa = codes * self.scale
+        exponent = torch.zeros_like(codes, dtype=torch.int64)
+        for power in (64, 32, 16, 8, 4, 2, 1):
+            is_larger = mantissa >= 2.0**power
+            mantissa = torch.where(is_larger, mantissa * 2.0**-power, mantissa)
+            exponent = exponent + power * is_larger.to(torch.int64)
+        bits = exponent * self.mantissas + ((mantissa - 1.0) * self.mantissas).to(torch.int64)
+        return torch.remainder(bits, self.buckets) + self.first_row
+
+
 class Preprocessor(nn.Module):
     """Normalizes raw features by a `NormalizationSpec`; it has no trained weights.
+
+    Ids become row numbers of the tables of models/embeddings.py.
 
     A value is missing if `presence` is false, if it is NaN, or if it is −1337.1337 (absent in dense input of 2019). A
     missing value gives 0 in every output column of its feature; with `missing_as_zero`
@@ -187,18 +256,19 @@ class Preprocessor(nn.Module):
         self.one_hot = []
         self.transforms = nn.ModuleList()
         stop = 0
-        for feature_type, group in groupby(spec.features, key=lambda feature: feature.feature_type):
+        for (feature_type, _), group in groupby(spec.features, key=_transformed_together):
             features = tuple(group)
             start = stop
-            stop = stop + len(features)
+            stop = stop + sum(len(feature.raw_ids) for feature in features)
             if any(feature.width for feature in features):
                 self.starts.append(start)
                 self.stops.append(stop)
-                self.one_hot.append(feature_type is FeatureType.ENUM)
+                self.one_hot.append(feature_type in (FeatureType.ENUM, FeatureType.EMBEDDING))
                 self.transforms.append(TRANSFORMS[feature_type](features))
-        # NaN is never a possible value, so that one-hot columns are 0 without further work
-        enums = [f.feature_type is FeatureType.ENUM and not missing_as_zero for f in spec.features]
-        self.absent = nn.Buffer(torch.tensor([math.nan if enum else 0.0 for enum in enums]))
+        # NaN is never a possible value, so that one-hot columns are 0 without further work; no id is not an id of 0
+        nan = {FeatureType.EMBEDDING} if missing_as_zero else {FeatureType.EMBEDDING, FeatureType.ENUM}
+        absent = [math.nan if f.feature_type in nan else 0.0 for f in spec.features for _ in f.raw_ids]
+        self.absent = nn.Buffer(torch.tensor(absent))
 
     def forward(self, values: Tensor, presence: Tensor) -> Tensor:
         """Returns [..., W] float32.
@@ -227,6 +297,11 @@ class Preprocessor(nn.Module):
         return self.forward(values, ~torch.isnan(values))
 
 
+def _transformed_together(feature: FeatureSpec) -> tuple[FeatureType, int | None]:
+    """Returns what adjacent features of one transform have in common."""
+    return feature.feature_type, feature.feature_id if feature.embedding is not None else None
+
+
 TRANSFORMS: dict[FeatureType, Callable[[Sequence[FeatureSpec]], nn.Module]] = {
     FeatureType.BINARY: lambda _: Binary(),
     FeatureType.PROBABILITY: lambda _: Logit(),
@@ -238,4 +313,5 @@ TRANSFORMS: dict[FeatureType, Callable[[Sequence[FeatureSpec]], nn.Module]] = {
     FeatureType.DISCRETE_ACTION: lambda _: Unchanged(),
     FeatureType.DO_NOT_PREPROCESS: lambda _: Unchanged(),
     FeatureType.CLIP_LOG: lambda _: ClipLog(),
+    FeatureType.EMBEDDING: lambda features: TableRows(features[0]),
 }

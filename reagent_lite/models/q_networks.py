@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from reagent_lite.errors import ConfigError, Problem, first_line
+from reagent_lite.models.embeddings import behind_tables, innermost
 from reagent_lite.rl.td import select_choice
 from reagent_lite.types import Actions, SourceSpec
 
@@ -200,7 +201,7 @@ def _skips_padding(network: nn.Module, actions: Actions) -> bool:
     mask = actions.mask
     features = actions.features
     return (
-        isinstance(network, CandidateQNetwork | DuelingCandidateQNetwork)
+        isinstance(innermost(network), CandidateQNetwork | DuelingCandidateQNetwork)
         and features is not None
         and features.shape[1] > 1
         and features.device.type == "cpu"
@@ -232,10 +233,16 @@ def build_q_network(spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
         (True, False): CandidateQNetwork,
         (True, True): DuelingCandidateQNetwork,
     }
-    return networks[spec.parametric, settings.dueling](spec, settings)
+    build = networks[spec.parametric, settings.dueling]
+    return behind_tables(spec, lambda inner: build(inner, settings))
 
 
 def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
+    """Returns a network of a class outside this package, behind tables of vectors if features have embeddings."""
+    return behind_tables(spec, lambda inner: _checked_network(name, inner, settings))
+
+
+def _checked_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
     """Returns a network of a class outside this package, after calls on an example of 3 rows, together and one by one.
 
     If a candidate's values depend only on the candidate and its state, `needs_candidate_list = False` in the class

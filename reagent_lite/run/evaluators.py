@@ -583,10 +583,11 @@ class SimulationEvaluator(Evaluator):
 def _columns_of(ids: Sequence[int], spec: NormalizationSpec) -> list[Sequence[int]]:
     """Returns the normalized columns of each feature, none of one that is not normalized."""
     stops = np.cumsum([feature.width for feature in spec.features])
-    columns = {
-        feature.feature_id: range(stop - feature.width, stop)
-        for feature, stop in zip(spec.features, stops.tolist(), strict=True)
-    }
+    columns: dict[int, Sequence[int]] = {}
+    for feature, stop in zip(spec.features, stops.tolist(), strict=True):
+        filled = range(stop - feature.width, stop)
+        several = feature.embedding is not None
+        columns |= {name: [filled[index]] if several else filled for index, name in enumerate(feature.raw_ids)}
     return [columns.get(feature, range(0)) for feature in ids]
 
 

@@ -15,6 +15,7 @@ from reagent_lite.algorithms.registry import ALGORITHMS
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.simulation import LEARN, RANDOM, SimulationConfig
 from reagent_lite.distributed.group import Group
+from reagent_lite.models.embeddings import RATE_FACTOR
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from reagent_lite.rl.td import Bounds
 from reagent_lite.sim.experience import ONLY
@@ -94,6 +95,9 @@ def build_optimization(config: WorkflowConfig, learner: Learner, *, captured: bo
         device = groups[0]["params"][0].device
         rate = torch.tensor(rate, device=device)
         fused = fused | {"capturable": True}
+    for group in groups:
+        if factor := group.pop(RATE_FACTOR, None):
+            group["lr"] = rate * factor
     optimizer = optimizer_class(name)(groups, lr=rate, **fused)
     schedule = None
     if training.lr_policy == "exponential":

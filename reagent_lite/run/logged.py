@@ -66,7 +66,7 @@ from reagent_lite.run.normalization import (
     normalization_files,
     read_normalizations,
 )
-from reagent_lite.types import FeatureType, NormalizationSpec, SourceSpec
+from reagent_lite.types import NormalizationSpec, SourceSpec
 from reagent_lite.whole_files import write_whole
 
 _TRAINING = "training data"
@@ -397,16 +397,18 @@ def _others(read: _Read, normalization: Normalization, shards: Shards) -> dict[s
     """Returns the numbers of values without a column, as in `LoggedData.others`; every rank calls it."""
     totals: dict[str, dict[int, int]] = {"state": {}, "action": {}}
     for side, spec in normalization.sides.items():
-        one_hot = [feature.feature_id for feature in spec.features if feature.feature_type is FeatureType.ENUM]
+        one_hot = [feature.feature_id for feature in spec.features if feature.has_possible_values]
         if not one_hot:
             continue
+        with_vectors = {feature.feature_id for feature in spec.features if feature.embedding is not None}
         other = _cached_others(read.copy, side, spec) if shards.is_first and len(read.copy) else {}
         counts = shards.group.all_reduce(torch.tensor([other.get(feature, 0) for feature in one_hot]))
         totals[side] = {feature: count for feature, count in zip(one_hot, counts.tolist(), strict=True) if count}
         for feature, count in totals[side].items() if shards.group.is_first else ():
             what = "value is" if count == 1 else "values are"
+            of_their_own = "vector" if feature in with_vectors else "column"
             logger.warning(
-                f"{read.title}: {side} feature {feature}: {count:,} {what} other, with no column of their own"
+                f"{read.title}: {side} feature {feature}: {count:,} {what} other, with no {of_their_own} of their own"
             )
     return totals
 

@@ -6,12 +6,13 @@ shard 1 ─► summary of its rows ─┴► rank 0: merge, fit ─► file ─�
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.embedding_config import counted_ids, id_features
 from reagent_lite.config.paths import show_paths
 from reagent_lite.console import logger
 from reagent_lite.data.copy.copy_summaries import Agreement
@@ -27,6 +28,8 @@ from reagent_lite.data.features.normalization_files import (
 from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.distributed.group import Group
+from reagent_lite.errors import ConfigError, Problem, raise_any, suggest_nearest
+from reagent_lite.feature_ids import id_of
 from reagent_lite.manifest import canonical
 from reagent_lite.types import NormalizationSpec, SourceSpec
 from reagent_lite.whole_files import write_whole
@@ -60,6 +63,8 @@ class Normalization:
             num_action_features=self.action.width if self.action else 0,
             action_names=action_names,
             metric_names=metric_names,
+            state_embeddings=self.state.embeddings,
+            action_embeddings=self.action.embeddings if self.action else (),
         )
 
 
@@ -112,21 +117,28 @@ def given_or_fitted(
         DataError: on rank 0, if a feature cannot be fitted.
     """
     ids = {"state": agreement.state_ids, **({"action": agreement.action_ids} if train.parametric else {})}
-    check_overrides(
-        config.norm_params, {feature_id for column in ids.values() for feature_id in column}, "the training data"
-    )
+    all_ids = {feature_id for column in ids.values() for feature_id in column}
+    check_overrides(config.norm_params, all_ids, "the training data")
+    _check_embeddings(config, all_ids)
     wanted = [name for name in ids if name not in given]
     specs = dict(given)
     if wanted:
-        specs |= _cached_or_fitted(config, train, agreement, shards, wanted)
+        specs |= _cached_or_fitted(config, train, agreement, shards, wanted, codes_of_tables(given.values()))
     return Normalization(state=specs["state"], action=specs.get("action"))
 
 
 def _cached_or_fitted(
-    config: WorkflowConfig, train: TrainingCopy, agreement: Agreement, shards: Shards, wanted: list[str]
+    config: WorkflowConfig,
+    train: TrainingCopy,
+    agreement: Agreement,
+    shards: Shards,
+    wanted: list[str],
+    tables: Mapping[str, tuple[float, ...]],
 ) -> dict[str, NormalizationSpec]:
     group = shards.group
     settings = config.norm_params.model_dump(mode="json", exclude={"output_dir", "cols_to_norm"})
+    if config.data.embeddings:
+        settings |= {"embeddings": config.data.model_dump(mode="json")["embeddings"], "tables": tables}
     file = file_beside(train, "fitted", [VERSION, agreement.content, wanted, config.seed, settings], ".json")
     text = ""
     if group.is_first:
@@ -136,7 +148,7 @@ def _cached_or_fitted(
     if text:
         logger.info(f"normalization of {_name_columns(wanted)}: fitted to the same rows by an earlier run")
     else:
-        fitted = _fit(config, train, shards, wanted)
+        fitted = _fit(config, train, shards, wanted, tables)
         if group.is_first and len(train):
             with suppress(OSError):
                 write_whole(file, canonical(fitted))
@@ -148,12 +160,39 @@ def _name_columns(columns: Iterable[str]) -> str:
     return " and ".join(_COLUMNS[name] for name in columns)
 
 
-def _fit(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted: list[str]) -> dict[str, Json]:
+def codes_of_tables(specs: Iterable[NormalizationSpec]) -> dict[str, tuple[float, ...]]:
+    """Returns {table of embeddings: codes of its ids}, none if they are hashed."""
+    features = [feature for spec in specs for feature in spec.features]
+    return {f.embedding.table: f.possible_values for f in features if f.embedding is not None}
+
+
+def _check_embeddings(config: WorkflowConfig, ids: Set[int]) -> None:
+    """Raises ConfigError for embeddings of features that the training data do not have."""
+    problems = []
+    for feature in id_features(config.data.embeddings):
+        if ids.isdisjoint(feature.columns):
+            todo = suggest_nearest(str(feature.feature), list(map(str, ids)), "Did you mean {}?", "")
+            where = f"data.embeddings.{feature.feature}"
+            problems.append(Problem(where, "a feature of the training data", str(feature.feature), todo))
+    raise_any(problems, ConfigError)
+
+
+def _fit(
+    config: WorkflowConfig,
+    train: TrainingCopy,
+    shards: Shards,
+    wanted: list[str],
+    tables: Mapping[str, tuple[float, ...]],
+) -> dict[str, Json]:
     """Returns the fitted normalization of columns as JSON on rank 0, and nothing on other ranks."""
     settings = config.norm_params
+    embeddings = config.data.embeddings
+    counted = counted_ids(embeddings)
     columns = {}
     for name in wanted:
-        part = summarize_copy(train, _COLUMNS[name], settings, config.seed).to_bytes() if shards.is_first else b""
+        part = (
+            summarize_copy(train, _COLUMNS[name], settings, config.seed, counted).to_bytes() if shards.is_first else b""
+        )
         merge = Merge(settings.num_samples, settings.max_unique_enum_values)
         for data in shards.group.gather_bytes(part):
             if data:
@@ -161,7 +200,9 @@ def _fit(config: WorkflowConfig, train: TrainingCopy, shards: Shards, wanted: li
         columns[_COLUMNS[name]] = merge.summary()
     if not shards.group.is_first:
         return {}
-    fitted = fit_columns(columns, settings, where=show_paths(config.training_data_path))
+    where = show_paths(config.training_data_path)
+    sections = {id_of(name): section for name, section in embeddings.items()}
+    fitted = fit_columns(columns, settings, where=where, embeddings=sections, tables=tables)
     logger.info(f"normalization of {_name_columns(wanted)}: fitted")
     for note in (note for column in fitted.values() for note in column.notes):
         logger.warning(note)

@@ -112,7 +112,7 @@ def reward_errors(
     if (config.rl.gamma and data.continues) or data.seen or not any(group.all_gather(len(scored))):
         return None
     rows = _gather_rows(_part(data, group), group)
-    linear = build_reward_model(data.spec)
+    linear = build_reward_model(data.spec.dense)
     model = None
     with _one_rank_works(config, group):
         if rows is not None:
@@ -128,7 +128,8 @@ def reward_errors(
         target = batch.reward.double().cpu()
         boost = learner.rewards(batch)[0] - batch.reward  # a known constant is no prediction
         values = (select_choice(learner.evaluate(batch).q, batch.action) - boost).double().cpu()
-        by_line = select_choice(linear(batch.state, batch.actions.mask, batch.actions.features), batch.action)
+        state, actions = data.spec.dense_columns(batch.state, batch.actions)
+        by_line = select_choice(linear(state, actions.mask, actions.features), batch.action)
         of_values = (values - target).square()
         of_line = (by_line.squeeze(1).double().cpu() - target).square()
         gain = of_values - of_line
@@ -156,8 +157,8 @@ def _one_rank_works(config: WorkflowConfig, group: Group) -> AbstractContextMana
 
 
 def _part(data: Data, group: Group) -> RewardRows:
-    """Returns this rank's part of the rows."""
-    spec = data.spec
+    """Returns this rank's part of the rows, without the columns of embeddings."""
+    spec = data.spec.dense
     pairs = num_pairs(spec.num_action_features, spec.num_state_features)
     width = spec.num_state_features + spec.num_action_features + pairs
     total = sum(data.counts)
@@ -176,16 +177,17 @@ def _part(data: Data, group: Group) -> RewardRows:
                 "same ones"
             )
         folds = np.arange(len(folds)) % FOLDS
-    parts = [_decisions(batch) for batch in rows_in_order(rows, part, torch.device("cpu"))]
+    parts = [_decisions(batch, data.spec) for batch in rows_in_order(rows, part, torch.device("cpu"))]
     joined = replace(_join_rows([_no_decisions(spec), *parts]), fold=torch.from_numpy(folds[part]))
     return joined if data.train.weights is not None else replace(joined, weight=None)
 
 
-def _decisions(batch: TransitionBatch) -> RewardRows:
-    """Returns the decisions of a batch, without folds."""
-    features = batch.actions.features
+def _decisions(batch: TransitionBatch, spec: SourceSpec) -> RewardRows:
+    """Returns the decisions of a batch, without folds and columns of embeddings."""
+    state, actions = spec.dense_columns(batch.state, batch.actions)
+    features = actions.features
     return RewardRows(
-        state=batch.state,
+        state=state,
         chosen=None if features is None else select_choice(features, batch.action),
         action=batch.action if features is None else torch.zeros_like(batch.action),
         reward=batch.reward.double(),

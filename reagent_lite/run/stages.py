@@ -14,6 +14,7 @@ from pathlib import Path
 
 from reagent_lite.config import DqnConfig, WorkflowConfig
 from reagent_lite.config.column_names import ONLY_IF_NAMED
+from reagent_lite.config.embedding_config import id_features
 from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.config.paths import DataPath, show_paths
 from reagent_lite.config.timeline_config import QuerySection, TimelineConfig, TimelineSection
@@ -39,7 +40,8 @@ def partition_of(config: WorkflowConfig, node: int, num_nodes: int) -> Partition
 
 def items_of(config: WorkflowConfig) -> ItemTable | None:
     """Returns the item table of data.items; None without one. Raises the errors of `read_items`."""
-    return given_items(config.data.items, config.data.item_id, config.data.possible_items)
+    data = config.data
+    return given_items(data.items, data.item_id, data.possible_items, id_features(data.embeddings))
 
 
 def log_of(config: WorkflowConfig, path: DataPath, items: ItemTable | None, node: int, num_nodes: int) -> Log:
@@ -49,6 +51,7 @@ def log_of(config: WorkflowConfig, path: DataPath, items: ItemTable | None, node
         actions=config.actions or None,
         columns=config.data.columns,
         items=items,
+        id_features=id_features(config.data.embeddings),
         timeline=pairing_of(config, path),
         directory=config.data.training_copy_dir,
         partition=partition_of(config, node, num_nodes),
@@ -168,6 +171,7 @@ def _timeline(config: WorkflowConfig, group: Group, path: DataPath, *, first: bo
         items=config.data.items,
         item_id=config.data.item_id,
         possible_items=config.data.possible_items,
+        embeddings=config.data.embeddings,
     )
 
 

@@ -1,7 +1,7 @@
 """Bodies of requests and answers; `with_model_schema` adds the model's features and actions to the OpenAPI."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Annotated, Any
 
 from pydantic import (
@@ -11,6 +11,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
+    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
@@ -23,19 +24,27 @@ from reagent_lite.errors import Problem
 from reagent_lite.export import Bundle
 from reagent_lite.export.bundle import ColumnNames
 from reagent_lite.feature_values import value_of
+from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import id_text
 from reagent_lite.raw_values import read_map
 from reagent_lite.serving.refusals import RefusedError
 
 _LARGEST = 3.4e38  # of float32
+HAS_IDS = "has_ids"
+"""Key of the context of a body's validation: whether the model has features of ids."""
 MOST_NAMED = 200
 """Largest item table whose ids are listed in the OpenAPI and counted one by one."""
 _ROW_KEYS = ("state_features", "possible_actions", "mdp_id", "sequence_number")
 _ORDER = 2**53  # largest sequence number; JSON parsers may read larger integers as floats
 
 
-def _value(value: Any) -> Any:
-    """Returns `feature_values.value_of`; the bundle checks whether a feature takes numbers or texts."""
+def _value(value: Any, info: ValidationInfo) -> Any:
+    """Returns `feature_values.value_of`; the bundle checks whether a feature takes numbers or texts.
+
+    Lists are those of features of ids, which `read_body` has made.
+    """
+    if isinstance(value, list) and info.context and info.context.get(HAS_IDS):
+        return value
     try:
         return value_of(value)
     except ValueError as error:
@@ -255,15 +264,25 @@ def read_body(tree: Any, bundle: Bundle) -> Any:
         RefusedError: a value of a raw column that is not of its kind.
     """
     tree = _with_contract_names(tree, bundle.columns)
-    if isinstance(tree, dict) and isinstance(tree.get("rows"), list) and any(bundle.raw.values()):
-        tree = {**tree, "rows": _read_raw(tree["rows"], bundle)}
+    if isinstance(tree, dict) and isinstance(tree.get("rows"), list) and _reads_features(bundle):
+        tree = {**tree, "rows": _read_features(tree["rows"], bundle)}
     if not isinstance(tree, dict) or tree.get("ignore_unknown") is not True or not isinstance(tree.get("rows"), list):
         return tree
     return {**tree, "rows": [_keep_known(row, bundle) for row in tree["rows"]]}
 
 
-def _read_raw(rows: list[Any], bundle: Bundle) -> list[Any]:
-    """Returns rows with the features of raw columns in place of these, as the log has them."""
+def _reads_features(bundle: Bundle) -> bool:
+    """Whether a model has raw columns, or features of ids."""
+    return any(bundle.raw.values()) or has_ids(bundle)
+
+
+def has_ids(bundle: Bundle) -> bool:
+    """Whether a model has features of ids."""
+    return any(bundle.id_features.values())
+
+
+def _read_features(rows: list[Any], bundle: Bundle) -> list[Any]:
+    """Returns rows as the log has them: features in place of raw columns, and ids as texts."""
     problems: list[Problem] = []
 
     def read(side: str, features: Any, where: str) -> Any:
@@ -271,6 +290,13 @@ def _read_raw(rows: list[Any], bundle: Bundle) -> list[Any]:
             return features
         features, wrong = read_map(bundle.raw[side], features, where)
         problems.extend(wrong)
+        features = dict(features)
+        for name in features.keys() & bundle.id_features[side].keys():
+            try:
+                features[name] = bundle.id_features[side][name].canonical(features[name])
+            except ValueError as error:
+                of_side = "state_features." if side == "state" else ""
+                problems.append(Problem(f"{where}.{of_side}{name}", str(error), f"{features[name]!r:.60}"))
         return features
 
     result = []
@@ -297,16 +323,15 @@ def _keep_known(row: Any, bundle: Bundle) -> Any:
         return row
     kept = {name: value for name, value in row.items() if name in _ROW_KEYS}
     if isinstance(state := kept.get("state_features"), dict):
-        kept["state_features"] = _only(state, bundle.state_feature_ids)
+        kept["state_features"] = _only(state, bundle.features["state"])
     if isinstance(choices := kept.get("possible_actions"), list):
         kept["possible_actions"] = [
-            _only(choice, bundle.action_feature_ids) if isinstance(choice, dict) else choice for choice in choices
+            _only(choice, bundle.features["action"]) if isinstance(choice, dict) else choice for choice in choices
         ]
     return kept
 
 
-def _only(features: dict[str, Any], ids: Sequence[int]) -> dict[str, Any]:
-    names = {str(feature) for feature in ids}
+def _only(features: dict[str, Any], names: Container[str]) -> dict[str, Any]:
     return {name: value for name, value in features.items() if name in names}
 
 
@@ -339,26 +364,21 @@ def with_model_schema(document: dict[str, Any], bundle: Bundle) -> dict[str, Any
     """Returns a copy of an OpenAPI document with the features and actions of a model."""
     document = copy.deepcopy(document)
     schemas = document["components"]["schemas"]
-    feature_schemas = (
-        ("StateFeatures", "state", bundle.state_feature_ids),
-        ("CandidateFeatures", "action", bundle.action_feature_ids),
-    )
-    for name, column, ids in feature_schemas:
+    for name, column in (("StateFeatures", "state"), ("CandidateFeatures", "action")):
         if name in schemas:
             number = {"anyOf": [*schemas[name]["additionalProperties"]["anyOf"], {"type": "boolean"}]}
-            properties = {str(feature): number for feature in ids}
+            properties = dict.fromkeys(bundle.features[column], number)
             properties |= dict.fromkeys((raw.column for raw in bundle.raw[column]), _RAW_SCHEMA)
             properties |= {feature: _text_schema(texts) for feature, texts in bundle.levels[column].items()}
+            properties |= {feature: _ids_schema(of_ids) for feature, of_ids in bundle.id_features[column].items()}
             schemas[name] |= {"properties": properties, "additionalProperties": False}
     # at least one feature has a value, as `_require_feature` checks
     schemas["StateFeatures"]["anyOf"] = [
         {
-            "required": [str(feature)],
-            "properties": {
-                str(feature): {"type": "string" if str(feature) in bundle.levels["state"] else ["number", "boolean"]}
-            },
+            "required": [feature],
+            "properties": {feature: _present_schema(bundle, feature)},
         }
-        for feature in bundle.state_feature_ids
+        for feature in bundle.features["state"]
     ]
     schemas["StateFeatures"]["anyOf"] += [{"required": [raw.column]} for raw in bundle.raw["state"]]
     if "ActionName" in schemas:
@@ -366,6 +386,34 @@ def with_model_schema(document: dict[str, Any], bundle: Bundle) -> dict[str, Any
     if "ItemName" in schemas and bundle.items is not None and len(bundle.items) <= MOST_NAMED:
         schemas["ItemName"]["enum"] = list(bundle.items.ids)
     return document
+
+
+def _present_schema(bundle: Bundle, feature: str) -> dict[str, Any]:
+    """Returns the schema of a value of the state's feature that is not missing."""
+    if feature in bundle.id_features["state"]:
+        return _one_or_more_ids(bundle.id_features["state"][feature], 1)
+    return {"type": "string" if feature in bundle.levels["state"] else ["number", "boolean"]}
+
+
+def _ids_schema(feature: IdFeature) -> dict[str, Any]:
+    return {"anyOf": [_one_or_more_ids(feature, 0), {"type": "null"}]}
+
+
+def _one_or_more_ids(feature: IdFeature, fewest: int) -> dict[str, Any]:
+    """Returns the schema of ids, lists of at least `fewest` ids, or ids with scores."""
+    single: dict[str, Any] = {"type": ["string", "integer"], "maxLength": MOST_CHARACTERS}
+    if not feature.scores:
+        return {"anyOf": [single, {"type": "array", "items": single, "minItems": fewest}]}
+    score = {"type": "number", "minimum": -_LARGEST, "maximum": _LARGEST}
+    pair: dict[str, Any] = {
+        "type": "object",
+        "properties": {"key": single, "value": score},
+        "required": ["key", "value"],
+    }
+    pair["additionalProperties"] = False
+    names = {"maxLength": MOST_CHARACTERS}
+    by_id = {"type": "object", "additionalProperties": score, "propertyNames": names, "minProperties": fewest}
+    return {"anyOf": [by_id, {"type": "array", "items": pair, "minItems": fewest}]}
 
 
 def _text_schema(levels: Sequence[str]) -> dict[str, Any]:

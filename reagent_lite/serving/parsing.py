@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.errors import Problem
-from reagent_lite.serving.bodies import read_body
+from reagent_lite.serving.bodies import HAS_IDS, has_ids, read_body
 from reagent_lite.serving.large import LARGE_BYTES
 from reagent_lite.serving.refusals import RefusedError, body_model, problems_of
 from reagent_lite.strict_json import parse_json
@@ -65,7 +65,7 @@ def _parse(body: bytes, model: type[BaseModel], worker: Any) -> BaseModel:
     tree = read_body(tree, worker.model.bundle)
     _require_few(tree, worker.config)
     try:
-        return model.model_validate(tree)
+        return model.model_validate(tree, context={HAS_IDS: has_ids(worker.model.bundle)})
     except ValidationError as error:
         faults = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors(include_url=False)]
         raise RefusedError(422, *problems_of(model, faults)) from error

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from reagent_lite.config.column_names import names_of
@@ -142,19 +142,24 @@ class ServedModel:
 
 def interface_of(bundle: Bundle) -> Interface:
     """Returns what a model's clients know: kind of choices, actions, features, and names of the training log."""
-    candidate_features = bundle.action_feature_ids if bundle.choices == "candidates" else ()
+    candidates = "action" if bundle.choices == "candidates" else ""
     columns = [f"{name} for {field}" for field, source in bundle.columns.items() for name in names_of(source)]
     return {
         "choices": (bundle.choices,),
         "actions": bundle.action_names,
-        "state features": _features(bundle.state_feature_ids, bundle.levels["state"]),
-        "features of candidates": _features(candidate_features, bundle.levels["action"]),
+        "state features": _features(bundle, "state"),
+        "features of candidates": _features(bundle, candidates),
         "data.columns": tuple(sorted(columns)),
     }
 
 
-def _features(ids: Iterable[int], texts: Container[str]) -> tuple[str, ...]:
-    return tuple(sorted(f"{feature} (strings)" if str(feature) in texts else str(feature) for feature in ids))
+def _features(bundle: Bundle, side: str) -> tuple[str, ...]:
+    if not side:
+        return ()
+    kinds = dict.fromkeys(bundle.levels[side], " (strings)") | {
+        name: f" ({feature.expected})" for name, feature in bundle.id_features[side].items()
+    }
+    return tuple(sorted(f"{feature}{kinds.get(feature, '')}" for feature in bundle.features[side]))
 
 
 def _difference(before: Sequence[str], after: Sequence[str]) -> str:

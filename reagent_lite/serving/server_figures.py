@@ -69,9 +69,10 @@ class ServerFigures:
 
     def missing(self, absent: NDArray[Any], bundle: Bundle) -> None:
         """Counts missing features in rows [N, F]."""
-        for feature, count in zip(bundle.state_feature_ids, absent.sum(0).tolist(), strict=True):
-            if count:
-                self._missing.labels(str(feature)).inc(count)
+        counts = absent.sum(0).tolist()
+        for feature, column in bundle.features["state"].items():
+            if counts[column]:
+                self._missing.labels(feature).inc(counts[column])
 
     def other(self, counts: Mapping[int, int]) -> None:
         """Adds counts of values of one-hot features without a column in the model, results of `Bundle.others`."""

@@ -108,10 +108,11 @@ class WorkerRollout:
 
 def have_same_inputs(bundle: Bundle, other: Bundle) -> bool:
     """Returns whether two models read the same arrays from a request."""
-    return (bundle.state_feature_ids, bundle.action_feature_ids, bundle.levels) == (
+    return (bundle.state_feature_ids, bundle.action_feature_ids, bundle.levels, bundle.id_features) == (
         other.state_feature_ids,
         other.action_feature_ids,
         other.levels,
+        other.id_features,
     )
 
 

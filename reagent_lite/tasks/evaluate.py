@@ -17,6 +17,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,6 +43,7 @@ from reagent_lite.evaluation.evaluator import EpisodeColumns, describe_weights
 from reagent_lite.evaluation.exported_model import ExportedModel, FeatureReader
 from reagent_lite.evaluation.given_policy import GivenPolicy
 from reagent_lite.export.choices import CHOICES
+from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import canonical
 from reagent_lite.report.evaluated import report_of_evaluation
@@ -216,13 +218,13 @@ def _read(
     """
     with needing("data", "data_path"):
         from reagent_lite.data.copy.policy_column import read_policy_column, read_unit_column, read_weight_column
-    models = (policy for policy in policies if isinstance(policy, ExportedModel))
-    actions = next((model.bundle.action_names for model in models), config.actions)
+    log = _log_of(config, config.data_path, policies, items)
+    actions = log.actions or ()
     logger.info(f"choices are {CHOICES[not actions]}{': ' if actions else ''}{', '.join(actions)}")
     given = (policy for policy in policies if isinstance(policy, GivenPolicy))
     names = {policy.key: policy.column for policy in given if policy.column}
     further = (*names.values(), *(name for name in ONLY_IF_NAMED if name in config.columns))
-    log = _rows_of(config, _log_of(config, config.data_path, actions, items), further)
+    log = _rows_of(config, log, further)
     with progress("reading the log", "bytes") as show:
         copy = prepare_training_copy(log, show)
     policy_columns = {key: read_policy_column(log, name, copy) for key, name in names.items()}
@@ -242,13 +244,26 @@ def _find_seen(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], co
     for column, path in config.fitted_on.items():
         other = copy
         if path != config.data_path:
-            other = prepare_training_copy(_log_of(config, path, copy.action_names))
+            other = prepare_training_copy(_log_of(config, path, policies))
         if content_of(other) == content:
             fitted.add(column)
     return tuple(
         policy.learned_from(content) if isinstance(policy, ExportedModel) else policy.column in fitted
         for policy in policies
     )
+
+
+def ids_of_log(policies: Iterable[EvaluatedPolicy]) -> tuple[IdFeature, ...]:
+    """Returns the features whose values are ids in the models' training logs; of several lengths, the largest."""
+    features: dict[int, IdFeature] = {}
+    for policy in policies:
+        for feature in policy.bundle.ids_of_log if isinstance(policy, ExportedModel) else ():
+            other = features.setdefault(feature.feature, feature)
+            if feature.scores != other.scores:
+                got = f"{feature.expected}, and {other.expected} for another model"
+                raise BundleError(Problem(f"feature {feature.feature}", "values of one form for all models", got))
+            features[feature.feature] = max(feature, other, key=lambda of: of.length)
+    return tuple(features.values())
 
 
 def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | None:
@@ -261,16 +276,21 @@ def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | N
     from reagent_lite.data.rows.item_files import given_items
 
     item_id = config.item_id or (models[0].bundle.item_id if models else ITEM_ID)
-    return given_items(config.items, item_id, possible)
+    return given_items(config.items, item_id, possible, ids_of_log(models))
 
 
-def _log_of(config: EvaluateConfig, path: DataPath, actions: tuple[str, ...], items: ItemTable | None = None) -> Log:
-    """Returns the log at a path; without actions its choices are candidates."""
+def _log_of(
+    config: EvaluateConfig, path: DataPath, policies: tuple[EvaluatedPolicy, ...], items: ItemTable | None = None
+) -> Log:
+    """Returns the log at a path, which has the choices and the ids of the models; without actions, candidates."""
+    models = (policy for policy in policies if isinstance(policy, ExportedModel))
+    actions = next((model.bundle.action_names for model in models), config.actions)
     return Log(
         path,
         actions=actions or None,
         columns=config.columns,
         items=items,
+        id_features=ids_of_log(policies),
         directory=config.training_copy_dir,
         same_episodes=config.same_episodes,
     )
@@ -310,7 +330,7 @@ def _rows_of(config: EvaluateConfig, log: Log, further: tuple[str, ...]) -> Log:
         columns=config.columns,
         same_episodes=config.same_episodes,
     )
-    return replace(log, path=run_timeline(timeline, log.items).train)
+    return replace(log, path=run_timeline(timeline, log).train)
 
 
 def _choose_threads(rows: int, reading: FeatureReader) -> None:

@@ -16,10 +16,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reagent_lite.config import expand_config
+from reagent_lite.config.embedding_config import counted_ids, id_features
 from reagent_lite.config.normalize_config import NormalizeConfig
 from reagent_lite.config.paths import logs_of, show_paths
 from reagent_lite.console import logger, progress
@@ -31,6 +33,7 @@ from reagent_lite.data.logs import Log
 from reagent_lite.data.stage_folder import StageManifest, require_own, states_of
 from reagent_lite.disk_room import disk_errors, require_writable
 from reagent_lite.errors import ConfigError, Problem, needing, pluralize
+from reagent_lite.feature_ids import id_of
 from reagent_lite.whole_files import appearing_folder, write_whole
 
 if TYPE_CHECKING:
@@ -78,9 +81,12 @@ def normalize(config: NormalizeConfig) -> Normalized:
     start = time.monotonic()
     folder = Path(config.norm_params.output_dir or "").expanduser().absolute()
     key = "norm_params.output_dir"
-    items = given_items(config.items, config.item_id, config.possible_items)
+    embedded = id_features(config.embeddings)
+    items = given_items(config.items, config.item_id, config.possible_items, embedded)
     paths = {"training": config.training_data_path, "reference": config.reference_data_path}
-    logs = {side: Log(path, columns=config.columns, items=items) for side, path in paths.items() if path is not None}
+    given = {side: path for side, path in paths.items() if path is not None}
+    log_at = partial(Log, columns=config.columns, items=items, id_features=embedded)
+    logs = {side: log_at(path) for side, path in given.items()}
     for log in logs.values():
         for note in log.notes():
             logger.warning(note)
@@ -147,7 +153,7 @@ def _documents(
     config: NormalizeConfig, training: "LogSummary", fitted: dict[str, Fitted], drifts: dict[str, Drift]
 ) -> dict[str, tuple[int, Json]]:
     """Returns (number of features, content) of each file by its name."""
-    numbers = {name: len(fit.spec.feature_ids) for name, fit in fitted.items()}
+    numbers = {name: len(fit.spec.features) for name, fit in fitted.items()}
     documents: dict[str, tuple[int, Json]] = {
         f"{name}_norm.json": (numbers[name], dict(normalization_json(fit.spec))) for name, fit in fitted.items()
     }
@@ -168,7 +174,14 @@ def _summary(config: NormalizeConfig, log: Log, title: str, parametric: bool | N
 
     log.require_one_kind()
     with progress(title, "bytes") as show:
-        summary = summarize_log(log.files, config.norm_params, parametric=parametric, seed=config.seed, progress=show)
+        summary = summarize_log(
+            log.files,
+            config.norm_params,
+            parametric=parametric,
+            seed=config.seed,
+            id_features=counted_ids(config.embeddings),
+            progress=show,
+        )
     if shares := shares_of(log.path, summary.logs):
         logger.info(f"rows by log: {shares_in_words(shares)}")
     return summary
@@ -187,7 +200,8 @@ def _fit(config: NormalizeConfig, training: "LogSummary") -> dict[str, Fitted]:
         expected = "state_features among them where actions are names"
         raise ConfigError(Problem("norm_params.cols_to_norm", expected, str(list(params.cols_to_norm))))
     check_overrides(params, {feature for column in training.columns.values() for feature in column.features}, where)
-    return fit_columns(training.columns, params, where=where)
+    embeddings = {id_of(name): section for name, section in config.embeddings.items()}
+    return fit_columns(training.columns, params, where=where, embeddings=embeddings)
 
 
 def _left_out(config: NormalizeConfig, training: "LogSummary", fitted: dict[str, Fitted]) -> list[str]:

@@ -67,7 +67,7 @@ def open_scoring(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, Log]:
     columns = config.columns or remembered_columns(config.data_path, bundle.columns)
     config = config.model_copy(update={"columns": columns})
     raise_any(list(config.rules()), ConfigError)
-    return bundle, config, Log(config.data_path, columns=columns, items=bundle.items)
+    return bundle, config, Log(config.data_path, columns=columns, items=bundle.items, id_features=bundle.ids_of_log)
 
 
 def scored_tables(
@@ -89,7 +89,7 @@ def scored_tables(
         DataError: rows have faults, or no row has a feature that the model reads.
     """
     if isinstance(given := config.columns.get("state_features"), list):
-        _require_features("state", bundle.state_feature_ids, map(id_of, features_of(given)), "columns")
+        _require_features("state", map(id_of, bundle.features["state"]), map(id_of, features_of(given)), "columns")
     rng = np.random.default_rng(config.seed) if config.policy == "acting" else None
     columns = set[str]()
     state_ids = set[int]()
@@ -114,7 +114,7 @@ def scored_tables(
     _require_features("candidate", bundle.action_feature_ids, action_ids, where)
 
 
-def _require_features(kind: str, reads: Sequence[int], given: Iterable[int], where: str) -> None:
+def _require_features(kind: str, reads: Iterable[int], given: Iterable[int], where: str) -> None:
     """Raises a DataError if rows have no column for a feature that the model reads; a column of nulls is enough."""
     names = sorted(map(str, given))
     missing = [str(feature) for feature in reads if str(feature) not in names]

@@ -5,6 +5,7 @@ states, or candidates as often as rows list them ─► slices of rows ─► Co
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,11 +17,18 @@ from reagent_lite.data.formats.blocks import num_threads
 from reagent_lite.data.rows.hashes import row_hashes
 from reagent_lite.data.rows.levels import SIDE_OF, texts_of
 from reagent_lite.data.rows.matrices import FeatureMatrix
+from reagent_lite.id_values import IdFeature
 
 _BLOCK_BYTES = 8 << 20
 
 
-def summarize_copy(copy: TrainingCopy, column: str, settings: NormParams, seed: int) -> ColumnSummary:
+def summarize_copy(
+    copy: TrainingCopy,
+    column: str,
+    settings: NormParams,
+    seed: int,
+    id_features: Mapping[IdFeature, bool] = {},
+) -> ColumnSummary:
     """Returns the summary of a column over all rows; of rows with an mdp_id, `summarize_log` draws the same sample.
 
     Args:
@@ -28,6 +36,7 @@ def summarize_copy(copy: TrainingCopy, column: str, settings: NormParams, seed: 
         column: "state_features" or "action".
         settings: size of the sample, and limit of distinct values.
         seed: the seed of the sample.
+        id_features: features of ids, and whether the ids of each are counted.
     """
     texts = texts_of(copy.levels[SIDE_OF[column]])
     threads = num_threads()
@@ -40,7 +49,7 @@ def summarize_copy(copy: TrainingCopy, column: str, settings: NormParams, seed: 
             listed, candidates = _index_candidates(copy, rows)
             hashes = hashes[listed]
             matrix = FeatureMatrix(copy.action_ids, copy.candidates[candidates])
-        return ColumnSummary.of(matrix, hashes, settings.max_unique_enum_values, texts)
+        return ColumnSummary.of(matrix, hashes, settings.max_unique_enum_values, texts, id_features)
 
     values_per_row = len(copy.state_ids)
     if column == ACTION:

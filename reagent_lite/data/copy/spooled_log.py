@@ -173,9 +173,12 @@ class SpooledLog(ABC, Generic[T]):
 
     def collect_faults(self, rows: Rows) -> None:
         """Adds the faults of a block, its columns, and whether its sequence numbers are integers or times."""
-        self.seen_columns |= set(rows.block.table.column_names)
+        of_ids = {f"{prefix}{name}" for name in rows.block.file.id_columns for prefix in ("", "next_")}
+        self.seen_columns |= set(rows.block.table.column_names) - of_ids
         self._orders = {**rows.faults.orders, **self._orders}
         self.faults.merge(rows.faults.by_kind())
+        if rows.faults.ids_left_out:
+            self.counts["ids_left_out"] += rows.faults.ids_left_out
 
     def learn_texts(self, rows: Rows) -> None:
         """Adds the texts of features of a block.
@@ -379,5 +382,6 @@ _COUNTED = {
     "duplicate_rows": ("row shares", "rows share", "mdp_id and sequence_number with another row"),
     "metrics_absent_values": ("metric value is absent and counts", "metric values are absent and count", "as 0"),
     "next_action_not_possible_rows": ("row has", "rows have", "a next_action that is not among possible_next_actions"),
+    "ids_left_out": ("id is", "ids are", "left out of lists that are longer than their length in embeddings"),
     "rows_without_mdp_id": ("row has", "rows have", "no mdp_id; each counts as an episode of its own"),
 }

@@ -8,7 +8,7 @@ from reagent_lite.categories import is_other
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.levels import ONE_KIND, WORDS
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.types import FeatureType, NormalizationSpec
+from reagent_lite.types import NormalizationSpec
 
 _VALUES_AT_ONCE = 1 << 22
 
@@ -53,27 +53,31 @@ def _first_line(copy: TrainingCopy, side: str, feature: int) -> str:
 def count_others(copy: TrainingCopy, side: str, spec: NormalizationSpec) -> dict[int, int]:
     """Returns {id: number of other values} of one-hot features of states, or of candidates as often as rows list them.
 
-    A value is other if it is not one of the feature's possible values, such as a text that is not a level.
+    A value is other if it is not one of the feature's possible values, such as a text that is not a level. Ids that a
+    table of vectors does not have are other, too.
     """
     ids = copy.state_ids if side == "state" else copy.action_ids
-    one_hot = [
-        (ids.index(feature.feature_id), np.array(feature.possible_values, np.float32))
+    column_of = {name: column for column, name in enumerate(ids)}
+    listed = [
+        (feature.feature_id, np.array(feature.possible_values, np.float32), column_of[name])
         for feature in spec.features
-        if feature.feature_type is FeatureType.ENUM and feature.feature_id in ids
+        if feature.has_possible_values
+        for name in feature.value_ids
+        if name in column_of
     ]
-    if not one_hot:
+    if not listed:
         return {}
     values = copy.state[: len(copy)] if side == "state" else copy.candidates
     times = np.zeros(0, np.int64)  # of each candidate
     if side == "action":
         lists = np.bincount(copy.actions_list, minlength=len(copy.list_offsets) - 1)
         times = np.repeat(lists, np.diff(copy.list_offsets))
-    counts = dict.fromkeys((ids[column] for column, _ in one_hot), 0)
+    counts = dict.fromkeys((feature for feature, _, _ in listed), 0)
     step = max(_VALUES_AT_ONCE // len(ids), 1)
     for start in range(0, len(values), step):
         part = slice(start, start + step)
-        for column, possible in one_hot:
+        for feature, possible, column in listed:
             other = is_other(values[part, column], possible)
-            counts[ids[column]] += int(other.sum() if side == "state" else times[part][other].sum())
+            counts[feature] += int(other.sum() if side == "state" else times[part][other].sum())
     copy.release()
     return {feature: count for feature, count in counts.items() if count}

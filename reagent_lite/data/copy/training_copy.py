@@ -29,6 +29,7 @@ from reagent_lite.data.rows.levels import Levels
 from reagent_lite.disk_room import is_writable
 from reagent_lite.errors import DataError, Problem, pluralize, raise_any
 from reagent_lite.feature_ids import id_of
+from reagent_lite.id_values import IdFeature, ids_of_setting
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import TRAINING_COPY
 from reagent_lite.whole_files import scratch_folder
@@ -78,6 +79,7 @@ class TrainingCopy:
         levels: {"state" or "action": {id: {text: number of its values}}} of the features whose values are texts; their
             columns have the texts' codes (categories.py).
         without_value: ids of features without a value in any row, by "state" and "action".
+        id_features: features whose values are ids, in several columns each.
     """
 
     folder: Path
@@ -113,6 +115,7 @@ class TrainingCopy:
     notes: tuple[str, ...]
     levels: dict[str, Levels]
     without_value: dict[str, tuple[int, ...]]
+    id_features: tuple[IdFeature, ...] = ()
 
     def __len__(self) -> int:
         return len(self.action)
@@ -121,6 +124,11 @@ class TrainingCopy:
     def parametric(self) -> bool:
         """Whether choices are candidates with features."""
         return not self.action_names
+
+    @property
+    def feature_of_column(self) -> dict[int, int]:
+        """{id of a column: id of its feature} of the features whose values are ids."""
+        return {column: feature.feature for feature in self.id_features for column in feature.columns}
 
     @property
     def num_bytes(self) -> int:
@@ -206,7 +214,8 @@ def _open_copy(folder: Path, manifest: CopyManifest) -> TrainingCopy:
         for side, of_side in manifest.levels.items()
     }
     counts = {"rows": manifest.rows, **manifest.counts}
-    return TrainingCopy(folder=folder, files=manifest.paths, counts=counts, levels=levels, **fields)
+    ids = ids_of_setting(manifest.settings)
+    return TrainingCopy(folder=folder, files=manifest.paths, counts=counts, levels=levels, id_features=ids, **fields)
 
 
 def empty_training_copy(actions: tuple[str, ...] | None) -> TrainingCopy:

@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 
 from reagent_lite.categories import code_of
+from reagent_lite.config.embedding_config import EmbeddingConfig
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.features.feature_types import FEATURE_TYPES, MIN_PRESENT_VALUES, Values, few_levels, fit_feature
-from reagent_lite.data.features.summary import ColumnSummary
+from reagent_lite.data.features.summary import ColumnSummary, IdCounts
 from reagent_lite.data.formats.blocks import num_threads
 from reagent_lite.data.rows.levels import MOST_LEVELS, most_frequent
 from reagent_lite.errors import ConfigError, Problem, join_names, pluralize, raise_any, suggest_nearest
 from reagent_lite.feature_ids import id_of
-from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
+from reagent_lite.types import FIRST_ROW, Embedding, FeatureSpec, FeatureType, NormalizationSpec
 
 VERSION = 2
 """Raised when the same rows give other parameters, so that older normalizations are fitted again."""
@@ -50,13 +51,22 @@ class Fitted:
     statistics: dict[str, Any]
 
 
-def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, where: str) -> dict[str, Fitted]:
+def fit_columns(
+    columns: Mapping[str, ColumnSummary],
+    settings: NormParams,
+    *,
+    where: str,
+    embeddings: Mapping[int, EmbeddingConfig] = {},
+    tables: Mapping[str, tuple[float, ...]] = {},
+) -> dict[str, Fitted]:
     """Returns the normalization of every column; features are fitted in threads.
 
     Args:
         columns: summaries of all rows, by name.
         settings: how to identify; overrides of features that no column has are ignored.
         where: name of the data in errors and notes, such as its path.
+        embeddings: settings of the features of ids; without any, these features are left out.
+        tables: {table of embeddings: codes of its ids} of tables that are not fitted.
 
     Raises:
         DataError: a column without features, or a feature with fewer than 20 present values or with values that its
@@ -67,7 +77,7 @@ def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, w
     problems: list[Problem] = []
     with ThreadPoolExecutor(num_threads()) as pool:
         for name, column in columns.items():
-            if not column.features:
+            if not column.features and not column.ids:
                 problems.append(Problem(f"{where}: {name}", "at least one feature", f"none in {_rows(column)}"))
             rare = _rare_features(column, settings, overrides)
             kept = [feature for feature in column.features if feature not in rare]
@@ -75,6 +85,8 @@ def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, w
             problems += [result for result in results_of_column if isinstance(result, Problem)]
             results[name] = [result for result in results_of_column if not isinstance(result, Problem)]
     raise_any(problems)
+    for name, fits in _fit_ids(columns, embeddings, tables, where).items():
+        results[name] += fits
     return {
         name: Fitted(
             spec=NormalizationSpec.ordered({spec.feature_id: spec for spec, _, _ in fits}),
@@ -87,6 +99,82 @@ def fit_columns(columns: Mapping[str, ColumnSummary], settings: NormParams, *, w
         )
         for name, fits in results.items()
     }
+
+
+def _fit_ids(
+    columns: Mapping[str, ColumnSummary],
+    embeddings: Mapping[int, EmbeddingConfig],
+    tables: Mapping[str, tuple[float, ...]],
+    where: str,
+) -> dict[str, list[tuple[FeatureSpec, dict[str, Any], list[str]]]]:
+    """Returns the features of ids by column; features that share a table have the ids of all of them."""
+    ids: dict[str, list[IdCounts]] = {}
+    for column in columns.values():
+        for feature, counts in column.ids.items() if embeddings else ():
+            ids.setdefault(_table_of(feature, embeddings[feature]), []).append(counts)
+    codes = dict(tables)
+    for table, parts in ids.items():
+        section = next(section for feature, section in embeddings.items() if _table_of(feature, section) == table)
+        if section.buckets is None and table not in codes:
+            codes[table] = _most_frequent_ids(IdCounts.merge(parts), section.max_ids)
+    return {
+        name: [
+            _embedding(feature, embeddings[feature], codes, counts, f"{where}: {name}: feature {feature}")
+            for feature, counts in column.ids.items()
+            if embeddings
+        ]
+        for name, column in columns.items()
+    }
+
+
+def _table_of(feature: int, section: EmbeddingConfig) -> str:
+    return section.table or str(feature)
+
+
+def _most_frequent_ids(ids: IdCounts, most: int) -> tuple[float, ...]:
+    """Returns the codes of the most frequent ids, ascending; of equally frequent ones, those with smaller codes."""
+    kept = np.sort(np.argsort(-ids.counts, kind="stable")[:most])
+    return tuple(ids.codes[kept].tolist())
+
+
+def _embedding(
+    feature: int, section: EmbeddingConfig, codes: Mapping[str, tuple[float, ...]], ids: IdCounts, where: str
+) -> tuple[FeatureSpec, dict[str, Any], list[str]]:
+    table = _table_of(feature, section)
+    listed = () if section.buckets is not None else codes[table]
+    spec = FeatureSpec(
+        feature_id=feature,
+        feature_type=FeatureType.EMBEDDING,
+        possible_values=listed,
+        embedding=Embedding(
+            table=table,
+            rows=FIRST_ROW + (section.buckets or len(listed)),
+            dim=section.dim,
+            length=section.length,
+            pooling=section.pooling,
+            scores=section.scores,
+        ),
+    )
+    is_other = ~np.isin(ids.codes, np.array(listed, np.float32))
+    other = int(ids.counts[is_other].sum()) if section.buckets is None else 0
+    total = int(ids.counts.sum())
+    notes = []
+    if other:
+        notes.append(
+            f"{where}: {int(is_other.sum()):,} of {len(ids.codes):,} ids share a vector (max_ids): "
+            f"{other / total:.1%} of {total:,} values"
+        )
+    report = {
+        "feature_type": str(FeatureType.EMBEDDING),
+        "reason": "embeddings of the config",
+        "table": table,
+        "rows": spec.embedding.rows if spec.embedding else 0,
+        "ids": len(ids.codes) if section.buckets is None else None,
+        "count": total if section.buckets is None else None,
+        "other": other,
+        "parameters_from": "all rows",
+    }
+    return spec, report, notes
 
 
 def _rare_features(column: ColumnSummary, settings: NormParams, overrides: dict[int, FeatureType]) -> set[int]:

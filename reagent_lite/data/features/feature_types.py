@@ -18,7 +18,7 @@ import numpy as np
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.features.summary import SMALLEST_STDDEV, FeatureSummary, Floats, Moments
-from reagent_lite.types import FeatureSpec, FeatureType
+from reagent_lite.types import FIRST_ROW, FeatureSpec, FeatureType
 
 MIN_PRESENT_VALUES = 20
 
@@ -197,6 +197,17 @@ def _range_fault(feature: FeatureSpec) -> Fault | None:
     return None if feature.min_value < feature.max_value else fault
 
 
+def _embedding_fault(feature: FeatureSpec) -> Fault | None:
+    assert feature.embedding is not None
+    listed = np.array(feature.possible_values, np.float32)
+    if (np.diff(listed) <= 0).any():
+        return "possible_values", "codes of ids, ascending", "others", "Fit the normalization again"
+    if len(listed) and feature.embedding.rows != FIRST_ROW + len(listed):
+        expected = f"{FIRST_ROW + len(listed)}, two more than possible_values"
+        return "embedding.rows", expected, str(feature.embedding.rows), ""
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeRule:
     """One type of feature.
@@ -226,6 +237,7 @@ FEATURE_TYPES = {
     FeatureType.DISCRETE_ACTION: TypeRule(),
     FeatureType.DO_NOT_PREPROCESS: TypeRule(),
     FeatureType.CLIP_LOG: TypeRule(),
+    FeatureType.EMBEDDING: TypeRule(needs=("embedding",), fault=_embedding_fault),
 }
 
 

@@ -8,6 +8,7 @@ For a training copy see copy/features.py, which does not need Arrow.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +28,7 @@ from reagent_lite.data.rows.levels import SIDE_OF, Vocabulary, texts_of
 from reagent_lite.data.rows.maps import features, offered_items, read_candidate_features, read_candidate_lists
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError, Problem
+from reagent_lite.id_values import IdFeature
 
 _LINE_BITS = 40  # a row's position has the line in the lower 40 bits, and the number of the file above
 _KINDS = ("names", "objects {id: number}")
@@ -59,6 +61,7 @@ def summarize_log(
     *,
     parametric: bool | None = None,
     seed: int = 0,
+    id_features: Mapping[IdFeature, bool] = {},
     progress: Show | None = None,
 ) -> LogSummary:
     """Reads all rows once and returns a summary of their features.
@@ -68,6 +71,7 @@ def summarize_log(
         settings: names of columns, size of the sample, and limit of distinct values.
         parametric: whether actions are candidates; None decides by the action column.
         seed: the seed of the sample.
+        id_features: features of ids, and whether the ids of each are counted.
         progress: called with (bytes read, total bytes).
 
     Raises:
@@ -82,7 +86,8 @@ def summarize_log(
     logs: Counter[int] = Counter()
     by_position = 0
     hashes: list[str] = []
-    for part in read_blocks(files, partial(_features_of, settings, parametric, seed), progress, hashes=hashes):
+    read = partial(_features_of, settings, id_features, parametric, seed)
+    for part in read_blocks(files, read, progress, hashes=hashes):
         block = part.faults.block
         logs[block.file.log] += block.table.num_rows
         by_position += part.rows_by_position
@@ -122,7 +127,9 @@ class _BlockFeatures:
     columns: dict[str, tuple[ColumnSummary, NDArray[np.int64]]]
 
 
-def _features_of(settings: NormParams, parametric: bool | None, seed: int, block: Block) -> _BlockFeatures:
+def _features_of(
+    settings: NormParams, id_features: Mapping[IdFeature, bool], parametric: bool | None, seed: int, block: Block
+) -> _BlockFeatures:
     faults = Faults(block)
     hashes, rows_by_position = _hashes(block, faults, seed)
     action = column_of(block, ACTION)
@@ -147,7 +154,8 @@ def _features_of(settings: NormParams, parametric: bool | None, seed: int, block
     columns = {}
     for name, (matrix, row_of) in matrices.items() if not faults.count else ():
         texts = texts_of(vocabulary.levels[SIDE_OF[name]])
-        columns[name] = ColumnSummary.of(matrix, hashes[row_of], settings.max_unique_enum_values, texts), row_of
+        most = settings.max_unique_enum_values
+        columns[name] = ColumnSummary.of(matrix, hashes[row_of], most, texts, id_features), row_of
     return _BlockFeatures(faults=faults, rows_by_position=rows_by_position, parametric=parametric, columns=columns)
 
 

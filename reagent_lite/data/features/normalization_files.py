@@ -5,10 +5,14 @@ file ─► read_normalization ─► NormalizationSpec ─► write_normalizati
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from reagent_lite.categories import MOST_CHARACTERS, code_of
+from reagent_lite.config.embedding_config import LARGEST_TABLE
 from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.data.features.feature_types import FEATURE_TYPES
@@ -17,8 +21,21 @@ from reagent_lite.disk_room import disk_errors
 from reagent_lite.errors import ConfigError, DataError, Problem, join_names, pluralize, raise_any, suggest_nearest
 from reagent_lite.feature_ids import id_of
 from reagent_lite.strict_json import unique_keys
-from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
+from reagent_lite.types import FIRST_ROW, Embedding, FeatureSpec, FeatureType, NormalizationSpec
 from reagent_lite.whole_files import write_whole
+
+
+class _Table(Section):
+    """The table and form of an EMBEDDING."""
+
+    table: str = ""
+    rows: Annotated[int, Field(ge=FIRST_ROW + 1, le=LARGEST_TABLE)] = FIRST_ROW + 1
+    dim: Annotated[int, Field(ge=1, le=1024)] = 1
+    length: Annotated[int, Field(ge=1, le=1000)] = 1
+    pooling: Literal["mean", "sum"] = "mean"
+    scores: bool = False
+
+    required: ClassVar = {"table": ("the name of the table",)}
 
 
 class _Parameters(Section):
@@ -33,6 +50,7 @@ class _Parameters(Section):
     quantiles: tuple[float, ...] = ()
     min_value: float = 0.0
     max_value: float = 1.0
+    embedding: _Table | None = None
 
 
 def read_normalization(path: str) -> NormalizationSpec:
@@ -120,7 +138,12 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
         raise_any(list(_level_faults(name, parameters, where)))
         given["possible_values"] = tuple(code_of(level) for level in parameters.levels)
         parameters = parameters.model_copy(update={"possible_values": given["possible_values"]})
-    feature = FeatureSpec(feature_id=identity, feature_type=FeatureType(name), **parameters.model_dump())
+    if (parameters.embedding is not None) != (name == FeatureType.EMBEDDING):
+        got = "nothing" if parameters.embedding is None else f"one of {name}"
+        raise DataError(Problem(f"{where}: embedding", f"a table of {FeatureType.EMBEDDING}", got))
+    table = None if parameters.embedding is None else Embedding(**parameters.embedding.model_dump())
+    numbers = {**parameters.model_dump(exclude={"embedding"}), "embedding": table}
+    feature = FeatureSpec(feature_id=identity, feature_type=FeatureType(name), **numbers)
     rule = FEATURE_TYPES[feature.feature_type]
     expected = f"a value, which {feature.feature_type} needs"
     faults = [(key, expected, "nothing", "") for key in rule.needs if given.get(key) in (None, [])]
@@ -154,8 +177,10 @@ def _encode_feature(feature: FeatureSpec) -> dict[str, object]:
     written: dict[str, object] = {"feature_type": feature.feature_type}
     for key, default in _Parameters().model_dump().items():
         value = getattr(feature, key)
-        if key == "levels" and not value:  # a file without categories stays as it was in 2019
+        if key in ("levels", "embedding") and not value:  # a file without categories stays as it was in 2019
             continue
+        if key == "embedding":
+            value = asdict(value)
         used = key in (*FEATURE_TYPES[feature.feature_type].needs, "mean", "stddev", "min_value", "max_value")
         written[key] = value if used or value != default else None
     return written

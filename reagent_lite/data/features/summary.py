@@ -11,7 +11,7 @@ sample depends on the rows alone: it consists of those with the smallest hashes.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from pydantic import ConfigDict, TypeAdapter
 from reagent_lite.data.rows.hashes import Hashes
 from reagent_lite.data.rows.levels import MOST_LEVELS, Levels, add_levels, most_frequent
 from reagent_lite.data.rows.matrices import FeatureIds, FeatureMatrix
+from reagent_lite.id_values import IdFeature
 from reagent_lite.types import MISSING_VALUE
 
 Floats = NDArray[np.float64]
@@ -29,6 +30,9 @@ Floats = NDArray[np.float64]
 STATE = "state_features"
 ACTION = "action"
 """Columns that are summarized."""
+
+_FEWEST_MERGED = 1 << 20
+"""Ids of further parts that are merged at once."""
 
 MISSING = np.float32(MISSING_VALUE)
 """A value that the preprocessor treats as missing, and statistics as well."""
@@ -129,6 +133,41 @@ def _drop_missing(values: NDArray[Any]) -> NDArray[Any]:
     return present
 
 
+@dataclass(frozen=True, slots=True)
+class IdCounts:
+    """The ids of a feature, by their codes.
+
+    Attributes:
+        codes: [n] float32, ascending, each once.
+        counts: [n] int64, how often each occurs.
+    """
+
+    codes: NDArray[np.float32]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, codes: NDArray[np.float32], counts: NDArray[np.int64] | None = None) -> Self:
+        """Returns the counts of codes [n], each as often as `counts` say; NaN is left out."""
+        if counts is None:
+            distinct, of_each = np.unique(codes[~np.isnan(codes)], return_counts=True)
+            return cls(distinct, of_each.astype(np.int64))
+        distinct, index = np.unique(codes, return_inverse=True)
+        sums = np.zeros(len(distinct), np.int64)
+        np.add.at(sums, index, counts)
+        return cls(distinct, sums)
+
+    @classmethod
+    def merge(cls, parts: Sequence[Self]) -> Self:
+        """Returns the counts of several parts together."""
+        if len(parts) == 1:
+            return parts[0]
+        none = cls(np.empty(0, np.float32), np.empty(0, np.int64))
+        return cls.of(
+            np.concatenate([part.codes for part in (none, *parts)]),
+            np.concatenate([part.counts for part in (none, *parts)]),
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSummary:
     """The features of states, or of candidates as often as rows list them.
@@ -138,6 +177,7 @@ class ColumnSummary:
         features: {id: summary}, ids ascending.
         levels: {id: {text: number of its values}} of the features whose values are texts.
         hashes: [n] hashes of the rows in the sample.
+        ids: {id: counts of its ids} of the features of ids; empty counts for those whose ids are hashed.
         sample: sampled rows or candidates, n in all, in matrices of the features that they have; in the summary of a
             part, all rows. The memory of sparse rows is therefore far below n times the number of features.
     """
@@ -147,6 +187,7 @@ class ColumnSummary:
     levels: Levels
     hashes: Hashes
     sample: tuple[FeatureMatrix, ...]
+    ids: dict[int, IdCounts]
 
     @classmethod
     def of(
@@ -155,6 +196,7 @@ class ColumnSummary:
         hashes: Hashes,
         most_distinct: int,
         texts: Mapping[int, Mapping[float, str]] = {},
+        id_features: Mapping[IdFeature, bool] = {},
     ) -> Self:
         """Returns the summary of a part.
 
@@ -163,16 +205,18 @@ class ColumnSummary:
             hashes: [n] hashes of the rows.
             most_distinct: limit of the distinct values that are listed.
             texts: {id: {code: text}} of features whose values are texts.
+            id_features: features of ids, and whether the ids of each are counted.
         """
+        matrix, ids = _without_ids(matrix, id_features)
         columns = dict(zip(matrix.ids, matrix.values.T, strict=True))
         features = {feature: FeatureSummary.of(values, most_distinct) for feature, values in columns.items()}
         levels = {
             feature: _count_texts(columns[feature], of_code) for feature, of_code in texts.items() if feature in columns
         }
         present = matrix.nonempty()
-        ids = tuple(sorted(present.ids))
-        sample = (FeatureMatrix(ids, present.align(ids)),)
-        return cls(rows=len(hashes), features=features, levels=levels, hashes=hashes, sample=sample)
+        in_order = tuple(sorted(present.ids))
+        sample = (FeatureMatrix(in_order, present.align(in_order)),)
+        return cls(rows=len(hashes), features=features, levels=levels, hashes=hashes, sample=sample, ids=ids)
 
     def sample_values(self, feature_id: int) -> Floats:
         """Returns the present values of a feature in the sample, ascending."""
@@ -187,10 +231,11 @@ class ColumnSummary:
         """Returns the summary for another machine."""
         levels = {feature: dict(most_frequent(counts, MOST_LEVELS)) for feature, counts in self.levels.items()}
         ids = [matrix.ids for matrix in self.sample]
-        tree = _TREE.dump_json(
-            (self.rows, tuple(self.features), list(self.features.values()), tuple(levels), list(levels.values()), ids)
-        )
+        features = tuple(self.features), list(self.features.values())
+        tree = _TREE.dump_json((self.rows, *features, tuple(levels), list(levels.values()), ids, tuple(self.ids)))
         values: dict[str, Any] = {f"values_{number}": matrix.values for number, matrix in enumerate(self.sample)}
+        for number, counted in enumerate(self.ids.values()):
+            values |= {f"codes_{number}": counted.codes, f"counts_{number}": counted.counts}
         stream = io.BytesIO()
         np.savez(stream, tree=np.frombuffer(tree, np.uint8), hashes=self.hashes, **values)
         return stream.getvalue()
@@ -199,20 +244,39 @@ class ColumnSummary:
     def from_bytes(cls, data: bytes) -> Self:
         """Returns the summary that `to_bytes` wrote."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            rows, names, features, with_levels, levels, ids = _TREE.validate_json(arrays["tree"].tobytes())
+            rows, names, features, with_levels, levels, ids, with_ids = _TREE.validate_json(arrays["tree"].tobytes())
             return cls(
                 rows=rows,
                 features=dict(zip(names, features, strict=True)),
                 levels=dict(zip(with_levels, levels, strict=True)),
                 hashes=arrays["hashes"],
                 sample=tuple(FeatureMatrix(of, arrays[f"values_{number}"]) for number, of in enumerate(ids)),
+                ids={
+                    feature: IdCounts(arrays[f"codes_{number}"], arrays[f"counts_{number}"])
+                    for number, feature in enumerate(with_ids)
+                },
             )
 
 
 _TREE: TypeAdapter[Any] = TypeAdapter(
-    tuple[int, FeatureIds, list[FeatureSummary], FeatureIds, list[dict[str, int]], list[FeatureIds]],
+    tuple[int, FeatureIds, list[FeatureSummary], FeatureIds, list[dict[str, int]], list[FeatureIds], FeatureIds],
     config=ConfigDict(ser_json_inf_nan="constants"),
 )
+
+
+def _without_ids(
+    matrix: FeatureMatrix, id_features: Mapping[IdFeature, bool]
+) -> tuple[FeatureMatrix, dict[int, IdCounts]]:
+    """Returns the columns of other features, and the ids of the features of ids that the matrix has."""
+    column_of = {name: column for column, name in enumerate(matrix.ids)}
+    counts = {}
+    for feature, is_counted in id_features.items():
+        of_feature = [column_of.pop(name) for name in feature.columns if name in column_of]
+        if of_feature:
+            codes = [column for column in of_feature if matrix.ids[column] in feature.columns[: feature.length]]
+            counts[feature.feature] = IdCounts.of(matrix.values[:, codes if is_counted else []].ravel())
+    others = FeatureMatrix(tuple(column_of), matrix.values[:, list(column_of.values())]) if counts else matrix
+    return others, counts
 
 
 def _count_texts(codes: NDArray[np.float32], texts: Mapping[float, str]) -> dict[str, int]:
@@ -235,6 +299,7 @@ class Merge:
         self._rows = 0
         self._features: dict[int, FeatureSummary] = {}
         self._levels: Levels = {}
+        self._ids: dict[int, list[IdCounts]] = {}
         self._parts: list[tuple[Hashes, FeatureMatrix]] = []
         self._newer = 0  # rows since the last choice
         self._cut = np.uint64(2**64 - 1)  # rows above it are not in the sample
@@ -246,6 +311,11 @@ class Merge:
             before = self._features.get(feature)
             self._features[feature] = summary if before is None else before.merge(summary, self._most_distinct)
         add_levels(self._levels, part.levels, MOST_LEVELS)
+        for feature, counts in part.ids.items():
+            parts = self._ids.setdefault(feature, [])
+            parts.append(counts)
+            if sum(len(later.codes) for later in parts[1:]) > _FEWEST_MERGED + len(parts[0].codes):
+                self._ids[feature] = [IdCounts.merge(parts)]
         first = 0
         for matrix in part.sample:
             hashes = part.hashes[first : first + len(matrix.values)]
@@ -267,6 +337,7 @@ class Merge:
             levels=dict(sorted(self._levels.items())),
             hashes=np.concatenate([np.empty(0, np.uint64), *(hashes for hashes, _ in self._parts)]),
             sample=tuple(matrix for _, matrix in self._parts),
+            ids={feature: IdCounts.merge(parts) for feature, parts in sorted(self._ids.items())},
         )
 
     def _choose(self) -> None:

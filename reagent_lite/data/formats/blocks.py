@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from reagent_lite.config.column_names import PLAIN_CSV, CsvFormat
 from reagent_lite.data.formats.frames import location
 from reagent_lite.errors import DataError, Problem
+from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ItemTable
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class InputFile:
         features: feature ids with their names, if the rows have ids only.
         log: number of the file's log, from 1, if several logs are read as one; else 0.
         items: the table of the items that actions may name; not compared by `==`.
+        id_features: features whose values are ids.
         selection: selects the rows that are read; None for all.
     """
 
@@ -90,7 +92,13 @@ class InputFile:
     features: tuple[int, ...] = ()
     log: int = 0
     items: ItemTable | None = field(default=None, compare=False, repr=False)
+    id_features: tuple[IdFeature, ...] = ()
     selection: RowSelection | None = None
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        """Columns besides those of the contract that features of ids are in."""
+        return tuple(dict.fromkeys(feature.column for feature in self.id_features if feature.column))
 
     @property
     def label(self) -> str:

@@ -688,6 +688,7 @@ class _Proposal:
                 actions=config.actions or None,
                 columns=config.data.columns,
                 items=self._items,
+                id_features=(),
                 timeline=timeline,
             )
             first_rows(log, refuses=timeline is None)

@@ -34,6 +34,7 @@ class Faults:
         levels: {column: {id: {text: number of its values}}} of the features whose values are texts.
         unlisted: [n] whether the row has an action and an empty list of candidates.
         orders: {kind of sequence numbers: location of the first one}; see columns.require_one_order.
+        ids_left_out: number of ids beyond the length of their feature.
     """
 
     block: Block
@@ -44,6 +45,7 @@ class Faults:
     levels: dict[str, dict[int, dict[str, int]]] = field(default_factory=dict)
     unlisted: Mask = field(init=False)
     orders: dict[str, str] = field(default_factory=dict)
+    ids_left_out: int = 0
 
     def __post_init__(self) -> None:
         self.kind = np.full(self.block.table.num_rows, NO_RULE, np.int32)

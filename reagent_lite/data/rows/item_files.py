@@ -22,6 +22,8 @@ from reagent_lite.data.rows.levels import SIDE_OF, Levels, Vocabulary, add_level
 from reagent_lite.data.rows.maps import features
 from reagent_lite.data.rows.matrices import FeatureMatrix
 from reagent_lite.errors import DataError, NoRowsError, Problem, join_names
+from reagent_lite.feature_ids import is_list_column
+from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ItemTable
 
 _TABLE = "the item table"
@@ -31,12 +33,14 @@ ROW_LABELS = ("Unnamed: ", "__index_level_")
 """Prefixes of columns that hold a frame's row labels, which are not features."""
 
 
-def given_items(path: str | None, id_column: str, possible: str | None) -> ItemTable | None:
+def given_items(
+    path: str | None, id_column: str, possible: str | None, id_features: tuple[IdFeature, ...] = ()
+) -> ItemTable | None:
     """Returns the item table that a config names with `possible_items`; None if it names none. See `read_items`."""
-    return None if path is None else replace(read_items(path, id_column), all_possible=possible == "all")
+    return None if path is None else replace(read_items(path, id_column, id_features), all_possible=possible == "all")
 
 
-def read_items(path: str, id_column: str) -> ItemTable:
+def read_items(path: str, id_column: str, id_features: tuple[IdFeature, ...] = ()) -> ItemTable:
     """Returns the items of a file or folder, in its order.
 
     Every column but that of the ids is a feature, with a number for every item, or with a text for every item.
@@ -44,12 +48,14 @@ def read_items(path: str, id_column: str) -> ItemTable:
     Args:
         path: local path or URL, in any format that a log may have.
         id_column: name of the column with the ids.
+        id_features: features whose values are ids; the item's own id is one if its column is among them.
 
     Raises:
         DataError: a file that cannot be read; no items or no features; an item without an id, an id twice, a feature
             that is absent or no finite number, or with numbers and texts, with file and line.
     """
-    files = tuple(replace(file, columns=OriginalNames()) for file in list_input(path, tuple(READERS)))
+    listed = list_input(path, tuple(READERS))
+    files = tuple(replace(file, columns=OriginalNames(), id_features=id_features) for file in listed)
     try:
         parts = list(read_blocks(files, partial(_read, id_column), None, ALL_COLUMNS))
     except NoRowsError as error:
@@ -101,7 +107,10 @@ def _read(id_column: str, block: Block) -> _ItemsOfBlock:
     codes, distinct = strings(replace(ids, array=whole_ids(ids)), faults)
     faults.add(codes < 0, f"an id in {id_column}", lambda _: "null")
     texts = [*distinct.to_pylist(), ""]  # the last, for code -1: rows without an id, which are faults
-    matrix = _features(block, [name for name in names if name != id_column and not name.startswith(ROW_LABELS)], faults)
+    of_ids = {str(feature.feature) for feature in block.file.id_features}
+    has_own_id = id_column in of_ids
+    used = [name for name in names if (name != id_column or has_own_id) and not name.startswith(ROW_LABELS)]
+    matrix = _features(block, used, faults)
     return _ItemsOfBlock(faults=faults, ids=[texts[code] for code in codes.tolist()], features=matrix)
 
 
@@ -143,7 +152,7 @@ def _require_whole(table: ItemTable, rows: Sequence[tuple[Block, int]]) -> None:
         if first.setdefault(item, number) != number:
             repeated[number] = f"{item!r} again, first at {where(first[item])}"
     require_none(repeated, "each id once", "Keep one row for each item")
-    absent = np.isnan(table.values)
+    absent = np.isnan(table.values) & [not is_list_column(feature) for feature in table.feature_ids]
     lacking = {
         number: f"no {join_names(table.feature_ids[column] for column in np.flatnonzero(absent[number]))}"
         for number in np.flatnonzero(absent.any(axis=1)).tolist()

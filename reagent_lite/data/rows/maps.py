@@ -31,6 +31,7 @@ from reagent_lite.data.rows.block_columns import (
     strings,
 )
 from reagent_lite.data.rows.faults import UNREADABLE, Faults
+from reagent_lite.data.rows.id_columns import split_ids
 from reagent_lite.data.rows.levels import ONE_KIND, WORDS, add_levels
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import DataError, Problem, pluralize
@@ -70,6 +71,8 @@ def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: st
     Raises:
         DataError: a key is neither an id nor a name; names the first line that has it.
     """
+    id_features = faults.block.file.id_features
+    column, of_ids = split_ids(column, faults, id_features) if id_features else (column, None)
     named, levels = _named_values(column, faults, todo=todo, categories=True)
     ids = tuple(_id_of(name, column, named.values[:, index], faults) for index, name in enumerate(named.names))
     faults.features |= {feature for feature in ids if isinstance(feature, FeatureId)}
@@ -78,7 +81,9 @@ def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: st
         by_id = {of_name[name]: counts for name, counts in levels.items()}
         add_levels(faults.levels.setdefault(column.name, {}), by_id)
     _require_finite(column, named, faults, rule)
-    return FeatureMatrix(ids, named.values), named.present
+    if of_ids is None or not of_ids.ids:
+        return FeatureMatrix(ids, named.values), named.present
+    return FeatureMatrix(ids + of_ids.ids, np.concatenate([named.values, of_ids.values], axis=1)), named.present
 
 
 def read_candidate_features(

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import pyarrow.parquet
 
+from reagent_lite.config.embedding_config import id_features
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.console import machine_logger, progress
 from reagent_lite.data.formats.blocks import InputFile, Show
@@ -46,7 +47,6 @@ from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.data.writing.part_files import part_name
 from reagent_lite.disk_room import require_writable, room_in
 from reagent_lite.errors import ConfigError, Problem, pluralize
-from reagent_lite.item_table import ItemTable
 from reagent_lite.memory import free_host_bytes
 from reagent_lite.whole_files import appearing_folder, work_folder
 
@@ -108,20 +108,19 @@ class TimelineOutcome:
     seconds: float
 
 
-def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> TimelineOutcome:
+def run_timeline(config: TimelineConfig, log: Log | None = None) -> TimelineOutcome:
     """Makes the folders that the config asks for, unless they are up to date, and describes them.
 
     Args:
         config: the config of the timeline.
-        items: the item table; None: the one that the config names, if any.
+        log: the events; None: those that the config describes.
 
     Raises:
         ConfigError: an output overlaps the events, or cannot be written.
         DataError: see `make_timeline`.
     """
     start = time.monotonic()
-    items = given_items(config.items, config.item_id, config.possible_items) if items is None else items
-    log = Log(config.timeline.inputTableName, columns=config.columns, items=items, same_episodes=config.same_episodes)
+    log = _log_of(config) if log is None else log
     for note in log.notes():
         machine_logger.warning(note)
     folders = output_folders(config)
@@ -164,10 +163,21 @@ def run_timeline(config: TimelineConfig, items: ItemTable | None = None) -> Time
     )
 
 
+def _log_of(config: TimelineConfig) -> Log:
+    ids = id_features(config.embeddings)
+    return Log(
+        config.timeline.inputTableName,
+        columns=config.columns,
+        items=given_items(config.items, config.item_id, config.possible_items, ids),
+        id_features=ids,
+        same_episodes=config.same_episodes,
+    )
+
+
 def _settings(config: TimelineConfig, log: Log, use: str) -> dict[str, Any]:
     """Returns the settings that the rows of a folder depend on; `use` is "train" or "eval"."""
-    of_several = {name: value for name, value in log.settings.items() if name != "columns"}
-    return {**pairing_settings(config), **of_several, **items_setting(log.items), "use": use}
+    of_log = {name: value for name, value in log.settings.items() if name != "columns"}
+    return {**pairing_settings(config), **of_log, **items_setting(log.items), "use": use}
 
 
 def make_timeline(config: TimelineConfig, engine: Engine, log: Log) -> list[StageManifest]:

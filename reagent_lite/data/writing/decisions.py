@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -64,17 +65,21 @@ def _maps(row: Mapping[str, Any]) -> list[Any]:
 
 def _has_texts(row: Mapping[str, Any]) -> bool:
     return any(
-        isinstance(value, str) for features in _maps(row) if isinstance(features, dict) for value in features.values()
+        isinstance(value, str | list)
+        for features in _maps(row)
+        if isinstance(features, dict)
+        for value in features.values()
     )
 
 
 def _with_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row in which each feature is a number or a text, as VALUES has them."""
+    """Returns a row in which each feature is a number or a text, as VALUES has them; a list of ids is a JSON text."""
 
     def values(features: Any) -> Any:
         if not isinstance(features, dict):
             return features
-        return {name: {"text" if isinstance(value, str) else "number": value} for name, value in features.items()}
+        texts = {name: json.dumps(value) if isinstance(value, list) else value for name, value in features.items()}
+        return {name: {"text" if isinstance(value, str) else "number": value} for name, value in texts.items()}
 
     state, action, *possible = map(values, _maps(row))
     return {**row, "state_features": state, "action": action, "possible_actions": possible}

@@ -1,0 +1,80 @@
+"""`embeddings`: features whose values are ids, which have vectors that are learned."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from reagent_lite.config.section import Section, checked_by
+from reagent_lite.errors import Problem
+from reagent_lite.feature_ids import id_of
+from reagent_lite.id_values import IdFeature
+
+LARGEST_TABLE = 1 << 24
+"""Most rows of a table: row numbers are float32 in the network's input."""
+
+
+class EmbeddingConfig(Section):
+    """A feature whose values are ids: strings or integers, or lists of them."""
+
+    dim: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Numbers of each id's vector."""
+    length: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Most ids of a value, the first ones of a list; others are left out and counted."""
+    pooling: Literal["mean", "sum"] = "mean"
+    """How the vectors of a list become one."""
+    scores: bool = False
+    """Whether values are maps {id: score}, or lists of {"key": id, "value": score}. A vector is multiplied by its
+    score; pooling is sum."""
+    table: Annotated[str, Field(min_length=1)] | None = None
+    """Name of the table of vectors, for features that share one, such as a candidate's id and the ids of earlier
+    choices. Absent: a table of its own."""
+    buckets: Annotated[int, Field(ge=2, le=LARGEST_TABLE - 2)] | None = None
+    """Hash ids to this number of vectors. Absent: the most frequent ids of the training data have a vector each."""
+    max_ids: Annotated[int, Field(ge=1, le=LARGEST_TABLE - 2)] = 1_000_000
+    """Without buckets: most ids that have a vector of their own. Others share one, and are counted."""
+
+    def rules(self) -> Iterator[Problem]:
+        """Yields scores with another pooling, and keys without an effect."""
+        if self.scores and self.pooling != "sum":
+            yield self.wrong("pooling", '"sum" with scores', "The sum of vectors, each times its score, is learned")
+        if self.buckets is not None and "max_ids" in self.changed:
+            yield self.wrong("max_ids", "absent with buckets", "Hashed ids have no list")
+
+
+def _problems(embeddings: Mapping[str, EmbeddingConfig]) -> Iterator[Problem]:
+    """Yields faults of single features, and of features that share a table."""
+    first: dict[str, tuple[str, EmbeddingConfig]] = {}
+    for feature, section in embeddings.items():
+        try:
+            id_of(feature)
+        except ValueError as error:
+            yield Problem(feature, f"{error} as key", repr(feature))
+            continue
+        yield from section.problems(feature)
+        other, shared = first.setdefault(section.table or feature, (feature, section))
+        for key in ("dim", "buckets", "max_ids"):
+            if getattr(section, key) != getattr(shared, key):
+                expected = f"{getattr(shared, key)}, as {other} has, which shares the table"
+                yield Problem(f"{feature}.{key}", expected, str(getattr(section, key)))
+
+
+Embeddings = Annotated[
+    dict[str, EmbeddingConfig],
+    checked_by(_problems),
+    Field(
+        description="{feature id or name: settings} of features whose values are ids or lists of ids, such as "
+        '{"user_id": {"buckets": 100000}, "seen": {"length": 50, "table": "item"}}; see docs/embeddings.md.'
+    ),
+]
+
+
+def id_features(embeddings: Mapping[str, EmbeddingConfig]) -> tuple[IdFeature, ...]:
+    """Returns the form of the features' values, by which a log is read."""
+    return tuple(IdFeature(id_of(name), section.length, section.scores) for name, section in embeddings.items())
+
+
+def counted_ids(embeddings: Mapping[str, EmbeddingConfig]) -> dict[IdFeature, bool]:
+    """Returns the features, and whether a table lists the ids of each, so that they have to be counted."""
+    pairs = zip(id_features(embeddings), embeddings.values(), strict=True)
+    return {feature: section.buckets is None for feature, section in pairs}
