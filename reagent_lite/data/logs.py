@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reagent_lite.config.column_names import PLAIN_CSV, SERVED_COLUMNS, Columns, CsvFormat
 from reagent_lite.config.paths import DataPath, logs_of, show_paths
@@ -25,7 +25,6 @@ from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.formats.blocks import Block, ColumnNames, InputFile
 from reagent_lite.data.formats.frames import location, paths_of
 from reagent_lite.data.formats.input_files import list_input, local_path, not_read
-from reagent_lite.data.partition import Partition
 from reagent_lite.data.served_log import require_all_decisions, waiting_in
 from reagent_lite.data.stage_folder import StageManifest, find_altered
 from reagent_lite.errors import ConfigError, DataError, NoRowsError, Problem, join_names, raise_any
@@ -33,6 +32,9 @@ from reagent_lite.feature_ids import FeatureId
 from reagent_lite.id_values import IdFeature, ids_of_setting, ids_setting
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import FILE_NAME, STAGE
+
+if TYPE_CHECKING:
+    from reagent_lite.data.partition import Partition  # needs Arrow
 
 NUMBERED = "^[0-9]+/"
 """Pattern of the number that `_InOneOfSeveral` puts before an mdp_id."""

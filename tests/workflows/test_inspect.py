@@ -280,14 +280,11 @@ def test_flags_of_ends_may_be_answers(tmp_path: Path) -> None:
     inspected = reagent_lite.inspect(tmp_path / "log.csv")
     assert inspected.fields["terminal"] == "done"
     config = inspected.config
-    copy = prepare_training_copy(
-        Log(
-            str(tmp_path / "log.csv"),
-            actions=tuple(config["actions"]),
-            columns=config["data"]["columns"],
-            directory=str(tmp_path / "copies"),
-        )
-    )
+    log = Log(
+        str(tmp_path / "log.csv"), actions=tuple(config["actions"]), columns=config["data"]["columns"],
+        directory=str(tmp_path / "copies"),
+    )  # fmt: skip
+    copy = prepare_training_copy(log)
     np.testing.assert_array_equal(copy.bootstrap[:][np.argsort(copy.origin_line[:])], ~last)
 
 

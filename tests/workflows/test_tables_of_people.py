@@ -195,7 +195,7 @@ def test_answers_in_other_languages(yes: str, no: str, tmp_path: Path) -> None:
     assert inspected.fields["reward"] == "bought"
     columns = inspected.config["data"]["columns"]
     copy = prepare_training_copy(
-        str(tmp_path / "log.csv"), actions=ACTIONS, columns=columns, directory=str(tmp_path / "copies")
+        Log(str(tmp_path / "log.csv"), actions=ACTIONS, columns=columns, directory=str(tmp_path / "copies"))
     )
     np.testing.assert_array_equal(copy.reward[:][np.argsort(copy.origin_line[:])], answers == yes)
 

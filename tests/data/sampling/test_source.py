@@ -94,7 +94,7 @@ def test_every_row_comes_once_an_epoch_as_it_was_logged(discrete: LoggedRows) ->
 
 def test_columns_of_rows_on_a_cpu_are_the_mapped_ones_of_the_copy(tmp_path: Path) -> None:
     """They take no memory of the process, however many rows there are."""
-    copy = prepare_training_copy(write_lines(tmp_path / "log.jsonl", LOGGED), actions=("a", "b"))
+    copy = prepare_training_copy(Log(write_lines(tmp_path / "log.jsonl", LOGGED), actions=("a", "b")))
     rows = build_rows(copy, single_steps(copy), None, open_raw_columns(copy.state))
     names = ("next_index", "reward", "bootstrap", "propensity", "action", "next_action")
     for name in names:
