@@ -39,7 +39,7 @@ def shown(page: str) -> str:
 def main() -> None:
     """Trains the demo's model in a temporary folder, and draws its report."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from oracles.browser import browsing
+    from helpers.browser import browsing
     from PIL import Image
 
     import reagent_lite

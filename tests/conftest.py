@@ -1,4 +1,4 @@
-"""Makes tests/oracles importable from every test, and lets tests run side by side."""
+"""Makes tests/oracles and tests/helpers importable from every test, and lets tests run side by side."""
 
 import os
 import signal

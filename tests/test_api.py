@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from oracles.runs import ROOT, Runner, run
+from helpers.runs import ROOT, Runner, run
 
 import reagent_lite
 from reagent_lite.distributed.worker import STOP_SIGNALS

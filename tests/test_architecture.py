@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from oracles.runs import ROOT
+from helpers.runs import ROOT
 
 LAYERS = {
     "types": 0, "errors": 0, "config": 0, "manifest": 0, "memory": 0, "console": 0, "strict_json": 0,

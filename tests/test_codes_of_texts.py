@@ -1,9 +1,9 @@
 """Codes of texts, against arithmetic of its own."""
 
 import numpy as np
+from helpers.transitions import code_of_text
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.transitions import code_of_text
 
 from reagent_lite.categories import code_of, codes_of, is_other
 

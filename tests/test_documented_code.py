@@ -13,8 +13,8 @@ from unittest.mock import Mock
 import nbformat
 import optuna
 import pytest
+from helpers.runs import ROOT
 from IPython.core.interactiveshell import InteractiveShell
-from oracles.runs import ROOT
 
 
 def executed(

@@ -10,7 +10,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from oracles.runs import ROOT, Run
+from helpers.runs import ROOT, Run
 
 import reagent_lite
 from reagent_lite.errors import EXTRAS, ConfigError

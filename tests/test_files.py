@@ -17,8 +17,8 @@ from typing import IO, Any
 from unittest.mock import DEFAULT, Mock
 
 import pytest
-from oracles.disks import small_disk, unmount
-from oracles.runs import ROOT
+from helpers.disks import small_disk, unmount
+from helpers.runs import ROOT
 
 from reagent_lite import console, disk_room, whole_files
 from reagent_lite.disk_room import require_writable

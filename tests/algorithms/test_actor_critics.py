@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.batches import StateValues, make_batch
 from oracles import gridworld
-from oracles.batches import StateValues, make_batch
 from torch import Tensor
 
 from reagent_lite.algorithms.actor_critic import ActorCritic

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.batches import StateValues, make_batch, random_batch
-from oracles.bundles import Habit
+from helpers.batches import StateValues, make_batch, random_batch
+from helpers.bundles import Habit
 from torch import Tensor
 
 from reagent_lite.algorithms.bcq import BCQActionFilter, LoggingPolicy

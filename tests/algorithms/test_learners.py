@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from oracles.batches import make_batch
+from helpers.batches import make_batch
 from torch import nn
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings

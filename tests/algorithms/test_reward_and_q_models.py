@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from oracles.batches import make_batch, random_batch, uniform
+from helpers.batches import make_batch, random_batch, uniform
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.reward_and_q_models import (

@@ -25,9 +25,9 @@ from typing import Any
 import psutil
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / name) for name in ("", "distributed")]
+from helpers.waiting import wait_until  # noqa: E402
 from machines import machines  # noqa: E402
 from oracles.cartpole import write_log  # noqa: E402
-from oracles.waiting import wait_until  # noqa: E402
 
 from tests.benchmarks.turns import ROOT, options_of, write_config  # noqa: E402
 

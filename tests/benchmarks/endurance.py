@@ -34,7 +34,7 @@ from reagent_lite.serving.decision_log import open_log
 from tests.benchmarks.turns import ROOT, options_of
 
 sys.path.insert(0, str(ROOT / "tests"))
-from oracles.bundles import linear_bundle  # of the tests, whose folder is their root
+from helpers.bundles import linear_bundle  # of the tests, whose folder is their root
 
 CLIENTS = 4
 NAMES = ("mail", "call", "wait")

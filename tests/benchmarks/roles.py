@@ -24,10 +24,10 @@ import psutil
 from numpy.typing import NDArray
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
-from oracles.interpreters import Interpreter  # noqa: E402
-from oracles.roles import Roles  # noqa: E402
-from oracles.runs import merged  # noqa: E402
-from oracles.waiting import wait_until  # noqa: E402
+from helpers.interpreters import Interpreter  # noqa: E402
+from helpers.roles import Roles  # noqa: E402
+from helpers.runs import merged  # noqa: E402
+from helpers.waiting import wait_until  # noqa: E402
 
 from tests.benchmarks.turns import options_of  # noqa: E402
 

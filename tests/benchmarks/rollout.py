@@ -36,8 +36,8 @@ from reagent_lite.rl.sequences import FRACTIONS, LEAST_INFORMATIVE, AsymptoticSe
 from reagent_lite.rl.two_policies import difference_bounds, relative_difference
 from tests.benchmarks.peers import interpreter
 from tests.benchmarks.turns import options_of
-from tests.oracles.rollouts import CLICK, CURRENT, NEW, THIRD, play, value
-from tests.oracles.tables import estimates
+from tests.helpers.rollouts import CLICK, CURRENT, NEW, THIRD, play, value
+from tests.helpers.tables import estimates
 
 Floats = NDArray[np.float64]
 LEVEL = 0.05
@@ -365,7 +365,7 @@ def propensities(runs: int, seed: int, count: int = 400, steps: int = 4) -> None
 
 def per_row_truth(share: Floats, steps: int, current: Floats) -> float:
     """Returns the exact mean reward of THIRD per row, in the states of the log's rows."""
-    from tests.oracles.rollouts import MOVE
+    from tests.helpers.rollouts import MOVE
 
     reward = (THIRD * CLICK).sum(1)
     total = 0.0

@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 
 from tests.benchmarks.turns import ROOT, options_of, run, spread, write_config
-from tests.oracles.waiting import wait_until
+from tests.helpers.waiting import wait_until
 
 TURNS = 8  # of each server in a repeat
 EMPTY = """

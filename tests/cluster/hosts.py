@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from cluster.machine import COMMAND_SECONDS, Machine
-from oracles.interpreters import Interpreter
+from helpers.interpreters import Interpreter
 
 Names = Literal["loopback", "unknown", "silent"]
 Fault = Literal["readonly", "full", "hangs"]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from oracles.interpreters import Interpreter
+from helpers.interpreters import Interpreter
 
 COMMAND_SECONDS = 60
 

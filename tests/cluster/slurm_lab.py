@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster.hosts import Host, Hosts
-from oracles.interpreters import Interpreter
-from oracles.waiting import wait_until
+from helpers.interpreters import Interpreter
+from helpers.waiting import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
 READY_SECONDS = 30.0

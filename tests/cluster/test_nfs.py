@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cluster import nfs_lab
 from cluster.training import BASE, alone, learned, parts, rows_of_a_log
-from oracles.runs import ROOT, merged
+from helpers.runs import ROOT, merged
 from torch.testing import assert_close
 
 JOB = """

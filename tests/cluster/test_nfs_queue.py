@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from cluster import nfs_lab
-from oracles.runs import ROOT
+from helpers.runs import ROOT
 
 NAMES = 120
 PROGRAM = f"""

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from cluster import nfs_lab
-from oracles.roles import role, whole_files
-from oracles.runs import ROOT
+from helpers.roles import role, whole_files
+from helpers.runs import ROOT
 
 STEPS, WARM_UP, ENVS = 20_000, 1000, 8
 # Machine 0 learns, machine 1 collects, with a clock an hour ahead. What they say goes to the real machine's files.

@@ -10,8 +10,8 @@ import pytest
 from cluster.hosts import Hosts
 from cluster.slurm_lab import Slurm
 from cluster.training import ENVIRONMENT, SECONDS, Make, learned, newest, undisturbed
-from oracles.runs import ROOT
-from oracles.waiting import wait_until
+from helpers.runs import ROOT
+from helpers.waiting import wait_until
 from torch.testing import assert_close
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from cluster.hosts import Hosts, Names, cluster_of
 from cluster.training import SECONDS, Job, Make, alone, learned, parts, undisturbed
-from oracles.interpreters import FORKED_WORKERS
+from helpers.interpreters import FORKED_WORKERS
 from torch.testing import assert_close
 
 from reagent_lite.export import load_bundle

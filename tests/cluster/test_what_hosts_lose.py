@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import pytest
 from cluster.hosts import Fault, Host, Hosts, cluster_of
-from oracles.interpreters import FORKED_WORKERS, Interpreter
-from oracles.runs import ROOT
-from oracles.waiting import wait_until
+from helpers.interpreters import FORKED_WORKERS, Interpreter
+from helpers.runs import ROOT
+from helpers.waiting import wait_until
 
 ENVIRONMENT = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1",
                FORKED_WORKERS: "1"}  # fmt: skip

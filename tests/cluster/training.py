@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.hosts import Host, Hosts
+from helpers.interpreters import FAULTS, Interpreter
+from helpers.runs import ROOT, merged, trained
 from oracles.cartpole import write_log
-from oracles.interpreters import FAULTS, Interpreter
-from oracles.runs import ROOT, merged, trained
 from safetensors.torch import load_file
 from torch import Tensor
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from oracles.runs import ROOT, merged
+from helpers.runs import ROOT, merged
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check, expand_config, leaves
 from reagent_lite.config.loader import read_tree

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.runs import merged
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.runs import merged
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, expand_config, fingerprint, load_config
 from reagent_lite.config.simulate_config import SimulateConfig

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from oracles.runs import ROOT
+from helpers.runs import ROOT
 
 from reagent_lite.config.loader import _walk
 from reagent_lite.config.not_included import NOT_INCLUDED, PAGE, advise

@@ -4,7 +4,7 @@ import inspect
 import runpy
 
 import pytest
-from oracles.runs import ROOT
+from helpers.runs import ROOT
 
 import reagent_lite
 from reagent_lite.config import DqnConfig, check

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from oracles.roles import role
-from oracles.runs import merged
+from helpers.roles import role
+from helpers.runs import merged
 
 from reagent_lite.algorithms.registry import ALGORITHMS
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, expand_config, load_config

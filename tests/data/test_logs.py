@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles.cases import cases
-from oracles.event_files import write_events
-from oracles.events import event, make, read, report
-from oracles.logs import Row, episode_code, write_lines
-from oracles.shards import rows_of
-from oracles.transitions import check_arrays
+from helpers.cases import cases
+from helpers.event_files import write_events
+from helpers.events import event, make, read, report
+from helpers.logs import Row, episode_code, write_lines
+from helpers.shards import rows_of
+from helpers.transitions import check_arrays
 
 from reagent_lite.config.loader import check
 from reagent_lite.config.shard_config import ShardConfig

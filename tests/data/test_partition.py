@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from helpers.event_files import small_blocks
+from helpers.events import event
+from helpers.logs import episode_code, random_rows, split_mix, write_lines
+from helpers.shards import multiset, names, rows_of, stage, table, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.event_files import small_blocks
-from oracles.events import event
-from oracles.logs import episode_code, random_rows, split_mix, write_lines
-from oracles.shards import multiset, names, rows_of, stage, table, write
 
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data import shard_files

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from oracles.interpreters import FORKED_WORKERS, Interpreter
-from oracles.waiting import wait_until
+from helpers.interpreters import FORKED_WORKERS, Interpreter
+from helpers.waiting import wait_until
 
 from reagent_lite import console
 from reagent_lite.config.rendezvous import RendezvousConfig

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.batches import random_batch
+from helpers.batches import random_batch
 from torch import Tensor, nn
 
 from reagent_lite.distributed.divided import DividedOverGpus, divide_inputs

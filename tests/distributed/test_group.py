@@ -14,8 +14,8 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 import torch
-from oracles.batches import make_batch
-from oracles.ranks import call_on_ranks
+from helpers.batches import make_batch
+from helpers.ranks import call_on_ranks
 from safetensors.torch import load_file, save_file
 from torch import nn
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.interpreters import Interpreter
+from helpers.waiting import runs
 from machines import ONE, Start, all_end, working
-from oracles.interpreters import Interpreter
-from oracles.waiting import runs
 
 from reagent_lite import memory
 from reagent_lite.config import DqnConfig

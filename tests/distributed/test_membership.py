@@ -3,8 +3,8 @@
 import json
 from unittest.mock import Mock
 
+from helpers.doctors import RECORD
 from machines import ONE
-from oracles.doctors import RECORD
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed.declarations import check_compatibility

@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
+from helpers.doctors import RECORD, store
+from helpers.ranks import free_port
+from helpers.waiting import wait_until
 from machines import ONE, Start, all_end, working
-from oracles.doctors import RECORD, store
-from oracles.ranks import free_port
-from oracles.waiting import wait_until
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed import network

@@ -8,7 +8,7 @@ import threading
 from unittest.mock import Mock
 
 import pytest
-from oracles.doctors import RECORD
+from helpers.doctors import RECORD
 
 from reagent_lite.distributed import key_value_store
 from reagent_lite.distributed.key_value_store import Link, reach

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.pages import bandit_page
-from oracles.runs import ALONE
+from helpers.pages import bandit_page
+from helpers.runs import ALONE
 
 from reagent_lite.evaluation.candidates import NamedItems, tally
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.logs import write_lines
-from oracles.resuming import simulated
-from oracles.runs import ALONE, Tree, checked, merged, metrics, quick, trained
+from helpers.logs import write_lines
+from helpers.resuming import simulated
+from helpers.runs import ALONE, Tree, checked, merged, metrics, quick, trained
 
 from reagent_lite.evaluation.policy_models import split_log
 from reagent_lite.evaluation.scored_episodes import ScoredEpisodes, find_hashes

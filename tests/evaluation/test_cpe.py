@@ -8,7 +8,7 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 import torch
-from oracles.pages import bandit_page, estimate_of, evaluated, weighing
+from helpers.pages import bandit_page, estimate_of, evaluated, weighing
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation import cpe

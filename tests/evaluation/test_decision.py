@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from oracles.reports import FIGURE, OVERLAP, RESULT, around, comparison, estimated, game, undefined
+from helpers.reports import FIGURE, OVERLAP, RESULT, around, comparison, estimated, game, undefined
 
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, OutcomeResult, ReturnOrReward
 from reagent_lite.evaluation.decision import (

@@ -9,8 +9,8 @@ from itertools import product
 
 import numpy as np
 import pytest
+from helpers.pages import gridworld_page, noisy_q
 from oracles import gridworld
-from oracles.pages import gridworld_page, noisy_q
 from oracles.repeated import Study
 from scipy.stats import binom
 from torch import Generator

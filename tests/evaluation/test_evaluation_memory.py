@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.pages import bandit_page
+from helpers.pages import bandit_page
 
 from reagent_lite.evaluation.cpe import sums_of_page
 

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from oracles.batches import make_batch, random_batch, uniform
-from oracles.pages import bandit_page
-from oracles.tables import estimates
+from helpers.batches import make_batch, random_batch, uniform
+from helpers.pages import bandit_page
+from helpers.tables import estimates
 from torch import Tensor
 
 from reagent_lite.evaluation.evaluation_rows import build_evaluation_rows, episode_groups, held_out, tables_of

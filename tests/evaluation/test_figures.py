@@ -5,9 +5,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from oracles.batches import StateValues, make_batch
-from oracles.bundles import Habit
-from oracles.runs import ALONE
+from helpers.batches import StateValues, make_batch
+from helpers.bundles import Habit
+from helpers.runs import ALONE
 from torch import nn
 
 from reagent_lite.algorithms.dqn import DQN, DQNSettings

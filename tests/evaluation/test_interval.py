@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from oracles.reports import UNDEFINED
+from helpers.reports import UNDEFINED
 
 from reagent_lite.evaluation.interval import Interval, number
 

@@ -11,10 +11,10 @@ from itertools import product
 import numpy as np
 import pytest
 import scipy.stats
+from helpers.tables import estimates
 from numpy.typing import NDArray
 from oracles import gridworld
 from oracles.repeated import Study, repetitions, resample_counts
-from oracles.tables import estimates
 from torch import Generator
 
 from reagent_lite.rl.estimators import fitted_value, magic, weighted_doubly_robust

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.pages import bandit_page, estimate_of, evaluated, weighing
+from helpers.pages import bandit_page, estimate_of, evaluated, weighing
 from scipy.stats import sem
 
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.bundles import Habit, Linear, Taste, content
+from helpers.bundles import Habit, Linear, Taste, content
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.bcq import BCQActionFilter

@@ -21,10 +21,10 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from helpers.bundles import graph_outputs
+from helpers.runs import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles.bundles import graph_outputs
-from oracles.runs import ROOT
 from scipy.stats import chisquare
 
 from reagent_lite.errors import BundleError

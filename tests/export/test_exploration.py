@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.bundles import linear_bundle
+from helpers.bundles import linear_bundle
 
 from reagent_lite.export import load_bundle
 from reagent_lite.export.exploration import certain_share, lack_of_exploration

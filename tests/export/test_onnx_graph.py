@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.oracles.onnx_sessions import onnx_session
+from tests.helpers.onnx_sessions import onnx_session
 
 
 class Called(nn.Module):

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from oracles.bundles import category_bundle, category_candidates_bundle, graph_outputs
-from oracles.transitions import code_of_text
+from helpers.bundles import category_bundle, category_candidates_bundle, graph_outputs
+from helpers.transitions import code_of_text
 
 from reagent_lite import load_bundle
 from reagent_lite.errors import BundleError

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.bundles import Habit
+from helpers.reports import decided
 from markdown_it import MarkdownIt
 from onnxruntime import InferenceSession
-from oracles.bundles import Habit
-from oracles.reports import decided
 from safetensors.torch import load_file
 
 from reagent_lite.algorithms.bcq import BCQActionFilter

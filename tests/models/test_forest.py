@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from reagent_lite.algorithms.reward_fit import TreeSettings, grow_trees
 from reagent_lite.models.forest import Forest
 from reagent_lite.rl.reward_losses import SquaredLoss
-from tests.oracles.onnx_sessions import onnx_session
+from tests.helpers.onnx_sessions import onnx_session
 
 INFINITE = float("inf")
 SETTINGS = TreeSettings(most=40, depth=4, leaves=8, shrinkage=0.1, threads=1, seed=0)

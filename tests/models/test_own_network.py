@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles.logs import candidate_rows, write_lines
-from oracles.runs import ROOT, small, trained
+from helpers.logs import candidate_rows, write_lines
+from helpers.runs import ROOT, small, trained
 from safetensors.numpy import load_file
 
 from reagent_lite.errors import ConfigError

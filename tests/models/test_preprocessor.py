@@ -13,7 +13,7 @@ from torch import Tensor
 
 from reagent_lite.models.preprocessor import TRANSFORMS, Preprocessor
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
-from tests.oracles.onnx_sessions import onnx_session
+from tests.helpers.onnx_sessions import onnx_session
 
 # torch 2.13 deprecates TorchScript; the bundle keeps a model for the original's users
 pytestmark = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")

@@ -1,13 +1,12 @@
 """CartPole by Gymnasium: one step of given states, and logs of random actions in the training-file schema."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
 from numpy.typing import NDArray
-
-from .logs import write_lines
 
 LIMIT = 200
 
@@ -41,7 +40,8 @@ def write_log(file: Path, num_rows: int) -> None:
             state = after
             if fell:
                 break
-    write_lines(file, rows)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def features(state: NDArray[np.float32]) -> dict[str, float]:

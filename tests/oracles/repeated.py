@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from helpers.pages import gridworld_page
+from helpers.tables import estimates
 from oracles import gridworld
-from oracles.pages import gridworld_page
-from oracles.tables import estimates
 
 from reagent_lite.evaluation.evaluation_rows import tables_of
 from reagent_lite.rl.bootstrap import resamples

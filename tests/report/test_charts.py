@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from oracles.reports import around, estimated, undefined
+from helpers.reports import around, estimated, undefined
 
 from reagent_lite.evaluation.cpe import Estimate
 from reagent_lite.evaluation.interval import Interval

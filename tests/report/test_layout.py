@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.browser import BROKEN_WORDS, COLLIDING, OVERFLOWING, Browser, browsing, needs_browser
-from oracles.reports import SEQUENTIAL, full
+from helpers.browser import BROKEN_WORDS, COLLIDING, OVERFLOWING, Browser, browsing, needs_browser
+from helpers.reports import SEQUENTIAL, full
 
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.report.html_page import render

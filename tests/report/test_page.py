@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from oracles.logs import write_lines
-from oracles.reports import (
+from helpers.logs import write_lines
+from helpers.reports import (
     OVERLAP,
     RESULT,
     Page,
@@ -27,7 +27,7 @@ from oracles.reports import (
     report_of,
     undefined,
 )
-from oracles.runs import ROOT
+from helpers.runs import ROOT
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.decision import Choice, Evidence

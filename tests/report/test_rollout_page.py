@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles.browser import BROKEN_WORDS, COLLIDING, OVERFLOWING, browsing, needs_browser
+from helpers.browser import BROKEN_WORDS, COLLIDING, OVERFLOWING, browsing, needs_browser
 
 from reagent_lite.config.rollout_config import ComparisonConfig, RolloutGuardrailConfig
 from reagent_lite.evaluation.policy_comparison import Comparer, Units

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.tables import TWO_EPISODES, estimates, random_table, rows, some, table
 from oracles.repeated import step_returns
-from oracles.tables import TWO_EPISODES, estimates, random_table, rows, some, table
 
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.magic import step_contributions

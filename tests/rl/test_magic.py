@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from helpers.tables import estimates, rows
 from oracles import gridworld
 from oracles.repeated import Study, repetitions, resample_counts, step_returns
-from oracles.tables import estimates, rows
 
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.magic import blend, covariance, interval_distance, minimize_on_simplex, step_contributions

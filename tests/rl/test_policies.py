@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from oracles.runs import ALONE
+from helpers.runs import ALONE
 from scipy.optimize import brentq
 
 from reagent_lite.evaluation.entropy import PolicyEntropy, SoftmaxRows

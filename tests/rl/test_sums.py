@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles.tables import TWO_EPISODES, random_table, some, table
+from helpers.tables import TWO_EPISODES, random_table, some, table
 from torch import Tensor
 
 from reagent_lite.rl import sums

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles.cases import cases
-from oracles.events import event
-from oracles.logs import Row, random_rows, write_lines
-from oracles.runs import ALONE, Tree, checked, quick
+from helpers.cases import cases
+from helpers.events import event
+from helpers.logs import Row, random_rows, write_lines
+from helpers.runs import ALONE, Tree, checked, quick
 
 from reagent_lite.config import DqnConfig, WorkflowConfig
 from reagent_lite.data.formats.blocks import InputFile

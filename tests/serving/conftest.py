@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from fastapi import FastAPI
-from oracles.bundles import bilinear_bundle, linear_bundle
+from helpers.bundles import bilinear_bundle, linear_bundle
 
 from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.export import Bundle

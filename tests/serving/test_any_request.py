@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from oracles.events import make
+from helpers.events import make
 from serving.conftest import ITEMS, NAMES, Open
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from helpers.bundles import bilinear_bundle
+from helpers.runs import trained
 from oracles import recommend
-from oracles.bundles import bilinear_bundle
-from oracles.runs import trained
 from oracles.shop import loop
 from serving.conftest import flush, rows_of
 from serving.test_server import Server

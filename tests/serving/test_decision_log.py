@@ -15,8 +15,8 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from oracles.bundles import bilinear_bundle, linear_bundle
-from oracles.disks import small_disk
+from helpers.bundles import bilinear_bundle, linear_bundle
+from helpers.disks import small_disk
 from serving.conftest import IDS, NAMES, Open, Worker, pass_time, rows_of
 
 from reagent_lite.config.serve_config import ServeConfig

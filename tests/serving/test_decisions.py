@@ -11,8 +11,8 @@ import httpx
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.bundles import bilinear_bundle, linear_bundle
 from hypothesis import HealthCheck, given, settings
-from oracles.bundles import bilinear_bundle, linear_bundle
 from serving.conftest import ITEMS, NAMES, Open, Worker, acted, drawn
 
 from reagent_lite.export import load_bundle

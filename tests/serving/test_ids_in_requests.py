@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.bundles import PLAIN, content
+from helpers.bundles import PLAIN, content
 from serving.conftest import NAMES, Open, Worker
 
 from reagent_lite.categories import code_of

@@ -23,8 +23,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from oracles.bundles import bilinear_bundle, linear_bundle
-from oracles.waiting import wait_until
+from helpers.bundles import bilinear_bundle, linear_bundle
+from helpers.waiting import wait_until
 from serving.conftest import IDS, NAMES, Open, Worker
 from serving.test_server import ROW, Server, workers
 

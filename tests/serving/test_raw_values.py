@@ -10,9 +10,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.bundles import linear_bundle
-from oracles.commands import scored
-from oracles.logs import write_lines
+from helpers.bundles import linear_bundle
+from helpers.commands import scored
+from helpers.logs import write_lines
 from serving.conftest import Open
 
 from reagent_lite.config.column_names import features_of

@@ -17,9 +17,9 @@ import httpx
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from oracles.bundles import bilinear_bundle, linear_bundle
-from oracles.clocks import MovedClock
-from oracles.waiting import wait_until
+from helpers.bundles import bilinear_bundle, linear_bundle
+from helpers.clocks import MovedClock
+from helpers.waiting import wait_until
 from serving.conftest import IDS, ITEMS, NAMES, TestClient, pass_time, rows_of
 from serving.test_server import Server as Process
 from serving.test_server import workers

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from oracles.bundles import bilinear_bundle
-from oracles.logs import write_lines
+from helpers.bundles import bilinear_bundle
+from helpers.logs import write_lines
 from serving.conftest import IDS, ITEMS, Open, Worker, acted
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy

@@ -17,11 +17,11 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from oracles.bundles import linear_bundle
-from oracles.clocks import MovedClock
-from oracles.interpreters import Interpreter
-from oracles.runs import ROOT
-from oracles.waiting import wait_until
+from helpers.bundles import linear_bundle
+from helpers.clocks import MovedClock
+from helpers.interpreters import Interpreter
+from helpers.runs import ROOT
+from helpers.waiting import wait_until
 from serving.conftest import IDS, NAMES, flush, rows_of
 
 from reagent_lite.data.served_log import waiting_in

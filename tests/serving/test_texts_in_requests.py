@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.bundles import category_bundle, category_candidates_bundle
-from oracles.transitions import code_of_text
+from helpers.bundles import category_bundle, category_candidates_bundle
+from helpers.transitions import code_of_text
 from serving.conftest import Open, Worker
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy

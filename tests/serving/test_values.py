@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from oracles.bundles import category_bundle
-from oracles.logs import write_lines
-from oracles.transitions import code_of_text
+from helpers.bundles import category_bundle
+from helpers.logs import write_lines
+from helpers.transitions import code_of_text
 from serving.conftest import Open
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from oracles.pretended_gpu import pretended_gpu
-from oracles.same_bits import backends, play, require_same
+from helpers.pretended_gpu import pretended_gpu
+from helpers.same_bits import backends, play, require_same
 from oracles.team import TEAM
 from sim.conftest import environments, play_divided, require_buffers, written
 

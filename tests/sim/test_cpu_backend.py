@@ -16,7 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from oracles.runs import ROOT
+from helpers.runs import ROOT
 from sim.conftest import COUNTER, MakeEnv, environments, take, written
 
 from reagent_lite.config.environment import EnvironmentConfig

@@ -1,7 +1,7 @@
 """What nvcc makes of our kernels, run on the CPU, gives the bits of the CPU build.
 
 The PTX that nvcc makes before the assembler is executed by oracles/ptx_machine.py, which also holds every load and
-store to the tensors handed in. `CudaBackend` and `VectorEnv` are the product's own; oracles/pretended_gpu.py stands in
+store to the tensors handed in. `CudaBackend` and `VectorEnv` are the product's own; helpers/pretended_gpu.py stands in
 for PyCUDA's driver and torch.cuda (test_cuda_host.py). Not shown: ptxas, the GPU, its driver, streams that run on their
 own, graphs; all that is in test_cuda_gpu.py.
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracles.pretended_gpu import GPU, MULTIPROCESSORS, machine, pretended_gpu
-from oracles.same_bits import CORNERS, backends, play, require_same
+from helpers.pretended_gpu import GPU, MULTIPROCESSORS, machine, pretended_gpu
+from helpers.same_bits import CORNERS, backends, play, require_same
 from sim.conftest import play_at_random, written
 
 from reagent_lite.errors import SimulationError

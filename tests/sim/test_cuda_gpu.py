@@ -12,7 +12,7 @@ from typing import Literal
 
 import pytest
 import torch
-from oracles.same_bits import CORNERS, bits, play
+from helpers.same_bits import CORNERS, bits, play
 from sim.conftest import written
 from torch import Tensor
 

@@ -1,6 +1,6 @@
 """`CudaBackend` calls what nvcc makes of our kernels rightly: arguments, memory, blocks, streams, contexts.
 
-The product's own `CudaBackend`, `VectorEnv` and `Rollout`; oracles/pretended_gpu.py stands in for PyCUDA's driver and
+The product's own `CudaBackend`, `VectorEnv` and `Rollout`; helpers/pretended_gpu.py stands in for PyCUDA's driver and
 torch.cuda and executes the PTX. What that does not show is in its first lines and tested on a GPU by test_cuda_gpu.py.
 """
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracles.pretended_gpu import GPU, pretended_gpu
-from oracles.same_bits import backends
+from helpers.pretended_gpu import GPU, pretended_gpu
+from helpers.same_bits import backends
 from sim.conftest import written
 from sim.replay.rings import ring_of
 from torch.testing import assert_close

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.same_bits import play
+from helpers.same_bits import play
 from sim.conftest import environments, play_divided
 
 from reagent_lite.sim import cpu

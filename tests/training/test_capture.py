@@ -8,7 +8,7 @@ from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
-from oracles.batches import random_batch
+from helpers.batches import random_batch
 
 from reagent_lite.errors import SimulationError
 from reagent_lite.training.capture import Captured, FixedBatches

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.batches import random_batch
-from oracles.disks import small_disk, unmount
-from oracles.runs import ALONE
+from helpers.batches import random_batch
+from helpers.disks import small_disk, unmount
+from helpers.runs import ALONE
 from safetensors.torch import load_file, save
 from torch import nn
 

@@ -13,8 +13,8 @@ from unittest.mock import MagicMock, Mock
 import psutil
 import pytest
 import torch
-from oracles.disks import small_disk, unmount
-from oracles.runs import ALONE
+from helpers.disks import small_disk, unmount
+from helpers.runs import ALONE
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import Tensor, nn

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.runs import merged
+from helpers.runs import merged
 
 from reagent_lite.config import DqnConfig, check, expand_config
 from reagent_lite.errors import ConfigError

@@ -1,9 +1,9 @@
-"""The fixtures of oracles/runs.py, caches and a working directory of a test's own."""
+"""The fixtures of helpers/runs.py, caches and a working directory of a test's own."""
 
 from pathlib import Path
 
 import pytest
-from oracles.runs import run, small
+from helpers.runs import run, small
 
 __all__ = ["caches", "run", "small"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles.bundles import linear_bundle
-from oracles.played import played
-from oracles.runs import ALONE, Tree, checked, merged, trained
-from oracles.simulated import made
+from helpers.bundles import linear_bundle
+from helpers.played import played
+from helpers.runs import ALONE, Tree, checked, merged, trained
+from helpers.simulated import made
 from oracles.team import TEAM
 
 from reagent_lite.config import check

@@ -9,9 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from oracles.interpreters import Interpreter
-from oracles.ranks import run_ranks
-from oracles.runs import ALONE, ROOT, Tree, checked, merged, trained, with_config
+from helpers.interpreters import Interpreter
+from helpers.ranks import run_ranks
+from helpers.runs import ALONE, ROOT, Tree, checked, merged, trained, with_config
 
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.distributed.group import Group, ProcessRanks

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pandas as pd
 import pytest
-from oracles.items import ITEMS, repeated, write_items
-from oracles.logs import write_lines
-from oracles.resuming import Laboratory
-from oracles.runs import ALONE, Runner, Tree, checked, merged, quick, trained
+from helpers.items import ITEMS, repeated, write_items
+from helpers.logs import write_lines
+from helpers.resuming import Laboratory
+from helpers.runs import ALONE, Runner, Tree, checked, merged, quick, trained
 
 import reagent_lite
 from reagent_lite.errors import ConfigError

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.logs import random_rows, write_lines
-from oracles.runs import ALONE, Tree, checked, merged, quick
+from helpers.logs import random_rows, write_lines
+from helpers.runs import ALONE, Tree, checked, merged, quick
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -21,11 +21,11 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
-from oracles.roles import Roles, role, whole_files
-from oracles.runs import ALONE, Tree, checked, merged, trained
-from oracles.shares import Share, mounted_share
+from helpers.roles import Roles, role, whole_files
+from helpers.runs import ALONE, Tree, checked, merged, trained
+from helpers.shares import Share, mounted_share
+from helpers.waiting import wait_until
 from oracles.team import TEAM
-from oracles.waiting import wait_until
 from safetensors.torch import load_file
 
 from reagent_lite import console, disk_room, folder_lock

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.logs import random_rows, write_json, write_lines
-from oracles.runs import ROOT, Runner, absent, merged
+from helpers.logs import random_rows, write_json, write_lines
+from helpers.runs import ROOT, Runner, absent, merged
 
 from reagent_lite.cli import message_of
 from reagent_lite.config import DqnConfig, ParametricDqnConfig

@@ -12,10 +12,10 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from oracles.interpreters import Interpreter, python_path
-from oracles.logs import random_rows, write_lines
-from oracles.runs import ROOT, Runner, Tree, quick
-from oracles.waiting import wait_until
+from helpers.interpreters import Interpreter, python_path
+from helpers.logs import random_rows, write_lines
+from helpers.runs import ROOT, Runner, Tree, quick
+from helpers.waiting import wait_until
 from scipy import stats
 
 import reagent_lite

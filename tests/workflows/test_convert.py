@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.disks import small_disk
-from oracles.event_files import small_blocks
-from oracles.logs import Row, write_lines
-from oracles.runs import Runner
+from helpers.disks import small_disk
+from helpers.event_files import small_blocks
+from helpers.logs import Row, write_lines
+from helpers.runs import Runner
 from pyarrow import feather
 
 from reagent_lite.config import check

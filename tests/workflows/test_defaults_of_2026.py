@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles.logs import random_rows, write_lines
-from oracles.runs import checked, trained
+from helpers.logs import random_rows, write_lines
+from helpers.runs import checked, trained
 
 from reagent_lite import load_bundle
 from reagent_lite.run.value_scale import discount_rewards

@@ -4,8 +4,8 @@ import runpy
 from pathlib import Path
 
 import pytest
-from oracles.browser import BROKEN_WORDS, COLLIDING, OVERFLOWING, browsing, needs_browser
-from oracles.runs import ROOT
+from helpers.browser import BROKEN_WORDS, COLLIDING, OVERFLOWING, browsing, needs_browser
+from helpers.runs import ROOT
 
 import reagent_lite
 from reagent_lite.config.loader import read_tree

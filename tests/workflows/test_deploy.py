@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
-from oracles.logs import write_json
-from oracles.runs import ROOT
+from helpers.logs import write_json
+from helpers.runs import ROOT
 
 from reagent_lite.cli import main_alone
 from reagent_lite.config import DqnConfig

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
-from oracles.logs import candidate_rows, random_rows, write_json, write_lines
-from oracles.runs import with_config
+from helpers.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
+from helpers.logs import candidate_rows, random_rows, write_json, write_lines
+from helpers.runs import with_config
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.gpus import parse_gpus

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
-from oracles.interpreters import Interpreter
-from oracles.runs import ROOT, end, with_config
+from helpers.doctors import LOOPBACK, RECORD, Rows, by_name, failures, store
+from helpers.interpreters import Interpreter
+from helpers.runs import ROOT, end, with_config
 
 from reagent_lite.config.rendezvous import RendezvousConfig
 from reagent_lite.distributed import connections

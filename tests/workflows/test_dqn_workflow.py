@@ -10,11 +10,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from helpers.disks import small_disk
+from helpers.logs import enum_normalization, gridworld_rows, random_rows, write_json, write_lines
+from helpers.ranks import call_on_ranks
+from helpers.runs import ALONE, Runner, checked, merged, metrics, over_candidates, quick, trained
 from oracles import gridworld
-from oracles.disks import small_disk
-from oracles.logs import enum_normalization, gridworld_rows, random_rows, write_json, write_lines
-from oracles.ranks import call_on_ranks
-from oracles.runs import ALONE, Runner, checked, merged, metrics, over_candidates, quick, trained
 from safetensors.torch import load_file
 from scipy.special import softmax
 from scipy.stats import entropy

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from oracles.logs import random_rows, write_json, write_lines
+from helpers.logs import random_rows, write_json, write_lines
 from oracles.team import TEAM
 
 from reagent_lite.config import DqnConfig

@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.logs import write_lines
+from helpers.runs import ROOT, merged, trained
 from oracles.catalogue import events, visits
-from oracles.logs import write_lines
-from oracles.runs import ROOT, merged, trained
 
 from reagent_lite.export import load_bundle
 

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers.logs import write_lines
+from helpers.runs import checked, merged, quick, trained
 from oracles.catalogue import OFFERED, events, policy_value, visits
-from oracles.logs import write_lines
-from oracles.runs import checked, merged, quick, trained
 
 from reagent_lite.algorithms.registry import ALGORITHMS
 from reagent_lite.categories import code_of

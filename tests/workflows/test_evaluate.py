@@ -13,10 +13,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles import commands
-from oracles.bundles import bilinear_bundle, linear_bundle
-from oracles.logs import episode_code, random_rows, write_lines
-from oracles.runs import Runner, merged, over_candidates, trained
+from helpers import commands
+from helpers.bundles import bilinear_bundle, linear_bundle
+from helpers.logs import episode_code, random_rows, write_lines
+from helpers.runs import Runner, merged, over_candidates, trained
 from scipy.special import softmax
 
 from reagent_lite.cli import main_alone

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.bundles import bilinear_bundle, linear_bundle
+from helpers.logs import write_lines
+from helpers.played import around, gridworld_log, played, world
+from helpers.reports import UNDEFINED, Page, game
+from helpers.simulated import skip_without_gpu
 from oracles import gridworld
-from oracles.bundles import bilinear_bundle, linear_bundle
-from oracles.logs import write_lines
-from oracles.played import around, gridworld_log, played, world
-from oracles.reports import UNDEFINED, Page, game
-from oracles.simulated import skip_without_gpu
 
 from reagent_lite.errors import ReagentLiteError
 from reagent_lite.evaluation.interval import Interval

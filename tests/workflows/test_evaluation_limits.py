@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.bundles import linear_bundle
-from oracles.logs import random_rows, write_lines
-from oracles.runs import ALONE, absent
+from helpers.bundles import linear_bundle
+from helpers.logs import random_rows, write_lines
+from helpers.runs import ALONE, absent
 from torch import Tensor
 
 from reagent_lite import console

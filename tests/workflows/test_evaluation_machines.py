@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.logs import Rows, candidate_rows, episode_code, random_rows, write_lines
-from oracles.ranks import call_on_ranks
-from oracles.runs import ALONE, absent, checked
+from helpers.logs import Rows, candidate_rows, episode_code, random_rows, write_lines
+from helpers.ranks import call_on_ranks
+from helpers.runs import ALONE, absent, checked
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from oracles.bundles import bilinear_bundle, linear_bundle
-from oracles.logs import write_lines
-from oracles.runs import merged, quick
+from helpers.bundles import bilinear_bundle, linear_bundle
+from helpers.logs import write_lines
+from helpers.runs import merged, quick
 
 import reagent_lite
 from reagent_lite.evaluation.explanation import Explanation

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.runs import ALONE, checked, merged, metrics, trained
-from oracles.simulated import made
+from helpers.runs import ALONE, checked, merged, metrics, trained
+from helpers.simulated import made
 
 from reagent_lite.config import check
 from reagent_lite.config.evaluate_config import EvaluateConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.runs import ROOT, Run, Runner, merged, over_candidates
+from helpers.runs import ROOT, Run, Runner, merged, over_candidates
 
 from reagent_lite.errors import pluralize
 from reagent_lite.export import load_bundle

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles.played import played
-from oracles.resuming import Laboratory, Tree, different, simulated
-from oracles.runs import ALONE, trained
+from helpers.played import played
+from helpers.resuming import Laboratory, Tree, different, simulated
+from helpers.runs import ALONE, trained
 
 from reagent_lite.errors import SimulationError
 

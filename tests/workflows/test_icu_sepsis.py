@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.runs import ROOT, Runner
 from oracles import icu_sepsis
 from oracles.icu_sepsis import NUM_EPISODES, NUM_LIVING, exact_value, sepsis
-from oracles.runs import ROOT, Runner
 
 from reagent_lite.export import load_bundle
 

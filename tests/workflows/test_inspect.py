@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.logs import candidate_rows, random_rows, write_lines
+from helpers.runs import Runner, absent, merged, metrics, trained
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles.logs import candidate_rows, random_rows, write_lines
-from oracles.runs import Runner, absent, merged, metrics, trained
 
 import reagent_lite
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check

@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from oracles import commands
-from oracles.events import timeline_config
-from oracles.items import ITEMS, NAMES, events, features_of, repeated, transitions, write_items
-from oracles.logs import write_lines
-from oracles.runs import merged, quick, trained
+from helpers import commands
+from helpers.events import timeline_config
+from helpers.items import ITEMS, NAMES, events, features_of, repeated, transitions, write_items
+from helpers.logs import write_lines
+from helpers.runs import merged, quick, trained
 
 import reagent_lite
 from reagent_lite.config import check

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.logs import random_rows, write_lines
-from oracles.resuming import agents, decisions, simulated
-from oracles.runs import ALONE, Tree, checked, merged, metrics, trained
+from helpers.logs import random_rows, write_lines
+from helpers.resuming import agents, decisions, simulated
+from helpers.runs import ALONE, Tree, checked, merged, metrics, trained
 from safetensors.torch import load_file
 
 from reagent_lite.evaluation.scored_episodes import validation_episodes

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles.bundles import linear_bundle
-from oracles.commands import evaluated
-from oracles.logs import write_lines
-from oracles.runs import ALONE, trained
+from helpers.bundles import linear_bundle
+from helpers.commands import evaluated
+from helpers.logs import write_lines
+from helpers.runs import ALONE, trained
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.errors import DataError

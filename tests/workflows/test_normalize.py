@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles import commands
-from oracles.disks import small_disk
-from oracles.logs import candidate_rows, random_rows, write_lines
-from oracles.runs import Runner, trained
+from helpers import commands
+from helpers.disks import small_disk
+from helpers.logs import candidate_rows, random_rows, write_lines
+from helpers.runs import Runner, trained
 
 from reagent_lite.data.features.normalization_files import read_normalization
 from reagent_lite.data.stage_folder import StageManifest

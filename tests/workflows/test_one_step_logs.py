@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from oracles.commands import normalized
-from oracles.events import make
-from oracles.logs import write_lines
-from oracles.runs import Runner, quick, trained
+from helpers.commands import normalized
+from helpers.events import make
+from helpers.logs import write_lines
+from helpers.runs import Runner, quick, trained
 
 import reagent_lite
 from reagent_lite.config.shard_config import ShardConfig

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.interpreters import FORKED_WORKERS, Interpreter
+from helpers.logs import write_json
+from helpers.ranks import free_port, run_ranks
+from helpers.runs import ROOT, end, trained, with_config
 from oracles.cartpole import write_log
-from oracles.interpreters import FORKED_WORKERS, Interpreter
-from oracles.logs import write_json
-from oracles.ranks import free_port, run_ranks
-from oracles.runs import ROOT, end, trained, with_config
 from safetensors.torch import load_file
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from oracles.runs import quick, trained
+from helpers.runs import quick, trained
 
 import reagent_lite
 from reagent_lite.config import check

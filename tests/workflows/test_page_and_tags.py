@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.logs import random_rows, write_lines
-from oracles.runs import quick, trained
+from helpers.logs import random_rows, write_lines
+from helpers.runs import quick, trained
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ESTIMATORS = ("Direct_Method_Reward", "IPS_Reward", "Doubly_Robust_Reward", "Sequential_Doubly_Robust",

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles.logs import candidate_rows, write_lines
-from oracles.runs import merged, metrics, trained
+from helpers.logs import candidate_rows, write_lines
+from helpers.runs import merged, metrics, trained
 
 from reagent_lite.rl.estimators import ESTIMATORS
 

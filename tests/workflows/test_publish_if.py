@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles.reports import RESULT, around, estimate
-from oracles.runs import merged, trained
+from helpers.reports import RESULT, around, estimate
+from helpers.runs import merged, trained
 
 from reagent_lite.config.publish import PublishConfig
 from reagent_lite.estimator_names import ESTIMATORS_IN_WORDS

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.bundles import linear_bundle
-from oracles.logs import candidate_rows, random_rows, write_json, write_lines
-from oracles.resuming import Tree, candidates, logged, simulated
-from oracles.runs import merged, trained
+from helpers.bundles import linear_bundle
+from helpers.logs import candidate_rows, random_rows, write_json, write_lines
+from helpers.resuming import Tree, candidates, logged, simulated
+from helpers.runs import merged, trained
 
 from reagent_lite.config import check
 from reagent_lite.config.convert_config import ConvertConfig

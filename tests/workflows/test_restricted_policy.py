@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.bundles import Habit
-from oracles.logs import random_rows, write_lines
-from oracles.runs import ALONE, quick, trained
+from helpers.bundles import Habit
+from helpers.logs import random_rows, write_lines
+from helpers.runs import ALONE, quick, trained
 from safetensors.torch import load_file
 
 from reagent_lite.config import DqnConfig, check

@@ -11,10 +11,10 @@ from tempfile import mkstemp
 
 import pytest
 import torch
-from oracles.disks import small_disk
-from oracles.logs import random_rows, write_json, write_lines
-from oracles.ranks import call_on_ranks, end_ranks, start_ranks
-from oracles.resuming import (
+from helpers.disks import small_disk
+from helpers.logs import random_rows, write_json, write_lines
+from helpers.ranks import call_on_ranks, end_ranks, start_ranks
+from helpers.resuming import (
     End,
     Laboratory,
     Tree,
@@ -32,8 +32,8 @@ from oracles.resuming import (
     simulated,
     start,
 )
-from oracles.runs import ALONE, Run, trained, with_config
-from oracles.waiting import wait_until
+from helpers.runs import ALONE, Run, trained, with_config
+from helpers.waiting import wait_until
 
 from reagent_lite import console
 from reagent_lite.config import DqnConfig

@@ -8,8 +8,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from oracles.logs import random_rows, write_lines
-from oracles.runs import ALONE, absent, quick, trained
+from helpers.logs import random_rows, write_lines
+from helpers.runs import ALONE, absent, quick, trained
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, ProcessRanks

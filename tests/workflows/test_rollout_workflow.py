@@ -9,8 +9,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.rollouts import Episodes, log_of, play
-from oracles.runs import Runner
+from helpers.rollouts import Episodes, log_of, play
+from helpers.runs import Runner
 
 import reagent_lite
 from reagent_lite.errors import ConfigError, DataError

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles.runs import ROOT, merged, trained
+from helpers.runs import ROOT, merged, trained
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, expand_config, leaves, load_config
 from reagent_lite.config.compare_config import CompareConfig

@@ -9,10 +9,10 @@ import onnxruntime
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from oracles.bundles import bilinear_bundle, linear_bundle
-from oracles.commands import scored
-from oracles.logs import Row, write_lines
-from oracles.runs import Runner
+from helpers.bundles import bilinear_bundle, linear_bundle
+from helpers.commands import scored
+from helpers.logs import Row, write_lines
+from helpers.runs import Runner
 
 import reagent_lite
 from reagent_lite.config import check

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from oracles.bundles import linear_bundle
-from oracles.commands import evaluated, normalized
-from oracles.logs import episode_code, random_rows, write_lines
-from oracles.runs import Runner, absent, quick
+from helpers.bundles import linear_bundle
+from helpers.commands import evaluated, normalized
+from helpers.logs import episode_code, random_rows, write_lines
+from helpers.runs import Runner, absent, quick
 
 import reagent_lite
 

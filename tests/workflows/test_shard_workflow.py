@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles.disks import small_disk
-from oracles.interpreters import Interpreter, python_path
-from oracles.logs import random_rows, write_json, write_lines
-from oracles.runs import ROOT, Run, Runner, end, with_config
-from oracles.shards import multiset, rows_of, table, write
+from helpers.disks import small_disk
+from helpers.interpreters import Interpreter, python_path
+from helpers.logs import random_rows, write_json, write_lines
+from helpers.runs import ROOT, Run, Runner, end, with_config
+from helpers.shards import multiset, rows_of, table, write
 
 from reagent_lite.cli import main_alone
 from reagent_lite.config.shard_config import ShardConfig

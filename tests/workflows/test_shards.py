@@ -12,9 +12,9 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
-from oracles.logs import Rows, candidate_rows, episode_code, random_rows, write_json, write_lines
-from oracles.ranks import call_on_ranks, run_ranks
-from oracles.runs import ALONE, Run, absent, checked, merged, metrics
+from helpers.logs import Rows, candidate_rows, episode_code, random_rows, write_json, write_lines
+from helpers.ranks import call_on_ranks, run_ranks
+from helpers.runs import ALONE, Run, absent, checked, merged, metrics
 from safetensors.torch import load_file
 from torch.testing import assert_close
 

@@ -10,10 +10,10 @@ from threading import Timer
 
 import psutil
 import pytest
-from oracles.interpreters import Interpreter, python_path
-from oracles.resuming import checkpoints, end, logged
-from oracles.runs import ALONE, ROOT, with_config
-from oracles.waiting import wait_until
+from helpers.interpreters import Interpreter, python_path
+from helpers.resuming import checkpoints, end, logged
+from helpers.runs import ALONE, ROOT, with_config
+from helpers.waiting import wait_until
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.errors import Preempted

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.special
+from helpers.bundles import bilinear_bundle, linear_bundle
+from helpers.runs import with_config
+from helpers.simulated import dense, made
 from numpy.typing import NDArray
 from oracles import cartpole, gridworld
-from oracles.bundles import bilinear_bundle, linear_bundle
-from oracles.runs import with_config
-from oracles.simulated import dense, made
 
 from reagent_lite.cli import main_alone
 from reagent_lite.config import check

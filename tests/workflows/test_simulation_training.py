@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.resuming import Laboratory
+from helpers.runs import ALONE, Runner, Tree, absent, checked, merged, metrics, trained
+from helpers.simulated import made
 from oracles import gridworld
-from oracles.resuming import Laboratory
-from oracles.runs import ALONE, Runner, Tree, absent, checked, merged, metrics, trained
-from oracles.simulated import made
 
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.data.sampling.source import LoggedSource

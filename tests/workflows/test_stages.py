@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles.events import event, make
-from oracles.logs import random_rows, write_lines
-from oracles.runs import ALONE, Tree, absent, merged, trained
+from helpers.events import event, make
+from helpers.logs import random_rows, write_lines
+from helpers.runs import ALONE, Tree, absent, merged, trained
 from safetensors.torch import load_file
 from torch.testing import assert_close
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from oracles.bundles import linear_bundle
-from oracles.commands import scored
+from helpers.bundles import linear_bundle
+from helpers.commands import scored
 
 import reagent_lite
 from reagent_lite.config.column_names import features_of

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from oracles.commands import normalized
-from oracles.events import make
-from oracles.logs import write_json, write_lines
-from oracles.runs import Runner, absent, merged, quick, trained
+from helpers.commands import normalized
+from helpers.events import make
+from helpers.logs import write_json, write_lines
+from helpers.runs import Runner, absent, merged, quick, trained
 
 from reagent_lite import load_bundle
 from reagent_lite.config import check

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.disks import small_disk
-from oracles.event_files import write_events
-from oracles.events import BROKEN, broken_events, event, make, read, report
-from oracles.logs import Row, write_lines
-from oracles.runs import absent, with_config
+from helpers.disks import small_disk
+from helpers.event_files import write_events
+from helpers.events import BROKEN, broken_events, event, make, read, report
+from helpers.logs import Row, write_lines
+from helpers.runs import absent, with_config
 
 from reagent_lite.cli import main_alone
 from reagent_lite.data import buckets

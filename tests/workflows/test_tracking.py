@@ -14,9 +14,9 @@ from typing import Any
 from unittest.mock import MagicMock, Mock, patch
 
 import pytest
-from oracles.ranks import call_on_ranks
-from oracles.runs import ALONE, Tree, checked, merged
-from oracles.waiting import wait_until
+from helpers.ranks import call_on_ranks
+from helpers.runs import ALONE, Tree, checked, merged
+from helpers.waiting import wait_until
 from requests import PreparedRequest, Response
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

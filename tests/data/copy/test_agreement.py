@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.logs import random_rows, write_lines
+from helpers.logs import random_rows, write_lines
 
 from reagent_lite.data.copy.copy_summaries import COPY_SUMMARY, Agreement, CopySummary, agree, content_of
 from reagent_lite.data.copy.training_copy import empty_training_copy, prepare_training_copy

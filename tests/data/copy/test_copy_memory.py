@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.event_files import blocks_of
-from oracles.events import NAMES, random_events, timeline_config
-from oracles.logs import candidate_rows, write_lines
+from helpers.event_files import blocks_of
+from helpers.events import NAMES, random_events, timeline_config
+from helpers.logs import candidate_rows, write_lines
 
 from reagent_lite.data.copy import event_log, lists, spool
 from reagent_lite.data.copy.spool import TextSpool

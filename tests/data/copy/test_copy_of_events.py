@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles.events import NAMES, event, random_events, timeline_config
-from oracles.logs import write_lines
-from oracles.transitions import check_arrays
+from helpers.events import NAMES, event, random_events, timeline_config
+from helpers.logs import write_lines
+from helpers.transitions import check_arrays
 
 from reagent_lite.config.timeline_config import TimelineConfig, TimelineSection
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.logs import candidate_rows, random_rows, write_lines
+from helpers.logs import candidate_rows, random_rows, write_lines
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy import feature_summaries

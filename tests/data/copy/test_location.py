@@ -12,10 +12,10 @@ from unittest.mock import Mock
 
 import fsspec
 import pytest
-from oracles.cases import cases
-from oracles.disks import small_disk
-from oracles.event_files import data_of, small_blocks
-from oracles.logs import write_lines
+from helpers.cases import cases
+from helpers.disks import small_disk
+from helpers.event_files import data_of, small_blocks
+from helpers.logs import write_lines
 
 from reagent_lite.data.copy import build as build_module
 from reagent_lite.data.copy.training_copy import TrainingCopy, open_training_copy, prepare_training_copy

@@ -11,10 +11,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.event_files import small_blocks, write_frame
-from oracles.logs import write_lines
-from oracles.summaries import spec_of
-from oracles.transitions import code_of_text
+from helpers.event_files import small_blocks, write_frame
+from helpers.logs import write_lines
+from helpers.summaries import spec_of
+from helpers.transitions import code_of_text
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.feature_summaries import summarize_copy

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.cases import cases
+from helpers.logs import write_lines
+from helpers.transitions import check_arrays
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.cases import cases
-from oracles.logs import write_lines
-from oracles.transitions import check_arrays
 
 from reagent_lite.data.copy.order import find_order
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy

@@ -9,11 +9,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from helpers.event_files import small_blocks, write_events
+from helpers.logs import Row
+from helpers.transitions import check_copy, features_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles.event_files import small_blocks, write_events
-from oracles.logs import Row
-from oracles.transitions import check_copy, features_of
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.logs import Log

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from helpers import summaries
+from helpers.cases import cases
+from helpers.transitions import code_of_text
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import summaries
-from oracles.cases import cases
-from oracles.transitions import code_of_text
 from scipy import stats
 
 from reagent_lite.config.drift_limits import DriftConfig

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.cases import cases
-from oracles.summaries import column
+from helpers.cases import cases
+from helpers.summaries import column
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.features.column_fits import Fitted, check_overrides, fit_columns

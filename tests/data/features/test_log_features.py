@@ -10,8 +10,8 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from oracles.logs import candidate_rows, episode_code, split_mix, write_lines
-from oracles.shards import write as write_table
+from helpers.logs import candidate_rows, episode_code, split_mix, write_lines
+from helpers.shards import write as write_table
 from scipy import stats
 
 from reagent_lite.config.norm_params import NormParams

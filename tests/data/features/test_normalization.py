@@ -10,11 +10,11 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from helpers.logs import written
+from helpers.summaries import spec_of
+from helpers.transitions import code_of_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.logs import written
-from oracles.summaries import spec_of
-from oracles.transitions import code_of_text
 
 from reagent_lite.data.features.normalization_files import (
     check_covers,

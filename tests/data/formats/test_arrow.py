@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pytest
-from oracles import logs
-from oracles.event_files import blocks_of, lines_of, problems_of, rows_of, values_of
-from oracles.event_files import data_of as data_of_rows
-from oracles.shards import write as write_parquet
-from oracles.transitions import check_arrays
+from helpers import logs
+from helpers.event_files import blocks_of, lines_of, problems_of, rows_of, values_of
+from helpers.event_files import data_of as data_of_rows
+from helpers.shards import write as write_parquet
+from helpers.transitions import check_arrays
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.formats import arrow

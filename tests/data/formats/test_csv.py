@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.event_files import blocks_of, lines_of, rows_of, small_blocks, values_of
+from helpers.logs import written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles.event_files import blocks_of, lines_of, rows_of, small_blocks, values_of
-from oracles.logs import written
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.logs import Log

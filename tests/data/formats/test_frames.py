@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.logs import write_lines
-from oracles.transitions import check_copy
+from helpers.logs import write_lines
+from helpers.transitions import check_copy
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.formats.frames import path_of

@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 
 import fsspec
 import pytest
-from oracles.event_files import EXTENSIONS, PACKINGS, problems_of, rows_of
-from oracles.logs import written
+from helpers.event_files import EXTENSIONS, PACKINGS, problems_of, rows_of
+from helpers.logs import written
 
 from reagent_lite.data.formats.format_table import READERS, first_block
 from reagent_lite.data.formats.input_files import list_input, local_path, not_read

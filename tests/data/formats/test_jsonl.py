@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.event_files import problems_of, small_blocks
+from helpers.logs import written
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from oracles.event_files import problems_of, small_blocks
-from oracles.logs import written
 
 from reagent_lite.data.formats.format_table import read_blocks
 from reagent_lite.data.formats.input_files import list_input

@@ -8,9 +8,9 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from oracles.event_files import FORMATS, data_of, small_blocks
-from oracles.logs import Row, candidate_rows, random_rows, written
-from oracles.transitions import check_copy, check_same
+from helpers.event_files import FORMATS, data_of, small_blocks
+from helpers.logs import Row, candidate_rows, random_rows, written
+from helpers.transitions import check_copy, check_same
 
 from reagent_lite.data.copy.first_look import first_rows
 from reagent_lite.data.copy.training_copy import prepare_training_copy

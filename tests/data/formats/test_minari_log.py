@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
+from helpers.event_files import EXTENSIONS, problems_of, rows_of
 from minari.data_collector import EpisodeBuffer
-from oracles.event_files import EXTENSIONS, problems_of, rows_of
 
 from reagent_lite.config import check
 from reagent_lite.config.normalize_config import NormalizeConfig

@@ -8,9 +8,9 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from helpers.event_files import EXTENSIONS, blocks_of, lines_of, problems_of, small_blocks, values_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles.event_files import EXTENSIONS, blocks_of, lines_of, problems_of, small_blocks, values_of
 
 from reagent_lite.data.formats import format_table, text_files
 from reagent_lite.data.formats.format_table import read_blocks

@@ -11,8 +11,8 @@ import polars
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from oracles.event_files import write_frame
-from oracles.events import timeline_config
+from helpers.event_files import write_frame
+from helpers.events import timeline_config
 
 from reagent_lite.config.convert_config import ConvertConfig
 from reagent_lite.config.loader import check

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.logs import write_lines
+from helpers.logs import write_lines
 
 from reagent_lite.categories import code_of
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from oracles.event_files import write_events, write_frame
-from oracles.items import ITEMS, NAMES, events, repeated, transitions
-from oracles.logs import Row, write_lines, written
+from helpers.event_files import write_events, write_frame
+from helpers.items import ITEMS, NAMES, events, repeated, transitions
+from helpers.logs import Row, write_lines, written
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.copy_summaries import content_of

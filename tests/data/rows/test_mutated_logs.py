@@ -18,10 +18,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.logs import Row
+from helpers.transitions import check_copy
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from oracles.logs import Row
-from oracles.transitions import check_copy
 from pyarrow.feather import read_table, write_feather
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy

@@ -13,9 +13,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from oracles.event_files import data_of, small_blocks, write_events
-from oracles.events import make
-from oracles.logs import Row, write_lines, written
+from helpers.event_files import data_of, small_blocks, write_events
+from helpers.events import make
+from helpers.logs import Row, write_lines, written
 from pyarrow.feather import write_feather
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from oracles.logs import Row, write_lines
+from helpers.logs import Row, write_lines
 
 from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
 from reagent_lite.data.logs import Log

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from oracles.logs import candidate_rows, random_rows, write_lines
+from helpers.logs import candidate_rows, random_rows, write_lines
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.logs import Log

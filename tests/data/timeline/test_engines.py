@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles import events as events_oracle
-from oracles.event_files import write_events
-from oracles.events import NAMES, random_events
-from oracles.interpreters import Interpreter
-from oracles.logs import Row
-from oracles.ranks import free_port
-from oracles.runs import ROOT
-from oracles.waiting import wait_until
+from helpers import events as events_oracle
+from helpers.event_files import write_events
+from helpers.events import NAMES, random_events
+from helpers.interpreters import Interpreter
+from helpers.logs import Row
+from helpers.ranks import free_port
+from helpers.runs import ROOT
+from helpers.waiting import wait_until
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.logs import Log

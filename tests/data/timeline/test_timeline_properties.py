@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles.event_files import write_events
-from oracles.events import NAMES, make, random_events, transitions
-from oracles.transitions import check_copy
+from helpers.event_files import write_events
+from helpers.events import NAMES, make, random_events, transitions
+from helpers.transitions import check_copy
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.logs import Log

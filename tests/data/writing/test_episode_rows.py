@@ -11,8 +11,8 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
+from helpers.cases import cases
 from numpy.typing import NDArray
-from oracles.cases import cases
 
 from reagent_lite.data.copy.training_copy import prepare_training_copy
 from reagent_lite.data.formats.format_table import ENCODINGS

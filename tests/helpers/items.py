@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-from oracles.logs import Row, write_lines
+from helpers.logs import Row, write_lines
 
 ITEMS: tuple[Row, ...] = (
     {"item_id": "tea", "price": 2.0, "7": 0.25},

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from oracles.pretended_gpu import GPU
+from helpers.pretended_gpu import GPU
 from torch import Tensor
 
 from reagent_lite.sim.cpu import CpuBackend

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from . import gridworld
+from oracles import gridworld
 
 Row = dict[str, Any]
 Rows = list[Row]

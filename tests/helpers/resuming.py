@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers.interpreters import Interpreter, python_path
+from helpers.logs import random_rows, write_lines, written
+from helpers.runs import ROOT, Tree, checked, merged, metrics, over_candidates, with_config
+from helpers.runs import end as end
 from oracles import cartpole
-from oracles.interpreters import Interpreter, python_path
-from oracles.logs import random_rows, write_lines, written
-from oracles.runs import ROOT, Tree, checked, merged, metrics, over_candidates, with_config
-from oracles.runs import end as end
 from oracles.team import TEAM
 from safetensors.torch import load_file
 

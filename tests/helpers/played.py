@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from helpers.bundles import linear_bundle
+from helpers.commands import evaluated
 from oracles import gridworld
-from oracles.bundles import linear_bundle
-from oracles.commands import evaluated
 
 from reagent_lite.tasks.evaluate import Evaluated
 

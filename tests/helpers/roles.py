@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from oracles.interpreters import Interpreter, python_path
-from oracles.logs import write_json
-from oracles.runs import ROOT, Run, Tree, end, merged
+from helpers.interpreters import Interpreter, python_path
+from helpers.logs import write_json
+from helpers.runs import ROOT, Run, Tree, end, merged
 
 from reagent_lite.data.episode_folder import EpisodeFolder
 

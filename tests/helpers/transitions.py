@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from oracles.logs import Row
+from helpers.logs import Row
 
 from reagent_lite.data.copy.training_copy import TrainingCopy
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from oracles.logs import Row, write_lines
+from helpers.logs import Row, write_lines
 
 from reagent_lite.config.loader import check
 from reagent_lite.config.timeline_config import TimelineConfig

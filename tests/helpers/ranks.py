@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from oracles.interpreters import Interpreter, python_path
-from oracles.runs import ROOT, Run, end
+from helpers.interpreters import Interpreter, python_path
+from helpers.runs import ROOT, Run, end
 
 
 def free_port() -> int:

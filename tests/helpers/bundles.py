@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from helpers.transitions import code_of_text
 from numpy.typing import NDArray
 from onnxruntime import InferenceSession
 from oracles.gridworld import Array
-from oracles.transitions import code_of_text
 from torch import Tensor, nn
 
 from reagent_lite.algorithms.bcq import BCQActionFilter

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.interpreters import FORKED_WORKERS, Interpreter, python_path
-from oracles.logs import candidate_rows, random_rows, write_json, write_lines
+from helpers.interpreters import FORKED_WORKERS, Interpreter, python_path
+from helpers.logs import candidate_rows, random_rows, write_json, write_lines
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, WorkflowConfig, check
 from reagent_lite.distributed.group import Group, ProcessRanks

@@ -14,7 +14,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from oracles.logs import Row
+from helpers.logs import Row
 
 from reagent_lite.data.formats import text_files
 from reagent_lite.data.formats.blocks import Block

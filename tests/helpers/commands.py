@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from oracles.runs import Tree
+from helpers.runs import Tree
 
 from reagent_lite.config import check
 from reagent_lite.config.evaluate_config import EvaluateConfig
