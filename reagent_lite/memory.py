@@ -1,7 +1,9 @@
-"""Free memory, and sizes as text."""
+"""Free memory, memory given back, and sizes as text."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,3 +67,12 @@ def _free_container_bytes() -> int:
         return _UNKNOWN
     cache = next((int(line.split()[1]) for line in statistics if line.startswith("inactive_file ")), 0)
     return max(int(limit) - int(used) + cache, 0)
+
+
+def give_back_memory() -> None:
+    """Returns freed memory to the system: Arrow and glibc keep it, and it counts as this process's memory."""
+    if pa := sys.modules.get("pyarrow"):  # not loaded if nothing was read
+        pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
+    if trim is not None:
+        trim(0)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.calibration import Calibration
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows, episode_groups, tables_of
@@ -42,6 +41,7 @@ from reagent_lite.evaluation.verdict import (
     weights_verdict,
     with_calibration,
 )
+from reagent_lite.memory import give_back_memory
 from reagent_lite.rl.bootstrap import Resamples, percentile_interval, resamples
 from reagent_lite.rl.estimators import (
     CHEAP_ESTIMATORS,

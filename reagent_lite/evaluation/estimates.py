@@ -15,7 +15,7 @@ from reagent_lite.algorithms.reward_and_q_models import PolicyProbabilities
 from reagent_lite.config.evaluate_config import UNIFORM, EvaluateConfig
 from reagent_lite.config.paths import show_paths
 from reagent_lite.data.copy.texts import require_texts
-from reagent_lite.data.copy.training_copy import TrainingCopy, give_back_memory
+from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.data.sampling.normalized import open_raw_columns
 from reagent_lite.data.sampling.shards import Shards
@@ -34,6 +34,7 @@ from reagent_lite.evaluation.policy_models import split_log
 from reagent_lite.evaluation.scored_episodes import TrainEvalLogs, scored_episodes, spread
 from reagent_lite.export.choices import Choices
 from reagent_lite.item_table import ItemTable
+from reagent_lite.memory import give_back_memory
 
 ALONE = Group(ProcessRanks(), torch.device("cpu"))
 EvaluatedPolicy = ExportedModel | GivenPolicy

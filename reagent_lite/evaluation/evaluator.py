@@ -22,7 +22,6 @@ from torch.nn.functional import pad
 from reagent_lite.algorithms.reward_and_q_models import PolicyProbabilities, RewardAndQModels
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.console import progress, with_progress
-from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.data.sampling.source import LoggedRows, LoggedSource, rows_in_order
 from reagent_lite.distributed.group import Group
@@ -52,6 +51,7 @@ from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.segment_effects import EffectSettings
 from reagent_lite.evaluation.shared_draws import SharedDraws
 from reagent_lite.item_table import ItemTable
+from reagent_lite.memory import give_back_memory
 from reagent_lite.types import Actions, FeatureSpec, TransitionBatch
 
 _EPOCH_EPISODES = 10_000

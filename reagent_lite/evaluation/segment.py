@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from reagent_lite.categories import code_of
 from reagent_lite.data.copy.choice_hashes import hashes_of
-from reagent_lite.data.copy.training_copy import TrainingCopy, give_back_memory, release
+from reagent_lite.data.copy.training_copy import TrainingCopy, release
 from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.interval import number
+from reagent_lite.memory import give_back_memory
 
 _MOST_CONDITIONS = 3
 _LEAST_GAIN = 0.02  # of the score, for a further condition

@@ -25,7 +25,6 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.column_names import UNIT
 from reagent_lite.config.paths import show_paths
 from reagent_lite.console import logger, with_progress
-from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.data.sampling.plan import apportion
 from reagent_lite.data.sampling.source import LoggedRows, rows_in_order
 from reagent_lite.distributed.group import Group
@@ -43,6 +42,7 @@ from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.policy_models import Learning, split_log
 from reagent_lite.evaluation.returns import play
 from reagent_lite.evaluation.scored_episodes import spread
+from reagent_lite.memory import give_back_memory
 from reagent_lite.report.sections import evaluation_notes
 from reagent_lite.rl.policies import Softmax
 from reagent_lite.run.environments import EPOCH, FINAL, ObservationEncoder, part_of

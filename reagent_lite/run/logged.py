@@ -27,13 +27,9 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.column_names import WEIGHT
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.copy_summaries import Agreement, CopySummary
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.copy.texts import count_others, require_texts
-from reagent_lite.data.copy.training_copy import (
-    TrainingCopy,
-    empty_training_copy,
-    give_back_memory,
-    prepare_training_copy,
-)
+from reagent_lite.data.copy.training_copy import TrainingCopy, empty_training_copy
 from reagent_lite.data.features.normalization_files import left_out_features, normalization_json
 from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.log_shares import counts_in_words, shares_in_words, shares_of_counts
@@ -57,6 +53,7 @@ from reagent_lite.evaluation.scored_episodes import (
 from reagent_lite.feature_ids import id_of
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import canonical
+from reagent_lite.memory import give_back_memory
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.run.normalization import (
     Normalization,

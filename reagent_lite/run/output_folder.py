@@ -24,7 +24,6 @@ from reagent_lite.cli import fields_of_outcome
 from reagent_lite.config import WorkflowConfig, expand_config, fingerprint
 from reagent_lite.config.rl import RLConfig
 from reagent_lite.console import logger
-from reagent_lite.data.copy.training_copy import give_back_memory
 from reagent_lite.disk_room import require_writable
 from reagent_lite.distributed.group import Group, attempt_here
 from reagent_lite.distributed.worker import report_model_saved
@@ -39,6 +38,7 @@ from reagent_lite.export.writer import require_formats, require_replaceable, wri
 from reagent_lite.folder_identity import nearest_existing
 from reagent_lite.folder_lock import LOCK, alone_in
 from reagent_lite.manifest import canonical
+from reagent_lite.memory import give_back_memory
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.report.content import Report
 from reagent_lite.report.markdown import decision_of, findings, lines_of_report

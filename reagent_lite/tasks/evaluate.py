@@ -32,7 +32,8 @@ from reagent_lite.config.paths import DataPath, logs_of
 from reagent_lite.config.timeline_config import QuerySection, TimelineConfig, TimelineSection
 from reagent_lite.console import logger, progress
 from reagent_lite.data.copy.copy_summaries import content_of
-from reagent_lite.data.copy.training_copy import TrainingCopy, give_back_memory, prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.disk_room import require_writable
@@ -46,6 +47,7 @@ from reagent_lite.export.choices import CHOICES
 from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import canonical
+from reagent_lite.memory import give_back_memory
 from reagent_lite.report.evaluated import report_of_evaluation
 from reagent_lite.report.html_page import render
 from reagent_lite.report.markdown import lines_of_report

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from tests.benchmarks.turns import in_turns, medians, options_of, ratio, seconds_of, show
 from tests.oracles.cartpole import write_log

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from reagent_lite.config import check
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.config.simulate_config import SimulateConfig
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.data.partition import Partition
 from reagent_lite.data.shard_files import log_of_shard, write_shard

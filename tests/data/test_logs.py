@@ -17,7 +17,8 @@ from helpers.transitions import check_arrays
 from reagent_lite.config.loader import check
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data.copy.first_look import first_rows, standing_copy
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.log_shares import shares_of_counts
 from reagent_lite.data.logs import Log
 from reagent_lite.data.stage_folder import StageManifest

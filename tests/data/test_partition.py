@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data import shard_files
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.logs import Log
 from reagent_lite.data.partition import Partition
 from reagent_lite.data.shard_files import log_of_shard, write_shard

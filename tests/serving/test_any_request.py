@@ -9,7 +9,7 @@ import pytest
 from helpers.events import make
 from serving.conftest import ITEMS, NAMES, Open
 
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 
 NUMBERS = (*(0.0, -0.0, 1, 0.1, 1e-46, -7.5, None) * 5, -3.4e38, 3.4e38, 1e300, "1", True)

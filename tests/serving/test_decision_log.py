@@ -20,7 +20,7 @@ from helpers.disks import small_disk
 from serving.conftest import IDS, NAMES, Open, Worker, pass_time, rows_of
 
 from reagent_lite.config.serve_config import ServeConfig
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.data.writing.decisions import write_decisions
 from reagent_lite.errors import BundleError, ConfigError, DataError, ReagentLiteError

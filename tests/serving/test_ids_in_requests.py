@@ -10,7 +10,7 @@ from helpers.bundles import PLAIN, content
 from serving.conftest import NAMES, Open, Worker
 
 from reagent_lite.categories import code_of
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.export.bundle_content import SampleRows
 from reagent_lite.export.predictor import DiscretePredictor

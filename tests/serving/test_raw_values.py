@@ -16,7 +16,7 @@ from helpers.logs import write_lines
 from serving.conftest import Open
 
 from reagent_lite.config.column_names import features_of
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.errors import BundleError, DataError
 from reagent_lite.feature_ids import FeatureId

@@ -11,7 +11,7 @@ from helpers.bundles import bilinear_bundle
 from helpers.logs import write_lines
 from serving.conftest import IDS, ITEMS, Open, Worker, acted
 
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.errors import BundleError, DataError
 from reagent_lite.export import load_bundle

@@ -8,7 +8,7 @@ from helpers.bundles import category_bundle, category_candidates_bundle
 from helpers.transitions import code_of_text
 from serving.conftest import Open, Worker
 
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 
 WEIGHT = np.array([[0.0, 0, 0, 50, 0], [0, 0, 0, 0, 50]])

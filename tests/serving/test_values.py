@@ -14,7 +14,7 @@ from helpers.logs import write_lines
 from helpers.transitions import code_of_text
 from serving.conftest import Open
 
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.errors import BundleError, DataError
 

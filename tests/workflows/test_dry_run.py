@@ -15,7 +15,7 @@ from helpers.logs import random_rows, write_json, write_lines
 from oracles.team import TEAM
 
 from reagent_lite.config import DqnConfig
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.tasks.train import main
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from reagent_lite.config import DqnConfig, check
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.distributed.group import Group
 from reagent_lite.evaluation import scored_episodes as evaluated_episodes

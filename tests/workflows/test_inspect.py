@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import reagent_lite
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.config.timeline_config import TimelineConfig
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.errors import ReagentLiteError
 

@@ -15,7 +15,7 @@ from helpers.runs import Runner, quick, trained
 
 import reagent_lite
 from reagent_lite.config.shard_config import ShardConfig
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError, NoRowsError
 from reagent_lite.tasks.shard import shard

@@ -24,7 +24,7 @@ from reagent_lite.config.serve_config import ServeConfig
 from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.config.timeline_config import TimelineConfig
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import ReagentLiteError

@@ -14,7 +14,7 @@ from helpers.commands import scored
 
 import reagent_lite
 from reagent_lite.config.column_names import features_of
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.errors import ConfigError, DataError
 from reagent_lite.feature_ids import FeatureId

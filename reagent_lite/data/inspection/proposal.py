@@ -26,7 +26,7 @@ from reagent_lite.config.rl import RLConfig
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.data.copy.feature_summaries import summarize_copy
 from reagent_lite.data.copy.first_look import first_rows
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.features.column_fits import fit_columns
 from reagent_lite.data.features.feature_types import FEW_LEVELS, MIN_PRESENT_VALUES
 from reagent_lite.data.features.summary import ACTION, STATE

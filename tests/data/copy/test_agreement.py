@@ -10,7 +10,8 @@ import pytest
 from helpers.logs import random_rows, write_lines
 
 from reagent_lite.data.copy.copy_summaries import COPY_SUMMARY, Agreement, CopySummary, agree, content_of
-from reagent_lite.data.copy.training_copy import empty_training_copy, prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import empty_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError
 from reagent_lite.feature_ids import id_of

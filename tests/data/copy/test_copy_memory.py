@@ -12,9 +12,10 @@ from helpers.events import NAMES, random_events, timeline_config
 from helpers.logs import candidate_rows, write_lines
 
 from reagent_lite.data.copy import event_log, lists, spool
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.copy.spool import TextSpool
 from reagent_lite.data.copy.spooled_log import SpooledLog
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.formats import format_table
 from reagent_lite.data.logs import Log
 

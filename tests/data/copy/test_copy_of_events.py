@@ -10,7 +10,8 @@ from helpers.logs import write_lines
 from helpers.transitions import check_arrays
 
 from reagent_lite.config.timeline_config import TimelineConfig, TimelineSection
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.logs import Log
 from reagent_lite.data.timeline.stage import run_timeline
 from reagent_lite.errors import DataError

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from reagent_lite.data.copy.doubts import doubts
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.logs import Log
 
 ROWS = 2_000

@@ -10,7 +10,8 @@ from helpers.logs import candidate_rows, random_rows, write_lines
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy import feature_summaries
 from reagent_lite.data.copy.feature_summaries import summarize_copy
-from reagent_lite.data.copy.training_copy import empty_training_copy, prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import empty_training_copy
 from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.logs import Log
 

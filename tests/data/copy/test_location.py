@@ -18,7 +18,8 @@ from helpers.event_files import data_of, small_blocks
 from helpers.logs import write_lines
 
 from reagent_lite.data.copy import build as build_module
-from reagent_lite.data.copy.training_copy import TrainingCopy, open_training_copy, prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy, open_training_copy
 from reagent_lite.data.formats.format_table import read_blocks
 from reagent_lite.data.formats.input_files import list_input
 from reagent_lite.data.logs import Log

@@ -18,8 +18,9 @@ from helpers.transitions import code_of_text
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.feature_summaries import summarize_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.copy.texts import count_others, require_texts
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.column_fits import Fitted, fit_columns
 from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.features.summary import ColumnSummary, Merge

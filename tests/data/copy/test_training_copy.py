@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reagent_lite.data.copy.order import find_order
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 

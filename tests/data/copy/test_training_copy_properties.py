@@ -15,7 +15,7 @@ from helpers.transitions import check_copy, features_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 
 values = st.floats(width=32, allow_nan=False, allow_infinity=False)

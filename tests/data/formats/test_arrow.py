@@ -22,7 +22,7 @@ from helpers.event_files import data_of as data_of_rows
 from helpers.shards import write as write_parquet
 from helpers.transitions import check_arrays
 
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.formats import arrow
 from reagent_lite.data.formats.schema import TEXT_METADATA, to_numpy
 from reagent_lite.data.logs import Log

@@ -16,7 +16,7 @@ from helpers.logs import written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.data.tables import read_log
 from reagent_lite.errors import DataError, NoRowsError

@@ -12,7 +12,7 @@ import pytest
 from helpers.logs import write_lines
 from helpers.transitions import check_copy
 
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.formats.frames import path_of
 from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError

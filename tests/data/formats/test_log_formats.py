@@ -13,7 +13,7 @@ from helpers.logs import Row, candidate_rows, random_rows, written
 from helpers.transitions import check_copy, check_same
 
 from reagent_lite.data.copy.first_look import first_rows
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 
 NAMES = ("a", "b")

@@ -17,7 +17,8 @@ from helpers.events import timeline_config
 from reagent_lite.config.convert_config import ConvertConfig
 from reagent_lite.config.loader import check
 from reagent_lite.config.norm_params import NormParams
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.formats.frames import path_of
 from reagent_lite.data.logs import Log

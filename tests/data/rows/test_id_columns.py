@@ -11,7 +11,8 @@ import pytest
 from helpers.logs import write_lines
 
 from reagent_lite.categories import code_of
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError
 from reagent_lite.feature_ids import id_of

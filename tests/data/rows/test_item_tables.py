@@ -15,7 +15,8 @@ from helpers.logs import Row, write_lines, written
 
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.data.copy.copy_summaries import content_of
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.features.log_features import summarize_log
 from reagent_lite.data.formats.arrow import BLOCK_VALUES
 from reagent_lite.data.formats.format_table import read_blocks

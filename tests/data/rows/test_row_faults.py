@@ -18,7 +18,7 @@ from helpers.events import make
 from helpers.logs import Row, write_lines, written
 from pyarrow.feather import write_feather
 
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.data.tables import read_log
 from reagent_lite.errors import DataError, Problem

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.logs import candidate_rows, random_rows, write_lines
 
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.data.sampling.normalized import Reordered, open_columns, open_raw_columns, prepare_columns
 from reagent_lite.data.sampling.plan import ReadPlan

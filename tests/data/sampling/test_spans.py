@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from helpers.logs import random_rows, write_lines
 
-from reagent_lite.data.copy.training_copy import TrainingCopy, prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
+from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.logs import Log
 from reagent_lite.data.sampling.spans import learnable_rows, n_steps, single_steps, time_steps
 from reagent_lite.errors import DataError

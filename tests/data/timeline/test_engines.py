@@ -26,7 +26,7 @@ from helpers.ranks import free_port
 from helpers.runs import ROOT
 from helpers.waiting import wait_until
 
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.data.timeline.spark_engine import SparkEngine
 from reagent_lite.errors import ConfigError, DataError

@@ -11,7 +11,7 @@ from helpers.event_files import write_events
 from helpers.events import NAMES, make, random_events, transitions
 from helpers.transitions import check_copy
 
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError
 

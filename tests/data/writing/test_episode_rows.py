@@ -14,7 +14,7 @@ import pytest
 from helpers.cases import cases
 from numpy.typing import NDArray
 
-from reagent_lite.data.copy.training_copy import prepare_training_copy
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.formats.format_table import ENCODINGS
 from reagent_lite.data.logs import Log
 from reagent_lite.data.writing.episode_rows import EpisodeBlock, LogSchema, episode_rows
