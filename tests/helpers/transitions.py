@@ -67,11 +67,16 @@ def mask_of(listed: list[Any] | str | None, actions: Actions) -> list[int]:
     return [int(name in listed) for name in actions] if names else [int(entry) for entry in listed]
 
 
+def is_true(flag: object) -> bool:
+    """Strings that say yes or no are flags, as they are rewards."""
+    return bool(ANSWERS.get(flag, flag) if isinstance(flag, str) else flag)
+
+
 def is_terminal(row: Row, actions: Actions | None) -> bool:
     """By terminal; else, if no limit cut the episode, by what is possible next; else by the next action."""
     if row.get("terminal") is not None:
-        return bool(row["terminal"])
-    if row.get("truncated"):
+        return is_true(row["terminal"])
+    if is_true(row.get("truncated")):
         return False
     listed, after = row.get("possible_next_actions"), row.get("next_action")
     if listed is not None:
@@ -130,7 +135,7 @@ def check_copy(copy: TrainingCopy, rows: list[Row], actions: Actions | None, *, 
                 1 if unlisted else first_known(row.get("propensity"), row.get("action_probability"), 1)
             ),
             "bootstrap": not terminal,
-            "truncated": bool(row.get("truncated")),
+            "truncated": is_true(row.get("truncated")),
             "metrics": [measured.get(name, 0) for name in copy.metric_names],
         }
         if actions is None:
