@@ -69,7 +69,7 @@ def mask_of(listed: list[Any] | str | None, actions: Actions) -> list[int]:
 
 def is_true(flag: object) -> bool:
     """Strings that say yes or no are flags, as they are rewards."""
-    return bool(ANSWERS.get(flag, flag) if isinstance(flag, str) else flag)
+    return flag.lower() in ("true", "t", "yes", "y", "on") if isinstance(flag, str) else bool(flag)
 
 
 def is_terminal(row: Row, actions: Actions | None) -> bool:
