@@ -35,7 +35,7 @@ class EmbeddingConfig(Section):
     """Without buckets: most ids that have a vector of their own. Others share one, and are counted."""
 
     def rules(self) -> Iterator[Problem]:
-        """Yields scores with another pooling, and keys without an effect."""
+        """Yields Problems for scores with another pooling, and for a key without an effect."""
         if self.scores and self.pooling != "sum":
             yield self.wrong("pooling", '"sum" with scores', "The sum of vectors, each times its score, is learned")
         if self.buckets is not None and "max_ids" in self.changed:
@@ -43,7 +43,7 @@ class EmbeddingConfig(Section):
 
 
 def _problems(embeddings: Mapping[str, EmbeddingConfig]) -> Iterator[Problem]:
-    """Yields faults of single features, and of features that share a table."""
+    """Yields Problems of single features, and of features that share a table."""
     first: dict[str, tuple[str, EmbeddingConfig]] = {}
     for feature, section in embeddings.items():
         try:

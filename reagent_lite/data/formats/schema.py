@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.item_table import ItemTable
@@ -96,6 +97,17 @@ def find_distinct(array: pa.Array) -> tuple[pa.Array, NDArray[np.int32]]:
 def take_or_null(values: pa.Array, indices: NDArray[np.integer[Any]]) -> pa.Array:
     """Returns the values at indices [n], null where an index is negative."""
     return values.take(pa.array(indices, mask=indices < 0))
+
+
+def split_pairs(array: pa.Array) -> tuple[pa.Array, pa.Array, NDArray[np.int64]]:
+    """Returns the keys and values of an array of maps, or of lists of structs (key, value), and each pair's row."""
+    offsets = to_numpy(array.offsets).astype(np.int64)
+    span = slice(int(offsets[0]), int(offsets[-1]))
+    row = np.repeat(np.arange(len(array)), np.diff(offsets))
+    if pa.types.is_map(array.type):
+        return array.keys[span], array.items[span], row
+    pairs = array.values[span]
+    return pc.struct_field(pairs, "key"), pc.struct_field(pairs, "value"), row
 
 
 def to_numpy(array: pa.Array) -> NDArray[Any]:

@@ -16,7 +16,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.categories import MOST_CHARACTERS, codes_of
-from reagent_lite.data.formats.schema import fill_nulls, to_numpy, valid_rows
+from reagent_lite.data.formats.schema import (
+    fill_nulls,
+    find_distinct,
+    split_pairs,
+    take_or_null,
+    to_numpy,
+    valid_rows,
+)
 from reagent_lite.data.rows.block_columns import Column, column_of, float64, is_list, is_number, is_string, of_cells
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.matrices import FeatureMatrix
@@ -103,8 +110,8 @@ def _split(column: Column, names: set[str]) -> tuple[Column, dict[str, pa.Array]
 
 
 def _split_texts(column: Column, names: set[str]) -> tuple[Column, dict[str, pa.Array]]:
-    encoded = column.array.dictionary_encode()
-    values = [json.loads(text) for text in encoded.dictionary.to_pylist()]
+    distinct, index = find_distinct(column.array)
+    values = [json.loads(text) for text in distinct.to_pylist()]
     of_names: dict[str, list[Any]] = {}
     rest = []
     for number, value in enumerate(values):
@@ -113,13 +120,12 @@ def _split_texts(column: Column, names: set[str]) -> tuple[Column, dict[str, pa.
                 of_names.setdefault(name, [None] * len(values))[number] = value[name]
             value = {name: inner for name, inner in value.items() if name not in names}
         rest.append(json.dumps(value))
-    indices = encoded.indices
     arrays = {
-        name: pa.array([None if v is None else json.dumps(v) for v in of_name], pa.string()).take(indices)
+        name: take_or_null(pa.array([None if v is None else json.dumps(v) for v in of_name], pa.string()), index)
         for name, of_name in of_names.items()
     }
     tagged = {name: _as_text(array) for name, array in arrays.items()}
-    return replace(column, array=pa.array(rest, pa.string()).take(indices)), tagged
+    return replace(column, array=take_or_null(pa.array(rest, pa.string()), index)), tagged
 
 
 def _as_text(array: pa.Array) -> pa.Array:
@@ -129,19 +135,12 @@ def _as_text(array: pa.Array) -> pa.Array:
 
 def _split_pairs(column: Column, names: set[str]) -> tuple[Column, dict[str, pa.Array]]:
     array = column.array
-    offsets = to_numpy(array.offsets).astype(np.int64)
-    span = slice(int(offsets[0]), int(offsets[-1]))
-    if pa.types.is_map(array.type):
-        keys = array.keys[span]
-        items = array.items[span]
-    else:
-        if {member.name for member in array.type.value_type} != _PAIR:
-            return column, {}
-        keys, items = (pc.struct_field(array.values[span], name) for name in ("key", "value"))
+    if not pa.types.is_map(array.type) and {member.name for member in array.type.value_type} != _PAIR:
+        return column, {}
+    keys, items, row = split_pairs(array)
     if pa.types.is_binary(keys.type) or pa.types.is_large_binary(keys.type):
         return column, {}
     texts = keys.cast(pa.string())
-    row = np.repeat(np.arange(len(array)), np.diff(offsets))
     kept = np.ones(len(texts), bool)
     arrays = {}
     for name in sorted(names):
@@ -182,9 +181,9 @@ def _matrix(column: Column, name: str, faults: Faults, feature: IdFeature) -> Fe
     kept = position < feature.length
     faults.ids_left_out += int((~kept).sum())
     values = np.full((len(read.lengths), len(feature.columns)), np.nan, np.float32)
-    encoded = read.ids.dictionary_encode()
-    codes = np.append(codes_of(encoded.dictionary.to_pylist()), np.float32(np.nan))
-    values[row[kept], position[kept]] = codes[fill_nulls(encoded.indices, -1)][kept]
+    distinct, index = find_distinct(read.ids)
+    codes = np.append(codes_of(distinct.to_pylist()), np.float32(np.nan))
+    values[row[kept], position[kept]] = codes[index][kept]
     if read.scores is not None:
         values[row[kept], feature.length + position[kept]] = read.scores[kept]
     faults.features |= {column_id for column_id in feature.columns if column_id != feature.feature}
@@ -252,9 +251,8 @@ def _read_in_python(array: pa.Array, feature: IdFeature) -> _Ids:
     texts = pc.struct_field(array, 0) if tagged else array
     index = np.arange(len(texts))
     if is_string(texts.type):
-        encoded = texts.dictionary_encode()
-        texts = encoded.dictionary
-        index = fill_nulls(encoded.indices, len(texts)).astype(np.int64)
+        texts, codes = find_distinct(texts)
+        index = np.where(codes < 0, len(texts), codes)
     has_lists = feature.length > 1 or feature.scores
     values = [*texts.to_pylist(maps_as_pydicts="lossy"), None]
     ids: list[list[str]] = []

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.categories import MOST_CHARACTERS, codes_of
-from reagent_lite.data.formats.schema import VALUES, fill_nulls, find_distinct, to_numpy, valid_rows
+from reagent_lite.data.formats.schema import VALUES, fill_nulls, find_distinct, split_pairs, valid_rows
 from reagent_lite.data.rows.block_columns import (
     NONE,
     Column,
@@ -300,14 +300,7 @@ class _MapReading:
     def of_pairs(self) -> Named:
         array = self.column.array
         present = self.column.present
-        offsets = to_numpy(array.offsets).astype(np.int64)
-        span = slice(int(offsets[0]), int(offsets[-1]))
-        if pa.types.is_map(array.type):
-            keys = array.keys[span]
-            items = array.items[span]
-        else:
-            keys, items = (pc.struct_field(array.values[span], name) for name in _PAIR)
-        row = np.repeat(np.arange(len(array)), np.diff(offsets))
+        keys, items, row = split_pairs(array)
         rows = row if self.column.rows is None else self.column.rows[row]
         distinct, key = find_distinct(keys)
         decoded = [_name_of(name) for name in distinct.to_pylist()]
