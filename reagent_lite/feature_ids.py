@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _ID = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _NAME = re.compile(r"[^\W\d][^\x00-\x1f\x7f]{0,99}")
 _LIST_COLUMN = re.compile(r"\[[0-9]+\]( score)?$")
+MOST_STEPS = 1000
+"""Most steps of a state."""
 EXPECTED = "as a feature id an integer of at most 18 digits or a name that begins with a letter"
 
 
@@ -80,6 +82,33 @@ def list_columns(feature: int, length: int, *, scores: bool = False) -> tuple[in
     name = str(feature) if isinstance(feature, FeatureId) else f"feature {feature}"
     ids = tuple(FeatureId(f"{name}[{index}]") for index in range(length))
     return ids + tuple(FeatureId(f"{name}[{index}] score") for index in range(length if scores else 0))
+
+
+def stack_columns(ids: Sequence[int], history: int) -> tuple[int, ...]:
+    """Returns the ids of the columns of a state that has the last `history` steps of its episode, the oldest first.
+
+    Each step has a column that is 1 if the step exists and 0 before the episode's start, then the columns `ids`. Those
+    of the present step keep their ids; with `history` 1 there are no others.
+    """
+    if history == 1:
+        return tuple(ids)
+    columns: list[int] = []
+    for lag in reversed(range(history)):
+        columns.append(FeatureId(f"step {lag} ago"))
+        columns += [FeatureId(name_of_step(str(feature), lag)) if lag else feature for feature in ids]
+    return tuple(columns)
+
+
+def stacked_width(width: int, history: int) -> int:
+    """Returns the columns of the last `history` steps, if a step alone has `width`."""
+    return width if history == 1 else history * (1 + width)
+
+
+def name_of_step(name: str, lag: int) -> str:
+    """Returns the name of a feature `lag` steps ago; that of the present step is the feature's own."""
+    if lag == 0:
+        return name
+    return f"{name} ({lag} step ago)" if lag == 1 else f"{name} ({lag} steps ago)"
 
 
 def is_list_column(feature: int) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from reagent_lite.feature_ids import list_columns
+from reagent_lite.feature_ids import list_columns, name_of_step, stack_columns, stacked_width
 
 if TYPE_CHECKING:  # a process that only reads configs and data does not wait for torch
     from collections.abc import Callable, Iterator
@@ -248,9 +248,15 @@ class FeatureSpec:
 
 @dataclass(frozen=True, slots=True)
 class NormalizationSpec:
-    """Features in column order: by type in FeatureType's order, by id inside a type."""
+    """Features in column order: by type in FeatureType's order, by id inside a type.
+
+    Attributes:
+        features: the features, each with one normalization for all steps.
+        history: steps that a row has, see `feature_ids.stack_columns`; the columns below are those of all of them.
+    """
 
     features: tuple[FeatureSpec, ...]
+    history: int = 1
 
     @classmethod
     def ordered(cls, features: dict[int, FeatureSpec]) -> Self:
@@ -259,9 +265,14 @@ class NormalizationSpec:
         return cls(tuple(sorted(features.values(), key=lambda f: (order.index(f.feature_type), f.feature_id))))
 
     @property
+    def step(self) -> NormalizationSpec:
+        """The normalization of one step."""
+        return replace(self, history=1)
+
+    @property
     def feature_ids(self) -> tuple[int, ...]:
         """Ids in column order of the raw input."""
-        return tuple(raw_id for feature in self.features for raw_id in feature.raw_ids)
+        return stack_columns([raw_id for feature in self.features for raw_id in feature.raw_ids], self.history)
 
     @property
     def embeddings(self) -> tuple[Embedding, ...]:
@@ -271,12 +282,16 @@ class NormalizationSpec:
     @property
     def width(self) -> int:
         """Number of columns of the normalized output."""
-        return sum(feature.width for feature in self.features)
+        return stacked_width(sum(feature.width for feature in self.features), self.history)
 
     @property
     def column_names(self) -> tuple[str, ...]:
         """Names of the columns of the normalized output; those of a category have its value."""
-        return tuple(name for feature in self.features for name in _column_names(feature))
+        names = [name for feature in self.features for name in _column_names(feature)]
+        if self.history == 1:
+            return tuple(names)
+        steps = [(f"step {lag} ago", *(name_of_step(name, lag) for name in names)) for lag in range(self.history)]
+        return tuple(name for step in reversed(steps) for name in step)
 
 
 def _column_names(feature: FeatureSpec) -> tuple[str, ...]:
@@ -297,6 +312,8 @@ class SourceSpec:
         metric_names: names of the M columns of `metrics`.
         state_embeddings: embeddings whose row numbers and scores are the last columns of a state.
         action_embeddings: the same of a candidate.
+        history: steps that a state has, the oldest first, each of num_state_features / history columns. With more than
+            one, the first of these is 1 if the step exists, and 0, as all others, before the start of the episode.
     """
 
     num_state_features: int
@@ -305,6 +322,7 @@ class SourceSpec:
     metric_names: tuple[str, ...] = ()
     state_embeddings: tuple[Embedding, ...] = ()
     action_embeddings: tuple[Embedding, ...] = ()
+    history: int = 1
 
     @property
     def parametric(self) -> bool:

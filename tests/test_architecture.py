@@ -41,7 +41,7 @@ DATA_LAYERS = {
     "copy": 6, "shard_files": 6,
     "sampling": 7, "episode_folder": 7, "inspection": 7,
 }  # fmt: skip
-SCIENCE = {("tasks", "scoring"), ("tasks", "run_statistics")}
+SCIENCE = {("tasks", "scoring"), ("tasks", "steps_of_rows"), ("tasks", "run_statistics")}
 FILES = sorted((ROOT / "reagent_lite").rglob("*.py"))
 
 

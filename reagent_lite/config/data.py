@@ -1,12 +1,17 @@
 """`data`: columns of the log, location of the training copy, and reading of rows."""
 
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from reagent_lite.config.column_names import Columns
 from reagent_lite.config.embedding_config import Embeddings
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.paths import SameEpisodes
 from reagent_lite.config.section import Count, LocalPath, NoEffect, Section
+from reagent_lite.errors import Problem
+from reagent_lite.feature_ids import MOST_STEPS
 
 
 class DataConfig(Section):
@@ -21,6 +26,9 @@ class DataConfig(Section):
     item_id: ItemId = ITEM_ID
     possible_items: PossibleItems = None
     embeddings: Embeddings = {}
+    history: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 1
+    """Steps of the episode that a state has: this one and those before it, masked before the episode's start. See
+    docs/history.md."""
     training_copy_dir: LocalPath | None = None
     """Folder on this machine's disk for the memory-mapped copy; absent: next to the data, or in the user's cache if
     that folder is not writable."""
@@ -35,3 +43,9 @@ class DataConfig(Section):
     rows fit."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = (WITHOUT_ITEMS,)
+
+    def rules(self) -> Iterator[Problem]:
+        """Yields a Problem for ids in states of several steps."""
+        if self.history > 1 and self.embeddings:
+            todo = "Vectors of ids are those of one step. Leave one of them out"
+            yield self.wrong("embeddings", "absent with data.history above 1", todo, got="given")

@@ -252,7 +252,7 @@ class WorkflowConfig(AlgorithmConfig):
             (
                 "eval_data_path",
                 *keys_of("norm_params", NormParams),
-                *keys_of("data", DataConfig, but=("global_minibatch_size",)),
+                *keys_of("data", DataConfig, but=("global_minibatch_size", "history")),
                 *keys_of("evaluation", EvaluationConfig, but=("choosing_share", "confidence_level")),
             ),
             "absent without training_data_path",
@@ -587,6 +587,9 @@ class WorkflowConfig(AlgorithmConfig):
                 "both or learn with several processes",
                 "A collector is one process; start several collectors instead",
             )
+        if self.data.history > 1 and simulation.mode != "both":
+            todo = "Rows of collectors have one step. Learn in one process, or from a log of simulated episodes"
+            yield self.wrong("data.history", f"1 with simulation.mode {simulation.mode}", todo)
         if self.training_data_path and simulation.mode == "both" and simulation.share is None:
             yield self.wrong(
                 "simulation.share",

@@ -59,6 +59,7 @@ class Arena:
             stream=_STREAM,
             time_limit=settings.time_limit,
             parametric=models[0].bundle.parametric,
+            history=max(model.bundle.history for model in models),
         )
 
     def play(self, gamma: float) -> Played:

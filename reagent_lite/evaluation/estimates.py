@@ -21,13 +21,14 @@ from reagent_lite.data.sampling.normalized import open_raw_columns
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import build_rows
 from reagent_lite.data.sampling.spans import single_steps
+from reagent_lite.data.sampling.stacked import stack_columns_of
 from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import DataError, Problem, pluralize
 from reagent_lite.evaluation.behavior import estimated_behavior, replaced_propensities, without_propensity
 from reagent_lite.evaluation.cpe import CPEResult, Estimate, differences
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.evaluator import NO_COLUMNS, EpisodeColumns, EvaluationInput, PolicyEvaluator, own_seed
-from reagent_lite.evaluation.explanation import Explanation
+from reagent_lite.evaluation.explanation import Explanation, at_all_steps
 from reagent_lite.evaluation.exported_model import ExportedModel, ExportedPolicy, FeatureReader
 from reagent_lite.evaluation.given_policy import GivenPolicy
 from reagent_lite.evaluation.policy_models import split_log
@@ -132,9 +133,10 @@ class EvaluationLog:
         split = split_log(sides, scored, config.evaluation)
         spans = models[0].spans(copy) if models else single_steps(copy)
         features = open_raw_columns(copy.candidates) if copy.parametric else None
-        rows = build_rows(copy, spans, np.arange(len(copy)), open_raw_columns(copy.state), features)
         estimated = settings.propensities == "estimate"
-        reading = models[0].reading if models else _reading(copy, config, fitted=fitted or estimated)
+        reading = _reading(copy, config, models, fitted=fitted or estimated)
+        state = stack_columns_of(copy, open_raw_columns(copy.state), reading.history, absent=np.nan)
+        rows = build_rows(copy, spans, np.arange(len(copy)), state, features)
         rows = by_episode.weighted(rows, copy.episode)
         behavior = None
         if estimated:
@@ -199,8 +201,11 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
     choices = []
     explanations = []
     warnings = [*log.warnings]
-    # raw columns: each feature is one
-    columns = [[[column] for column in range(len(ids))] for ids in (log.copy.state_ids, log.copy.action_ids)]
+    # raw columns: each feature is one, at each step
+    columns: list[list[Sequence[int]]] = [
+        [[column] for column in range(len(ids))] for ids in (log.copy.state_ids, log.copy.action_ids)
+    ]
+    columns[0] = at_all_steps(columns[0], len(columns[0]), log.reading.history)
     for policy, seen in zip(policies, log.seen, strict=True):
         evaluator = _evaluator(config, policy, log)
         evaluator.fit(final=True)
@@ -236,7 +241,12 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
     )
 
 
-def _reading(copy: TrainingCopy, config: EvaluateConfig, *, fitted: bool) -> FeatureReader:
+def _reading(
+    copy: TrainingCopy, config: EvaluateConfig, models: Sequence[ExportedModel], *, fitted: bool
+) -> FeatureReader:
+    """Returns how models of policies read the log: as the first model does, with the longest history of all models."""
+    if models:
+        return models[0].reading.with_history(max(model.bundle.history for model in models))
     return FeatureReader.fitted(copy, config) if fitted else FeatureReader.raw(copy)
 
 
@@ -254,7 +264,7 @@ def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: EvaluationL
         choices = Choices(policy.bundle, copy.state_ids, copy.action_names, copy.action_ids)
         probabilities: PolicyProbabilities = ExportedPolicy(policy, config, choices)
         rows = log.evaluated
-        reading = policy.reading
+        reading = policy.reading.with_history(log.reading.history)
     else:
         rows, probabilities = policy.on(log.evaluated, log.columns.get(policy.key))
         reading = log.reading
@@ -283,7 +293,7 @@ def _feature_warnings(model: ExportedModel, copy: TrainingCopy) -> list[str]:
     Raises:
         DataError: no feature is in both; a feature is a text in one of them and a number in the other.
     """
-    kinds = [("state", copy.state_ids, model.bundle.state_feature_ids)]
+    kinds = [("state", copy.state_ids, model.bundle.step_feature_ids)]
     if model.bundle.parametric:
         kinds.append(("candidate", copy.action_ids, model.bundle.action_feature_ids))
     for column, spec in model.reading.normalization.items():

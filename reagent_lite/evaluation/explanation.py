@@ -406,6 +406,13 @@ def _with_candidates(features: StateFeatures, copy: TrainingCopy) -> StateFeatur
     )
 
 
+def at_all_steps(columns: Sequence[Sequence[int]], width: int, history: int) -> list[Sequence[int]]:
+    """Returns the columns of features in the last `history` steps, given those in one step of `width` columns."""
+    if history == 1:
+        return list(columns)
+    return [[lag * (1 + width) + 1 + column for lag in range(history) for column in of] for of in columns]
+
+
 def _importance(choices: _LoggedChoices, tree: SmallTree, reader: Reader, generator: np.random.Generator) -> Importance:
     """Returns how many decisions change if a feature's values are shuffled among rows."""
     names = choices.features.names

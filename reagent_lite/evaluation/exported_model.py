@@ -6,7 +6,7 @@ raw rows ─┬─► the bundle, through onnxruntime ────────�
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ from reagent_lite.data.sampling.spans import Spans, single_steps, time_steps
 from reagent_lite.errors import BundleError, DataError, Problem
 from reagent_lite.export.bundle import CONFIG_FILE, EVALUATION_FILE, NORMALIZATION_FILE, Bundle, load_bundle
 from reagent_lite.export.choices import Choices
-from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.feature_ids import stack_columns
+from reagent_lite.models.preprocessor import build_preprocessor
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy, policy_of
 from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, SourceSpec
 
@@ -85,6 +86,16 @@ class FeatureReader:
         action = {"action": raw(copy.action_ids)} if copy.parametric else {}
         return cls(normalization={"state": raw(copy.state_ids)} | action, training=TrainingConfig())
 
+    @property
+    def history(self) -> int:
+        """Number of steps of a state."""
+        return self.normalization["state"].history
+
+    def with_history(self, history: int) -> "FeatureReader":
+        """Returns the same for states of the last `history` steps."""
+        state = replace(self.normalization["state"], history=history)
+        return replace(self, normalization={**self.normalization, "state": state})
+
     def spec(self, copy: TrainingCopy) -> SourceSpec:
         """Returns the feature and action counts of a log after normalization."""
         return SourceSpec(
@@ -94,11 +105,12 @@ class FeatureReader:
             metric_names=copy.metric_names,
             state_embeddings=self.normalization["state"].embeddings,
             action_embeddings=self.normalization["action"].embeddings if copy.parametric else (),
+            history=self.history,
         )
 
     def reader(self, copy: TrainingCopy) -> Read:
         """Returns a function that normalizes a log's raw states and choices."""
-        read_state = self._reader("state", copy.state_ids)
+        read_state = self._reader("state", stack_columns(copy.state_ids, self.history))
         read_action = self._reader("action", copy.action_ids) if copy.parametric else None
 
         def read(state: Tensor, actions: Actions) -> tuple[Tensor, Actions]:
@@ -123,7 +135,7 @@ class FeatureReader:
 
     def _reader(self, column: str, ids: tuple[int, ...]) -> Reordered:
         spec = self.normalization[column]
-        return Reordered(ids, spec, Preprocessor(spec, missing_as_zero=self.missing_as_zero))
+        return Reordered(ids, spec, build_preprocessor(spec, missing_as_zero=self.missing_as_zero))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +185,7 @@ class ExportedModel:
             training=check(TrainingConfig, config.get("training", {})),
             missing_as_zero=bool(config.get("rl", {}).get("set_missing_value_to_zero", False)),
         )
+        reading = reading.with_history(bundle.history)
         evaluation = folder / EVALUATION_FILE
         time_discount = json.loads(evaluation.read_bytes()).get("time_discount") if evaluation.exists() else None
         return cls(key=key, path=folder, bundle=bundle, config=config, reading=reading, time_discount=time_discount)

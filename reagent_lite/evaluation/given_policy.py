@@ -75,7 +75,11 @@ class GivenPolicy:
             policy = partial(_of_logged, width)
         state = log.rows.state
         extended = _StatesWithProbabilities(
-            values=state.values, width=width, mapped=state.mapped, probabilities=torch.from_numpy(values)
+            values=state.values,
+            width=width,
+            mapped=state.mapped,
+            states=state,
+            probabilities=torch.from_numpy(values),
         )
         rows = replace(log.rows, state=extended)
         return replace(log, rows=rows, train_rows=rows, split=split, unknown=unknown), policy
@@ -91,17 +95,24 @@ class _StatesWithProbabilities(FeatureColumns):
     """States with a policy's probabilities appended.
 
     Attributes:
+        states: the states alone.
         probabilities: [R, P] probabilities for the log's rows; those for other states are unknown.
     """
 
+    states: FeatureColumns
     probabilities: Tensor
+
+    @property
+    def widest(self) -> int:
+        """Number of columns of the states."""
+        return self.states.widest
 
     def take(self, index: Tensor) -> Tensor:
         """Returns states and probabilities [n, W + P]; NaN for unknown probabilities."""
         last = len(self.probabilities) - 1
         probabilities = self.probabilities.index_select(0, index.clamp(max=last))
         probabilities = probabilities.masked_fill((index > last).unsqueeze(1), torch.nan)
-        return torch.cat((FeatureColumns.take(self, index), probabilities), 1)
+        return torch.cat((self.states.take(index), probabilities), 1)
 
 
 def _complete(width: int, state: Tensor, actions: Actions) -> Tensor:

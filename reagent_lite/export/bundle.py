@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from reagent_lite.errors import BundleError, Problem, join_names, pluralize, raise_any
 from reagent_lite.export.exploration import certain_share
-from reagent_lite.export.feature_set import FeatureMap, FeatureSet, checked_array
+from reagent_lite.export.feature_set import FeatureMap, FeatureSet, checked_array, stack_steps
 from reagent_lite.export.tolerance import Tolerance, compare_choices
-from reagent_lite.feature_ids import read
+from reagent_lite.feature_ids import MOST_STEPS, name_of_step, read, stack_columns, stacked_width
 from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ITEMS_FILE, UNKNOWN, ItemTable, are_ids
 from reagent_lite.manifest import BUNDLE, FILE_NAME, verify_folder
@@ -80,7 +80,9 @@ class Bundle:
     Attributes:
         manifest: the document of manifest.json.
         workflow: "dqn" or "parametric_dqn".
-        state_feature_ids: ids of the state's columns.
+        history: number of steps of a state, see `states`.
+        step_feature_ids: ids of the columns of one step.
+        state_feature_ids: ids of the state's columns, of all its steps, the oldest first.
         action_feature_ids: ids of a candidate's columns; empty with named actions.
         action_names: names of the actions; empty with candidates.
         policy: the policy behind the propensities: {"kind": "softmax", "temperature": ...} or
@@ -109,7 +111,9 @@ class Bundle:
         normalization = json.loads(files[NORMALIZATION_FILE])
         self.manifest = manifest
         self.workflow: str = manifest["workflow"]
-        self.state_feature_ids = read(manifest["state_feature_ids"])
+        self.history: int = manifest.get("history", 1)
+        self.step_feature_ids = read(manifest["state_feature_ids"])
+        self.state_feature_ids = stack_columns(self.step_feature_ids, self.history)
         self.action_feature_ids = read(manifest["action_feature_ids"])
         self.action_names = tuple(manifest["action_names"])
         self.policy: dict[str, Any] = manifest["policy"]
@@ -125,7 +129,12 @@ class Bundle:
         self._session = session
         self._inputs = [entry.name for entry in session.get_inputs()]
         self._files = files
-        self._state = FeatureSet.of(self.state_feature_ids, normalization.get("state", {}), self.raw["state"])
+        of_state = normalization.get("state", {})
+        self._state = FeatureSet.of(self.step_feature_ids, of_state, self.raw["state"])
+        self._stacked = self._state
+        if self.history > 1:
+            steps = {name_of_step(name, lag): of_state[name] for name in of_state for lag in range(self.history)}
+            self._stacked = FeatureSet.of(self.state_feature_ids, steps, ())
         self._action = FeatureSet.of(self.action_feature_ids, normalization.get("action", {}), self.raw["action"])
         self.levels = {"state": self._state.levels, "action": self._action.levels}
         self.id_features = {"state": self._state.id_features, "action": self._action.id_features}
@@ -137,6 +146,8 @@ class Bundle:
         if self.items is not None:
             choices = f"{pluralize(len(self.items), 'item')} of {candidates}"
         state = join_names(self._state.names)
+        if self.history > 1:
+            state = f"{state} of the last {self.history} steps"
         return f"<Bundle {self.workflow}: state features {state}; {choices}; policy {self.policy}>"
 
     @property
@@ -190,8 +201,13 @@ class Bundle:
         raise_any([Problem(where, expected, item) for item in unknown], BundleError)
         return self._item_values[rows]
 
-    def states(self, maps: Sequence[FeatureMap], *, ignore_unknown: bool = False) -> NDArray[np.float32]:
+    def states(
+        self, maps: Sequence[FeatureMap | Sequence[FeatureMap]], *, ignore_unknown: bool = False
+    ) -> NDArray[np.float32]:
         """Returns the features [N, F] in sparse maps {feature id: value}; NaN where a feature is absent or null.
+
+        With a `history` above 1 a row is a list of maps, one for each step of its episode so far, the oldest first; of
+        more than `history`, the last count. A map in place of a list is the first step of an episode.
 
         A feature with levels takes texts and gets their codes (`categories.code_of`); other features take numbers, true
         and false. A text that is not a level counts as other. None, NaN and pandas.NA are missing.
@@ -203,6 +219,18 @@ class Bundle:
         Raises:
             BundleError: an unknown feature id, a number in place of a text, or any other value that is not a number.
         """
+        if self.history == 1:
+            return self.steps(maps, ignore_unknown=ignore_unknown)  # type: ignore[arg-type]
+        steps = []
+        for row, given in enumerate(maps):
+            listed = [given] if isinstance(given, Mapping) else list(given)[-self.history :]
+            if not listed:
+                raise BundleError(Problem(f"states[{row}]", "a map for each step, the present one last", "no step"))
+            steps.append(self._state.of_maps(f"states[{row}]", listed, ignore_unknown=ignore_unknown))
+        return stack_steps(steps, len(self.step_feature_ids), self.history)
+
+    def steps(self, maps: Sequence[FeatureMap], *, ignore_unknown: bool = False) -> NDArray[np.float32]:
+        """Returns the features [N, F] of single steps, in the order of `step_feature_ids`; see `states`."""
         return self._state.of_maps("states", maps, ignore_unknown=ignore_unknown)
 
     def candidates(
@@ -239,10 +267,12 @@ class Bundle:
         normalization does not list.
 
         Args:
-            values: [N, F] raw features as returned by `states` or `candidates`.
+            values: [N, F] raw features as returned by `states` or `candidates`; of several steps, the present counts.
             candidates: whether these are features of candidates.
         """
-        return (self._action if candidates else self._state).others(values)
+        if candidates:
+            return self._action.others(values)
+        return self._state.others(values[:, values.shape[1] - len(self.step_feature_ids) :])
 
     def predict(
         self,
@@ -268,7 +298,7 @@ class Bundle:
         Raises:
             BundleError: a wrong shape or type, or infinity.
         """
-        state = self._state.of_arrays("values", values)
+        state = self._stacked.of_arrays("values", values)
         num_rows = len(state)
         feed: list[NDArray[Any]] = self._features("values", state, presence)
         exists = np.ones((num_rows, len(self.action_names)), dtype=np.bool_)
@@ -286,7 +316,7 @@ class Bundle:
 
     def predict_rows(
         self,
-        states: Sequence[FeatureMap],
+        states: Sequence[FeatureMap | Sequence[FeatureMap]],
         candidates: Sequence[Sequence[FeatureMap] | Sequence[ItemId]] | None = None,
         mask: ArrayLike | None = None,
         *,
@@ -434,7 +464,7 @@ def load_bundle(path: str | os.PathLike[str], *, threads: int = 0) -> Bundle:
         expected = f"the outputs {join_names(sorted(_OUTPUTS))}"
         raise BundleError(Problem(where, expected, f"no {join_names(sorted(missing))}", _EXPORT_AGAIN))
     widths = [entry.shape[-1] if entry.shape else None for entry in session.get_inputs()]
-    states = len(manifest["state_feature_ids"])
+    states = stacked_width(len(manifest["state_feature_ids"]), manifest.get("history", 1))
     candidates = len(manifest["action_feature_ids"])
     names = len(manifest["action_names"])
     described = [states, states, names] if names else [states, states, candidates, candidates, *widths[4:]]
@@ -487,10 +517,18 @@ def _are_ids(value: Any) -> bool:
     return len(set(ids)) == len(ids)
 
 
+def _are_steps(value: Any) -> bool:
+    return type(value) is int and 2 <= value <= MOST_STEPS
+
+
 _KEYS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "workflow": ("dqn or parametric_dqn", lambda value: value in ("dqn", "parametric_dqn")),
     "state_feature_ids": ("a list of feature ids and names, each once", _are_ids),
     "action_feature_ids": ("a list of feature ids and names, each once", _are_ids),
+    "history": (
+        f"a number of steps from 2 to {MOST_STEPS}, or absent",
+        lambda value: value is None or _are_steps(value),
+    ),
     "action_names": ("a list of names, each once", _are_names),
     "policy": ("softmax with a temperature above 0, or epsilon_greedy with an epsilon from 0 to 1", _is_policy),
     "steps": ("a number of optimizer steps", lambda value: type(value) is int),

@@ -10,6 +10,7 @@ from torch import Tensor
 from reagent_lite.data.rows.matrices import in_order
 from reagent_lite.errors import Problem
 from reagent_lite.export.bundle import Bundle, Prediction
+from reagent_lite.feature_ids import stack_columns
 from reagent_lite.sim.spec import EnvSpec
 
 CHOICES = ("named actions (workflows.dqn)", "candidates (workflows.parametric_dqn)")
@@ -19,9 +20,12 @@ CHOICES = ("named actions (workflows.dqn)", "candidates (workflows.parametric_dq
 class Choices:
     """Predictions of a bundle, through onnxruntime, for rows with another order of columns and actions.
 
+    Attributes:
+        history: number of steps that the bundle reads.
+
     Args:
         bundle: the model.
-        state_ids: feature ids of the rows' states, by column.
+        state_ids: feature ids of the rows' states, by column of one step; a row may have several.
         action_names: names of the rows' actions, in order; not used with candidates.
         action_ids: feature ids of the rows' candidates, by column.
     """
@@ -32,6 +36,7 @@ class Choices:
         self._bundle = bundle
         self._state_ids = state_ids
         self._action_ids = action_ids
+        self.history = bundle.history
         names = () if bundle.parametric else action_names
         self._order = np.array([bundle.action_names.index(name) for name in names], np.int64)
 
@@ -43,10 +48,14 @@ class Choices:
     def __call__(self, state: Tensor, mask: Tensor | None, features: Tensor | None) -> Prediction:
         """Returns predictions for state [N, S], mask [N, K] and features [N, K, F] of candidates.
 
+        A state of more steps than the model reads is read from its end; one of fewer is refused by callers.
+
         Raises:
             BundleError: a feature is infinite.
         """
-        values = in_order(state.cpu().numpy(), self._state_ids, self._bundle.state_feature_ids, absent=np.nan)
+        width = 1 + len(self._state_ids)
+        ids = stack_columns(self._state_ids, max(state.shape[1] // width, 1))
+        values = in_order(state.cpu().numpy(), ids, self._bundle.state_feature_ids, absent=np.nan)
         allowed = None if mask is None else mask.cpu().numpy()
         if self._bundle.parametric:
             assert features is not None
@@ -114,7 +123,7 @@ def compare_with_environment(bundle: Bundle, spec: EnvSpec, where: str) -> list[
             )
         )
     sizes = {
-        "state": (bundle.state_feature_ids, spec.observation_size),
+        "state": (bundle.step_feature_ids, spec.observation_size),
         "action": (bundle.action_feature_ids, spec.action_feature_size),
     }
     for name, (ids, size) in sizes.items():

@@ -212,6 +212,23 @@ class FeatureSet:
         return numbers
 
 
+def stack_steps(rows: Sequence[NDArray[np.float32]], width: int, history: int) -> NDArray[np.float32]:
+    """Returns states [N, history * (1 + F)] of the last steps, as `feature_ids.stack_columns` names their columns.
+
+    Args:
+        rows: for each row the features [k, F] of its steps, the oldest first; of more than `history`, the last count.
+        width: F.
+        history: number of steps of a state.
+    """
+    stacked = np.full((len(rows), history, 1 + width), np.nan, np.float32)
+    stacked[:, :, 0] = 0.0
+    for row, steps in zip(stacked, rows, strict=True):
+        kept = steps[-history:]
+        row[history - len(kept) :, 0] = 1.0
+        row[history - len(kept) :, 1:] = kept
+    return stacked.reshape(len(rows), history * (1 + width))
+
+
 def features_of_ids(normalization: Mapping[str, Any]) -> dict[str, IdFeature]:
     """Returns {feature id as text: the feature} of the features of ids in a part of normalization.json."""
     features = {}

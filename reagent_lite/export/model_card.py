@@ -17,7 +17,7 @@ _USE: Final = """```python
 from reagent_lite import load_bundle
 
 bundle = load_bundle("model")
-prediction = bundle.predict_rows([{{{state}}}]{candidates})  # absent features are missing
+prediction = bundle.predict_rows([{state}]{candidates})  # absent features are missing
 prediction.greedy  # {greedy}
 prediction.draw()  # drawn from the policy: index and propensity, to log with the decision
 ```
@@ -65,7 +65,7 @@ def model_card(predictor: Predictor, content: BundleContent, certain_share: floa
         "Use": _use(predictor, content),
         "Choices": _choices(predictor, content.items),
         "Policy": _policy(predictor, certain_share),
-        "State features": _features(predictor.state_feature_ids, content.normalization.get("state", {})),
+        "State features": _state_features(predictor, content.normalization.get("state", {})),
         **_candidates(predictor, content),
         "Evaluation": content.findings or "None was made.",
         "Limits": _LIMITS,
@@ -86,7 +86,9 @@ def _use(predictor: Predictor, content: BundleContent) -> str:
             rows.append(
                 f"| {kind} `{name}` | {dtype} | {', '.join(map(str, axes))} | {what.format(score=content.score)} |"
             )
-    state = _example(predictor.state_feature_ids, content.normalization.get("state", {}), 0.5)
+    state = f"{{{_example(predictor.step_feature_ids, content.normalization.get('state', {}), 0.5)}}}"
+    if predictor.history > 1:
+        state = f"[{state}, {state}]"
     first, second = (
         _example(predictor.action_feature_ids, content.normalization.get("action", {}), value) for value in (1.0, 2.0)
     )
@@ -130,6 +132,19 @@ def _policy(predictor: Predictor, certain_share: float) -> str:
         f"{text} A choice is allowed if a model of the log finds it at least {predictor.threshold:g} times as likely "
         "as the likeliest open choice (BCQ): see `choices` of `model.onnx`. q of the other choices was not learned for "
         "use; `model.torchscript` lowers it by 1e10."
+    )
+
+
+def _state_features(predictor: Predictor, parameters: dict[str, str]) -> str:
+    table = _features(predictor.step_feature_ids, parameters)
+    if predictor.history == 1:
+        return table
+    width = 1 + len(predictor.step_feature_ids)
+    return (
+        f"A state has the last {predictor.history} steps of its episode, the oldest first, with {width} columns each: "
+        "1 if the step exists, else 0, as before the start of the episode; then the features of the table. The present "
+        "step, which is the last, always exists. `predict_rows` takes a list of maps for each row, one for each step "
+        f"of the episode so far; a single map is the first step of an episode.\n\n{table}"
     )
 
 

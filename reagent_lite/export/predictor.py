@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from reagent_lite.feature_ids import stack_columns
 from reagent_lite.models.restrictions import Unrestricted
 from reagent_lite.rl.policies import LOWEST, TargetPolicy
 
@@ -31,7 +32,9 @@ class Predictor(nn.Module):
     Attributes:
         state_preprocessor: forward(values [..., F] float32, presence [..., F] bool) -> [..., W].
         scorer: forward(state [N, W], mask [N, K] bool, features [N, K, W'] or None) -> q [N, K].
-        state_feature_ids: ids of the raw state's columns.
+        step_feature_ids: ids of the raw columns of one step.
+        history: number of steps of a state.
+        state_feature_ids: ids of the raw state's columns, of all its steps.
         action_feature_ids: ids of a raw candidate's columns; empty with named actions.
         action_names: names of the actions in output order; empty with candidates.
         policy: computes the propensities.
@@ -49,7 +52,9 @@ class Predictor(nn.Module):
         super().__init__()
         self.state_preprocessor = state_preprocessor
         self.scorer = scorer
-        self.state_feature_ids = tuple(state_feature_ids)
+        self.step_feature_ids = tuple(state_feature_ids)
+        self.history: int = getattr(state_preprocessor, "history", 1)
+        self.state_feature_ids = stack_columns(self.step_feature_ids, self.history)
         self.action_feature_ids: tuple[int, ...] = ()
         self.action_names: tuple[str, ...] = ()
         self.policy = policy

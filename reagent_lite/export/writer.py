@@ -152,7 +152,8 @@ def _golden(live: Predictor, content: BundleContent) -> dict[str, Any]:
 def _manifest(live: Predictor, content: BundleContent) -> dict[str, Any]:
     return {
         "workflow": content.workflow,
-        "state_feature_ids": write_ids(live.state_feature_ids),
+        "state_feature_ids": write_ids(live.step_feature_ids),
+        **({"history": live.history} if live.history > 1 else {}),
         "action_feature_ids": write_ids(live.action_feature_ids),
         "action_names": list(live.action_names),
         "policy": policy_json(live.policy),

@@ -297,6 +297,40 @@ class Preprocessor(nn.Module):
         return self.forward(values, ~torch.isnan(values))
 
 
+class StackedPreprocessor(nn.Module):
+    """Normalizes the last steps of an episode, each by the same preprocessor; see `types.SourceSpec.history`.
+
+    The present step always exists, so that raw columns of the present alone are the start of an episode.
+
+    Args:
+        step: normalizes one step.
+        history: number of steps.
+    """
+
+    def __init__(self, step: Preprocessor, history: int) -> None:
+        super().__init__()
+        self.step = step
+        self.history = history
+        self.is_present = nn.Buffer(torch.arange(history) == history - 1)
+
+    def forward(self, values: Tensor, presence: Tensor) -> Tensor:
+        """Returns [..., W] float32; see `Preprocessor.forward`."""
+        width = values.shape[-1] // self.history
+        # split and cat: after unflatten ONNX takes the number of rows for a constant, and flatten refuses none
+        raw = torch.stack(torch.split(values, width, dim=-1), dim=-2)
+        given = torch.stack(torch.split(presence, width, dim=-1), dim=-2)
+        exists = (given[..., 0] & (raw[..., 0] > 0) | self.is_present).unsqueeze(-1)
+        normalized = torch.where(exists, self.step(raw[..., 1:], given[..., 1:] & exists), 0.0)
+        joined = torch.cat((exists.to(values.dtype), normalized), dim=-1)
+        return torch.cat(joined.unbind(-2), dim=-1)
+
+
+def build_preprocessor(spec: NormalizationSpec, *, missing_as_zero: bool = False) -> nn.Module:
+    """Returns the module that normalizes raw columns [..., F] of a spec, with presence [..., F], to [..., W]."""
+    step = Preprocessor(spec.step, missing_as_zero=missing_as_zero)
+    return step if spec.history == 1 else StackedPreprocessor(step, spec.history)
+
+
 def _transformed_together(feature: FeatureSpec) -> tuple[FeatureType, int | None]:
     """Returns what adjacent features of one transform have in common."""
     return feature.feature_type, feature.feature_id if feature.embedding is not None else None

@@ -40,6 +40,7 @@ class AgentType:
         plays: the type's entry of simulation.policies.
         model: policy of the type's exported model, or None.
         digest: sha256 of that model's manifest, or "".
+        history: number of steps that the model reads.
     """
 
     name: str
@@ -47,6 +48,7 @@ class AgentType:
     plays: str = LEARN
     model: ObservationPolicy | None = None
     digest: str = ""
+    history: int = 1
 
     @property
     def learns(self) -> bool:
@@ -93,7 +95,7 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
             raise ConfigError(Problem(_KEY, expected, str(dict(settings.policies))))
         return (AgentType(name=ONLY, agents=tuple(range(spec.agents))),)
     raise_any(list(_problems(config, spec)), ConfigError)
-    return tuple(
+    types = tuple(
         agent_type(
             name,
             settings.policies.get(name, LEARN),
@@ -104,6 +106,11 @@ def agent_types(config: WorkflowConfig, spec: EnvSpec) -> tuple[AgentType, ...]:
         )
         for name in names
     )
+    history = config.data.history
+    expected = f"a model of at most {pluralize(history, 'step')}, as data.history is {history}"
+    longer = [each for each in types if each.history > history]
+    raise_any([Problem(f"{_KEY}.{each.name}", expected, f"one of {each.history}") for each in longer], BundleError)
+    return types
 
 
 def _problems(config: WorkflowConfig, spec: EnvSpec) -> Iterator[Problem]:
@@ -182,4 +189,4 @@ def agent_type(
     raise_any(problems, BundleError)
     digest = hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()
     policy = Choices.in_simulation(bundle, spec).logarithms
-    return AgentType(name=name, agents=agents, plays=plays, model=policy, digest=digest)
+    return AgentType(name=name, agents=agents, plays=plays, model=policy, digest=digest, history=bundle.history)

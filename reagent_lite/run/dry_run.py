@@ -18,6 +18,7 @@ from reagent_lite.distributed.group import ProcessRanks
 from reagent_lite.distributed.launcher import Processes
 from reagent_lite.distributed.meeting_file import MeetingFile
 from reagent_lite.errors import ConfigError, NoCompilerError, ReagentLiteError, needing, pluralize
+from reagent_lite.feature_ids import stacked_width
 from reagent_lite.memory import free_bytes, size_text
 from reagent_lite.run.agents import AgentType, agent_types
 from reagent_lite.run.memory_needs import Need, networks, simulation_memory
@@ -238,12 +239,18 @@ def _spec(config: WorkflowConfig, copy: CopyManifest | None, env: EnvSpec | None
     elif copy is not None:
         widths = {"state": len(copy.state_ids), "action": len(copy.action_ids)}
     widths |= {side: spec.width for side, spec in read_normalizations(normalization_files(config)).items()}
+    history = config.data.history
     if not config.parametric:
         widths["action"] = 0
     if len(widths) < 2:
         return None
     names = () if config.parametric else config.actions or (() if env is None else env.action_names)
-    return SourceSpec(num_state_features=widths["state"], num_action_features=widths["action"], action_names=names)
+    return SourceSpec(
+        num_state_features=stacked_width(widths["state"], history),
+        num_action_features=widths["action"],
+        action_names=names,
+        history=history,
+    )
 
 
 def _environment(config: WorkflowConfig) -> VectorEnv:

@@ -18,9 +18,10 @@ from reagent_lite.data.features.normalization_files import check_covers
 from reagent_lite.data.sampling.normalized import Reordered
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem, pluralize, raise_any
-from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.feature_ids import stack_columns
+from reagent_lite.models.preprocessor import build_preprocessor
 from reagent_lite.run.agents import AgentType, agent_types
-from reagent_lite.run.normalization import Normalization, normalization_files, read_normalizations
+from reagent_lite.run.normalization import Normalization, normalization_files, read_normalizations, with_history
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import ObservationPolicy, VectorEnv
 from reagent_lite.sim.experience import Actor
@@ -41,6 +42,7 @@ class Simulation:
         backend: runs the kernels of the environment.
         parametric: whether choices have features.
         seed: seed of all random numbers.
+        history: number of steps that policies see.
         types: types of agents, in the order of their numbers.
     """
 
@@ -49,6 +51,7 @@ class Simulation:
     parametric: bool
     seed: int
     types: tuple[AgentType, ...]
+    history: int
 
     @property
     def learning(self) -> tuple[str, ...]:
@@ -65,6 +68,7 @@ class Simulation:
             stream=stream,
             time_limit=self.config.time_limit,
             parametric=self.parametric,
+            history=self.history,
         )
 
     def identity(self) -> str:
@@ -119,7 +123,14 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
     types = agent_types(config, spec)
     if len(types) > 1:
         logger.info(f"policies: {', '.join(map(str, types))}")
-    return Simulation(config=settings, backend=backend, parametric=parametric, seed=config.seed, types=types)
+    return Simulation(
+        config=settings,
+        backend=backend,
+        parametric=parametric,
+        seed=config.seed,
+        types=types,
+        history=config.data.history,
+    )
 
 
 def compile_environment(settings: SimulationConfig, group: Group) -> Backend:
@@ -185,7 +196,7 @@ def given_or_unchanged(config: WorkflowConfig, simulation: Simulation) -> Normal
     state, action = (given.get(name) for name in ("state", "action"))
     if simulation.parametric:
         action = action or unchanged(spec.action_feature_size)
-    return Normalization(state=state or unchanged(spec.observation_size), action=action)
+    return Normalization(state=with_history(state or unchanged(spec.observation_size), config), action=action)
 
 
 def check_features(simulation: Simulation, normalization: Normalization) -> None:
@@ -199,7 +210,7 @@ def check_features(simulation: Simulation, normalization: Normalization) -> None
     for side, columns in normalization.sides.items():
         size = sizes[side]
         check_covers(columns, range(size), where=f"normalization of {side} features, for simulation.env {spec.name}")
-        others = sorted(set(columns.feature_ids) - set(range(size)))
+        others = sorted(set(columns.step.feature_ids) - set(range(size)))
         if others:
             raise ConfigError(
                 Problem(
@@ -237,11 +248,11 @@ class ObservationEncoder:
         missing_as_zero = config.rl.set_missing_value_to_zero
 
         def transform(columns: NormalizationSpec, size: int) -> nn.Module | None:
-            ids = tuple(range(size))
+            ids = stack_columns(range(size), columns.history)
             kinds = {feature.feature_type for feature in columns.features}
             if columns.feature_ids == ids and kinds == {FeatureType.DO_NOT_PREPROCESS}:
                 return None
-            return Reordered(ids, columns, Preprocessor(columns, missing_as_zero=missing_as_zero)).to(device)
+            return Reordered(ids, columns, build_preprocessor(columns, missing_as_zero=missing_as_zero)).to(device)
 
         self._state = transform(normalization.state, spec.observation_size)
         self._action = (

@@ -36,7 +36,7 @@ from reagent_lite.evaluation.document import scalars as cpe_scalars
 from reagent_lite.evaluation.entropy import PolicyEntropy, SoftmaxRows
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.evaluator import EpisodeColumns, EvaluationInput, PolicyEvaluator, own_seed
-from reagent_lite.evaluation.explanation import Explanation
+from reagent_lite.evaluation.explanation import Explanation, at_all_steps
 from reagent_lite.evaluation.learner_figures import figures, mean_td_loss
 from reagent_lite.evaluation.played import MODEL, RANDOM, Played
 from reagent_lite.evaluation.policy_models import Learning, split_log
@@ -581,14 +581,14 @@ class SimulationEvaluator(Evaluator):
 
 
 def _columns_of(ids: Sequence[int], spec: NormalizationSpec) -> list[Sequence[int]]:
-    """Returns the normalized columns of each feature, none of one that is not normalized."""
+    """Returns the normalized columns of each feature at all steps, none of one that is not normalized."""
     stops = np.cumsum([feature.width for feature in spec.features])
     columns: dict[int, Sequence[int]] = {}
     for feature, stop in zip(spec.features, stops.tolist(), strict=True):
         filled = range(stop - feature.width, stop)
         several = feature.embedding is not None
         columns |= {name: [filled[index]] if several else filled for index, name in enumerate(feature.raw_ids)}
-    return [columns.get(feature, range(0)) for feature in ids]
+    return at_all_steps([columns.get(feature, range(0)) for feature in ids], spec.step.width, spec.history)
 
 
 def _units(config: WorkflowConfig, data: Data) -> NDArray[np.int64] | None:

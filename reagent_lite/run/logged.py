@@ -40,6 +40,7 @@ from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepa
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import LoggedRows, build_rows, padding_rows
 from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
+from reagent_lite.data.sampling.stacked import stack_columns_of
 from reagent_lite.distributed.group import Group
 from reagent_lite.errors import DataError, NoRowsError, Problem, join_names, pluralize, raise_any
 from reagent_lite.evaluation.evaluator import describe_weights
@@ -54,7 +55,7 @@ from reagent_lite.feature_ids import id_of
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import canonical
 from reagent_lite.memory import give_back_memory
-from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.models.preprocessor import build_preprocessor
 from reagent_lite.run.normalization import (
     Normalization,
     NormalizationFiles,
@@ -458,8 +459,9 @@ def _rows(
                 why = f"{copy.folder}: {error.strerror or error}"
                 logger.info(f"{why}: rows are normalized each time they are read, which takes longer")
     group.barrier()
-    columns = [open_columns(*matrix, device) for matrix in matrices]
-    rows = build_rows(copy, spans, usable, *columns, metric_names=spec.metric_names)
+    states, *candidates = (open_columns(*matrix, device) for matrix in matrices)
+    stacked = stack_columns_of(copy, states, config.data.history)
+    rows = build_rows(copy, spans, usable, stacked, *candidates, metric_names=spec.metric_names)
     if weights is not None:
         rows = rows.with_sample_weight(weights[copy.episode])
     copy.release()
@@ -478,7 +480,8 @@ def _matrices(
     ):
         if spec is not None:
             file = file_beside(copy, f"normalized_{name}", [normalization_json(spec), as_zero], ".npy")
-            yield raw, Reordered(ids, spec, Preprocessor(spec, missing_as_zero=as_zero)), spec.width, file
+            transform = build_preprocessor(spec.step, missing_as_zero=as_zero)
+            yield raw, Reordered(ids, spec.step, transform), spec.step.width, file
 
 
 def _spans(config: WorkflowConfig, copy: TrainingCopy) -> Spans:

@@ -72,7 +72,7 @@ def simulation_memory(config: WorkflowConfig, env: VectorEnv, learners: int, wor
     row = ring_settings(config, spec, 1).row_bytes
     learned = config.minibatch_over(1) * settings.updates_per_rollout if config.has_minibatch else 0
     rows_per_env = learners * learned / -(-settings.num_envs // world)
-    acting = env.bytes_per_env + spec.agents * (4 * spec.observation_size + 2 * activations)
+    acting = env.bytes_per_env + spec.agents * (4 * env.stacked.shape[1] + 2 * activations)
     return SimulationMemory(
         row=row,
         replay=learners * row * settings.replay.capacity // world,

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reagent_lite.config import WorkflowConfig
@@ -28,7 +28,7 @@ from reagent_lite.data.features.normalization_files import (
 from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, Problem, raise_any, suggest_nearest
+from reagent_lite.errors import ConfigError, Problem, join_names, raise_any, suggest_nearest
 from reagent_lite.feature_ids import id_of
 from reagent_lite.manifest import canonical
 from reagent_lite.types import NormalizationSpec, SourceSpec
@@ -65,6 +65,7 @@ class Normalization:
             metric_names=metric_names,
             state_embeddings=self.state.embeddings,
             action_embeddings=self.action.embeddings if self.action else (),
+            history=self.state.history,
         )
 
 
@@ -124,7 +125,25 @@ def given_or_fitted(
     specs = dict(given)
     if wanted:
         specs |= _cached_or_fitted(config, train, agreement, shards, wanted, codes_of_tables(given.values()))
-    return Normalization(state=specs["state"], action=specs.get("action"))
+    return Normalization(state=with_history(specs["state"], config), action=specs.get("action"))
+
+
+def with_history(state: NormalizationSpec, config: WorkflowConfig) -> NormalizationSpec:
+    """Returns the normalization of states of data.history steps.
+
+    Raises:
+        ConfigError: a feature has the name that another has at an earlier step, or is one of ids.
+    """
+    history = config.data.history
+    stacked = replace(state, history=history)
+    ids = list(map(str, stacked.feature_ids))
+    if same := sorted({name for name in ids if ids.count(name) > 1}) if len(set(ids)) < len(ids) else []:
+        expected = "1 with features that are named as those of earlier steps"
+        raise ConfigError(Problem("data.history", expected, f"{history} and {join_names(same)}", "Rename the features"))
+    if history > 1 and state.embeddings:
+        expected = "1 with features of ids in the normalization of states"
+        raise ConfigError(Problem("data.history", expected, f"{history}", "Leave these features out"))
+    return stacked
 
 
 def _cached_or_fitted(

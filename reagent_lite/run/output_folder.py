@@ -39,7 +39,7 @@ from reagent_lite.folder_identity import nearest_existing
 from reagent_lite.folder_lock import LOCK, alone_in
 from reagent_lite.manifest import canonical
 from reagent_lite.memory import give_back_memory
-from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.models.preprocessor import build_preprocessor
 from reagent_lite.report.content import Report
 from reagent_lite.report.markdown import decision_of, findings, lines_of_report
 from reagent_lite.report.result import Brief, Result
@@ -389,15 +389,15 @@ def _tolerance(rl: RLConfig) -> Tolerance:
 
 def _predictor(config: WorkflowConfig, normalization: Normalization, learner: PolicyLearner) -> Predictor:
     as_zero = config.rl.set_missing_value_to_zero
-    state = Preprocessor(normalization.state, missing_as_zero=as_zero)
+    state = build_preprocessor(normalization.state, missing_as_zero=as_zero)
     common: dict[str, Any] = {
-        "state_feature_ids": normalization.state.feature_ids,
+        "state_feature_ids": normalization.state.step.feature_ids,
         "policy": target_policy(config),
         "restriction": learner.restriction,
     }
     if normalization.action is None:
         return DiscretePredictor(state, learner.scorer, action_names=config.actions, **common)
-    action = Preprocessor(normalization.action, missing_as_zero=as_zero)
+    action = build_preprocessor(normalization.action, missing_as_zero=as_zero)
     ids = normalization.action.feature_ids
     return ParametricPredictor(state, action, learner.scorer, action_feature_ids=ids, **common)
 

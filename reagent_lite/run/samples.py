@@ -10,10 +10,13 @@ from reagent_lite.config import WorkflowConfig
 from reagent_lite.config.paths import show_paths
 from reagent_lite.data.log_shares import counts_in_words, shares_of_counts
 from reagent_lite.data.rows.matrices import in_order
+from reagent_lite.data.sampling.normalized import open_raw_columns
 from reagent_lite.data.sampling.plan import apportion
 from reagent_lite.data.sampling.shards import Shards
+from reagent_lite.data.sampling.stacked import stack_columns_of
 from reagent_lite.evaluation.candidates import gather_candidate_features
 from reagent_lite.export.bundle_content import SampleRows
+from reagent_lite.feature_ids import stack_columns
 from reagent_lite.report.run import DataFacts, DataSource, FeatureFacts
 from reagent_lite.run.environments import SAMPLE, Simulation
 from reagent_lite.run.logged import Data
@@ -90,8 +93,11 @@ def logged_sample(data: Data, count: int) -> SampleRows:
     if not len(copy):
         return _absent_row(data)
     numbers = np.unique(np.linspace(0, len(copy) - 1, min(count, len(copy))).astype(int))
-    order = data.normalization.state.feature_ids
-    values = np.array(in_order(copy.state[numbers], copy.state_ids, order, absent=np.nan), np.float32)
+    state = data.normalization.state
+    stacked = stack_columns_of(copy, open_raw_columns(copy.state), state.history, absent=np.nan)
+    ids = stack_columns(copy.state_ids, state.history)
+    raw = stacked.take(torch.from_numpy(numbers)).numpy()
+    values = np.array(in_order(raw, ids, state.feature_ids, absent=np.nan), np.float32)
     if data.normalization.action is None:
         mask = np.array(copy.mask[numbers], bool)
         copy.release()
@@ -121,17 +127,18 @@ def simulated_sample(simulation: Simulation, normalization: Normalization, count
     env = simulation.envs(0, count, stream=SAMPLE)
     env.reset()
     agents = next(agent_type.agents for agent_type in simulation.types if agent_type.name == kind)
-    recorded = [None if rows is None else rows[:count].clone() for rows in (env.observation, env.mask, env.features)]
+    recorded = [None if rows is None else rows[:count].clone() for rows in (env.stacked, env.mask, env.features)]
     for step in range(count):  # environment i is recorded after i steps, so that the rows are of different steps
         row = step * env.spec.agents + agents[step % len(agents)]
-        for kept, now in zip(recorded, (env.observation, env.mask, env.features), strict=True):
+        for kept, now in zip(recorded, (env.stacked, env.mask, env.features), strict=True):
             if kept is not None and now is not None:
                 kept[step] = now[row]
         env.act(None, epsilon=torch.ones(1, device=env.device))
         env.advance()
     state, mask, features = (None if rows is None else rows.cpu().numpy() for rows in recorded)
     assert state is not None
-    values = state[:, list(normalization.state.feature_ids)]
+    ids = stack_columns(range(env.spec.observation_size), env.history)
+    values = in_order(state, ids, normalization.state.feature_ids, absent=np.nan)
     if features is None or normalization.action is None:
         return SampleRows(values=values, mask=mask)
     candidates = np.ascontiguousarray(features[:, :, list(normalization.action.feature_ids)])

@@ -9,6 +9,7 @@ from reagent_lite.algorithms.policy_learner import reward_boost
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.data.sampling.plan import ReadPlan
 from reagent_lite.distributed.group import Group
+from reagent_lite.feature_ids import stacked_width
 from reagent_lite.run.environments import TRAINING, ObservationEncoder, part_of
 from reagent_lite.run.learner import rollout_capture
 from reagent_lite.sim.experience import Experience, Exploration, Rollout, RolloutSource, UpdateSchedule
@@ -70,7 +71,7 @@ def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: 
     parametric = config.parametric
     return ReplaySettings(
         num_envs=num_envs * agents,
-        observation_size=spec.observation_size,
+        observation_size=stacked_width(spec.observation_size, config.data.history),
         num_actions=spec.num_actions,
         action_feature_size=spec.action_feature_size if parametric else 0,
         action_features=spec.action_features if parametric and not spec.candidates else None,

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from reagent_lite.config.environment import MOST_STEPS, too_long
 from reagent_lite.errors import Problem, SimulationError
+from reagent_lite.feature_ids import stacked_width
 from reagent_lite.memory import free_bytes
 from reagent_lite.sim.backend import Backend
 from reagent_lite.sim.calls import ActCall, Call
+from reagent_lite.sim.last_steps import LastSteps
 
 _ONE = torch.Size((1,))
 # observation [R, S], mask [R, K] or None, features [R, K, F] or None -> q [R, K]
@@ -31,6 +33,9 @@ class VectorEnv:
         time_limit: steps until truncation.
         observation: [R, S], the current observation, from which the policy acts next.
         next_observation: [R, S], the observation at the end of the last transition.
+        stacked, next_stacked: [R, history * (1 + S)], both with the steps before them, see LastSteps; with one step the
+            observations themselves.
+        history: number of steps that policies see.
         action: [R], taken by `step`.
         propensity: [R], probability of `action`, written by `act`.
         reward: [R], reward of the last transition.
@@ -62,6 +67,7 @@ class VectorEnv:
         stream: int = 0,
         time_limit: int | None = None,
         parametric: bool = False,
+        history: int = 1,
     ) -> None:
         """Allocates the buffers; `reset` starts the environments.
 
@@ -73,6 +79,7 @@ class VectorEnv:
             stream: number of the stream of random numbers; each use of a seed, such as evaluation, has its own.
             time_limit: steps until truncation; None means the environment's limit.
             parametric: whether to keep the features of choices.
+            history: number of steps that policies see.
 
         Raises:
             SimulationError: no environments, too many for the memory, or a time limit that is out of range.
@@ -85,8 +92,11 @@ class VectorEnv:
         self.time_limit = self.spec.time_limit if time_limit is None else time_limit
         self._backend = backend
         self._parametric = parametric
+        self.history = history
         self._require_sizes()
         self._allocate()
+        size = self.spec.observation_size
+        self._steps = None if history == 1 else LastSteps(self.num_rows, size, history, self.device)
         key = {"seed": seed & 0xFFFFFFFF, "stream": stream & 0xFFFFFFFF, "first_env": first_env}
         self._call = Call(**key, num=num_envs, time_limit=self.time_limit)
         self._act_call = ActCall(**key, num=num_envs)
@@ -113,6 +123,16 @@ class VectorEnv:
         """[R] bool: the episode ended at the time limit; also true with a true end in the same step."""
         return self._by_row(self.truncated | (self.ended > 0) & (self.last_length == self.time_limit))
 
+    @property
+    def stacked(self) -> Tensor:
+        """The current observation with the steps before it."""
+        return self.observation if self._steps is None else self._steps.now
+
+    @property
+    def next_stacked(self) -> Tensor:
+        """The observation at the end of the last transition with the steps before it."""
+        return self.next_observation if self._steps is None else self._steps.after
+
     def _by_row(self, values: Tensor) -> Tensor:
         """Repeats values of environments, [N], for each agent, [R]."""
         return values.unsqueeze(1).expand(-1, self.spec.agents).reshape(-1)
@@ -124,6 +144,7 @@ class VectorEnv:
         for tensor in (self.last_return, self.last_length, self._fault):
             tensor.zero_()
         self._begin()
+        self._begin_steps()
 
     def close_equal_candidates(self) -> None:
         """Leaves the first of equal candidates in `mask`, as a log identifies a candidate by its features."""
@@ -163,18 +184,23 @@ class VectorEnv:
         """
         self._call.stay = stay
         self._backend.launch("env_step", self._call)
+        self._add_step(self.next_observation)
 
     def advance(self, *, observe: bool = True) -> None:
-        """Takes `action` as `step` does, without writing `next_observation`, `next_mask` and `next_features`.
+        """Takes `action` as `step` does, without writing `next_observation`, `next_stacked`, `next_mask` and others.
 
         Args:
             observe: whether to refresh observation, mask and features; false runs only the dynamics.
         """
         self._backend.launch("env_step", self._advance_call if observe else self._dynamics_call)
+        if observe:
+            self._add_step(self.observation)
 
     def observe(self) -> None:
         """Refreshes `observation`, `mask` and `features` after the state was written from outside."""
         self._backend.launch("env_observe", self._call)
+        if self._steps is not None:
+            self._steps.replace(self.observation)
 
     def field(self, name: str) -> Tensor:
         """Returns a view of one variable of the state, [N], or [n, N] of an array.
@@ -239,6 +265,14 @@ class VectorEnv:
         for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])
 
+    def _begin_steps(self) -> None:
+        if self._steps is not None:
+            self._steps.begin(self.observation)
+
+    def _add_step(self, next_observation: Tensor) -> None:
+        if self._steps is not None:
+            self._steps.add(self.observation, next_observation, self._by_row(self.ended > 0))
+
     def _begin(self) -> None:
         """Restarts every environment's current episode."""
         self._backend.launch("env_reset", self._call)
@@ -253,7 +287,8 @@ class VectorEnv:
         names += ["in_game", "next_in_game"] if self.spec.agents > 1 else []
         names += ["mask", "next_mask"] if self.spec.has_mask else []
         names += ["features", "next_features"] if self._own_features else []
-        return {name: getattr(self, name) for name in names} | {"state": self._state, "fault": self._fault}
+        steps = {} if self._steps is None else {"stacked": self._steps.now, "next_stacked": self._steps.after}
+        return {name: getattr(self, name) for name in names} | {"state": self._state, "fault": self._fault} | steps
 
     @property
     def _own_features(self) -> bool:
@@ -294,6 +329,8 @@ class VectorEnv:
         """Size of the buffers of one environment, in bytes."""
         spec = self.spec
         words = spec.state_words + spec.agents * (2 * spec.observation_size + 4) + 3
+        if self.history > 1:
+            words += 2 * spec.agents * stacked_width(spec.observation_size, self.history)
         masks = 2 * spec.num_actions if spec.has_mask else 0
         features = 8 * spec.num_actions * spec.action_feature_size if self._own_features else 0
         return 4 * words + spec.agents * (spec.action_bytes + 2 * (spec.agents > 1)) + 1 + masks + features

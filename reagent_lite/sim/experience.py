@@ -106,7 +106,7 @@ def play_step(
         q = None
         if actor.policy is not None:
             needed = actor.rows_in(env, envs)
-            columns: tuple[Tensor | None, ...] = (env.observation, env.mask, env.features)
+            columns: tuple[Tensor | None, ...] = (env.stacked, env.mask, env.features)
             if needed is not None:
                 columns = tuple(None if column is None else column[needed] for column in columns)
             observation, mask, features = columns
@@ -273,7 +273,7 @@ class Rollout(Observer):
         env = self.env
         # features that all rows share are not copied
         features = env.features if env.spec.candidates else None
-        columns = {"observation": env.observation, "mask": env.mask, "features": features, "present": env.in_game}
+        columns = {"observation": env.stacked, "mask": env.mask, "features": features, "present": env.in_game}
         return {name: tensor for name, tensor in columns.items() if tensor is not None}
 
     def before(self) -> None:
@@ -289,7 +289,7 @@ class Rollout(Observer):
             reward=env.reward,
             terminated=env.row_terminated,
             truncated=env.row_truncated,
-            next_observation=env.next_observation,
+            next_observation=env.next_stacked,
             propensity=env.propensity,
             next_mask=env.next_mask,
             next_features=env.next_features if "features" in self._before else None,

@@ -61,6 +61,7 @@ class GymnasiumEnv(VectorEnv):
             if self.next_mask is not None:
                 self.next_mask[envs] = self._masks(info["final_info"], ended)
         self._write_rewards(reward, terminated, ended)
+        self._add_step(self.next_observation)
 
     def advance(self, *, observe: bool = True) -> None:
         """Takes `action` as `step` does."""
@@ -75,6 +76,7 @@ class GymnasiumEnv(VectorEnv):
         super().load_state_dict(tensors)
         self.episode += 1
         self._begin()
+        self._begin_steps()
 
     def _begin(self) -> None:
         call = self._call

@@ -44,6 +44,7 @@ from reagent_lite.export.bundle import Bundle, Prediction, load_bundle, parts
 from reagent_lite.export.newer_items import with_items_of
 from reagent_lite.feature_ids import id_of
 from reagent_lite.item_table import ItemTable
+from reagent_lite.tasks.steps_of_rows import StepsOfRows, read_steps
 
 _KEYS = {"mdp_id": pa.string(), "sequence_number": pa.int64()}
 
@@ -96,8 +97,9 @@ def scored_tables(
     action_ids = set[int]()
     readers = readers_of((*_KEYS, *config.keep, "state_features", "possible_actions"))
     with (
+        read_steps(bundle, files) as steps,
         progress("scoring", "bytes") as show,
-        closing(read_blocks(files, partial(_predict, bundle, config.keep), show, readers)) as blocks,
+        closing(read_blocks(files, partial(_predict, bundle, config.keep, steps), show, readers)) as blocks,
     ):
         for block in blocks:
             for rows in block:
@@ -110,7 +112,7 @@ def scored_tables(
         logger.warning(f"feature {feature}: {pluralize(count, 'value')} without a column in the model")
     where = location(config.data_path)
     require_columns(sorted(columns), config.keep, where)
-    _require_features("state", bundle.state_feature_ids, state_ids, where)
+    _require_features("state", bundle.step_feature_ids, state_ids, where)
     _require_features("candidate", bundle.action_feature_ids, action_ids, where)
 
 
@@ -205,8 +207,8 @@ class _PredictedRows:
         return list_array(pa.array(q[exists], mask=~mask[exists]), lengths)
 
 
-def _predict(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_PredictedRows]:
-    """Returns the rows of a block with the model's predictions.
+def _predict(bundle: Bundle, keep: Sequence[str], steps: StepsOfRows | None, block: Block) -> list[_PredictedRows]:
+    """Returns the rows of a block with the model's predictions; `steps` has the states of several steps.
 
     Raises:
         DataError: a column is missing, or rows have faults.
@@ -217,14 +219,14 @@ def _predict(bundle: Bundle, keep: Sequence[str], block: Block) -> list[_Predict
     column = partial(column_of, block)
     state, present = features(column("state_features"), faults)
     require_present("state_features", present, faults)
-    read = {str(feature): str(feature) in bundle.levels["state"] for feature in bundle.state_feature_ids}
+    read = {str(feature): str(feature) in bundle.levels["state"] for feature in bundle.step_feature_ids}
     _require_texts(read, "state_features", state, np.arange(len(present)), faults)
     row_keys = {name: typed_column(column(name), faults).cast(kind) for name, kind in _KEYS.items()}
     fields = {name: block.file.columns.meaning(name) if block.file.columns else name for name in keep}
     keys = pa.table(row_keys | {name: as_text(column(field), faults)[0] for name, field in fields.items()})
     present_fields = {name for name, field in fields.items() if field in block.table.column_names}
     columns = {*block.table.column_names, *present_fields}
-    values = state.align(bundle.state_feature_ids)
+    values = state.align(bundle.step_feature_ids) if steps is None else steps.states(block)
     ids = bundle.action_feature_ids
     if bundle.parametric:
         lists = _candidates(bundle, column("possible_actions"), faults)

@@ -37,7 +37,7 @@ from reagent_lite.report.content import Table
 from reagent_lite.report.result import Brief, Result
 from reagent_lite.run.agents import AgentType, agent_type, unknown_types
 from reagent_lite.sim.backend import Backend, open_backend
-from reagent_lite.sim.env import ObservationPolicy, VectorEnv
+from reagent_lite.sim.env import VectorEnv
 from reagent_lite.sim.experience import Actor
 from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.kernel_sources import origin
@@ -98,10 +98,11 @@ def simulate(config: SimulateConfig) -> SimulatedLog:
     others = _others(config, spec)
     policy = _policy(config.policy, "policy", spec, parametric=config.parametric)
     evaluated = _policy(config.value_of, "value_of", spec, parametric=config.parametric)
+    history = max([1 if policy is None else policy.history, *(other.history for other in others.values())])
     require_writable(target.parent, "output_path")
     with table_writer(target) as writer:
         playing = time.monotonic()
-        rows, returns = _write(config, backend, partial(_actors, config, policy, others), schema, writer)
+        rows, returns = _write(config, backend, partial(_actors, config, policy, others), schema, writer, history)
         seconds = time.monotonic() - playing
         value = None if config.value_of is None else _value(config, config.value_of, backend, evaluated)
         truth = target.with_name(f"{target.name}.truth.json")
@@ -144,8 +145,9 @@ def _write(
     actors_in: Callable[[VectorEnv], tuple[Actor, ...]],
     schema: "LogSchema",
     writer: "TableWriter",
+    history: int,
 ) -> tuple[int, Returns]:
-    """Plays and writes the log; `actors_in` returns the actors of an environment.
+    """Plays and writes the log; `actors_in` returns the actors of an environment, which see the last `history` steps.
 
     Returns:
         The number of rows, and the returns [E, A] of the environments' episodes.
@@ -155,7 +157,7 @@ def _write(
 
     amount = Amount(config.rows, "rows") if config.rows else Amount(config.episodes or 0, "episodes")
     with _keys_without_section():
-        env = _envs(config, backend, min(config.num_envs, amount.number), LOG)
+        env = _envs(config, backend, min(config.num_envs, amount.number), LOG, history)
     logger.info(
         f"{env.spec.name}: {pluralize(env.num_envs, 'environment')} on {env.device.type}, "
         f"at most {pluralize(env.time_limit, 'step')}, policy {config.policy.kind}"
@@ -209,7 +211,7 @@ def _schema(config: SimulateConfig, spec: EnvSpec) -> "LogSchema":
     return LogSchema(transitions=transitions, action_features=features, ds=config.ds)
 
 
-def _envs(config: SimulateConfig, backend: Backend, count: int, stream: int) -> VectorEnv:
+def _envs(config: SimulateConfig, backend: Backend, count: int, stream: int, history: int) -> VectorEnv:
     return open_envs(
         backend,
         num_envs=count,
@@ -217,11 +219,12 @@ def _envs(config: SimulateConfig, backend: Backend, count: int, stream: int) -> 
         stream=stream,
         time_limit=config.time_limit,
         parametric=config.parametric,
+        history=history,
     )
 
 
-def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric: bool) -> ObservationPolicy | None:
-    """Returns a model's policy; None for the random policy or without a config.
+def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric: bool) -> Choices | None:
+    """Returns a model's choices; None for the random policy or without a config.
 
     Raises:
         ConfigError: agents have several types, so that value_of is not defined.
@@ -246,7 +249,7 @@ def _policy(config: PlayConfig | None, where: str, spec: EnvSpec, *, parametric:
         ]
     if problems:
         raise BundleError(problems)
-    return Choices.in_simulation(bundle, spec).values
+    return Choices.in_simulation(bundle, spec)
 
 
 def _others(config: SimulateConfig, spec: EnvSpec) -> dict[str, AgentType]:
@@ -276,7 +279,7 @@ def _others(config: SimulateConfig, spec: EnvSpec) -> dict[str, AgentType]:
 
 
 def _actors(
-    config: SimulateConfig, policy: ObservationPolicy | None, others: dict[str, AgentType], env: VectorEnv
+    config: SimulateConfig, policy: Choices | None, others: dict[str, AgentType], env: VectorEnv
 ) -> tuple[Actor, ...]:
     """Returns the actors of all agent types in an environment."""
     if not others:
@@ -292,12 +295,11 @@ def _actors(
     return tuple(actors)
 
 
-def _actor(
-    config: PlayConfig, policy: ObservationPolicy | None, env: VectorEnv, rows: torch.Tensor | None = None
-) -> Actor:
+def _actor(config: PlayConfig, policy: Choices | None, env: VectorEnv, rows: torch.Tensor | None = None) -> Actor:
     drawing = _drawing(config)
     epsilon = torch.tensor([drawing["epsilon"]], device=env.device)
-    return Actor(policy=policy, epsilon=epsilon, temperature=drawing["temperature"], rows=rows)
+    values = None if policy is None else policy.values
+    return Actor(policy=values, epsilon=epsilon, temperature=drawing["temperature"], rows=rows)
 
 
 def _drawing(config: PlayConfig) -> dict[str, float]:
@@ -327,11 +329,9 @@ def _prefix(config: SimulateConfig) -> str:
     return hashlib.sha256(json.dumps(playing, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _value(
-    config: SimulateConfig, settings: ValueOfConfig, backend: Backend, policy: ObservationPolicy | None
-) -> dict[str, Any]:
+def _value(config: SimulateConfig, settings: ValueOfConfig, backend: Backend, policy: Choices | None) -> dict[str, Any]:
     """Returns the true value of a policy, the content of the truth file."""
-    env = _envs(config, backend, settings.episodes, TRUTH)
+    env = _envs(config, backend, settings.episodes, TRUTH, 1 if policy is None else policy.history)
     with progress("valuing", "episodes") as show:
         (table,) = play(
             env, (_actor(settings, policy, env),), gamma=settings.gamma, on_step=lambda ended: show(ended, env.num_envs)

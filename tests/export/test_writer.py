@@ -171,7 +171,7 @@ def test_the_card_shows_names_as_they_are(
     discrete_predictor: DiscretePredictor, discrete_content: BundleContent
 ) -> None:
     names = ("<script>x</script> ``a`` | b", "*[l](http://x)*\n# head", "_plain_")
-    vars(discrete_predictor).update(action_names=names, state_feature_ids=tuple(map(FeatureId, names)))
+    vars(discrete_predictor).update(action_names=names, step_feature_ids=tuple(map(FeatureId, names)))
     table = Table(title="t", columns=(("a|b", "name"), ("c", "name")), rows=[(name, name) for name in names])
     text = findings(Report(title="t", decision=decided(), notes=names,
                            sections=(PageSection(title="s", tables=(table,)),)))  # fmt: skip

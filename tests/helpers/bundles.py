@@ -19,9 +19,9 @@ from reagent_lite.export.bundle_content import BundleContent, SampleRows
 from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import write_bundle
-from reagent_lite.feature_ids import FeatureId
+from reagent_lite.feature_ids import FeatureId, stacked_width
 from reagent_lite.item_table import ItemTable
-from reagent_lite.models.preprocessor import Preprocessor
+from reagent_lite.models.preprocessor import Preprocessor, build_preprocessor
 from reagent_lite.rl.policies import Softmax, TargetPolicy
 from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
@@ -79,17 +79,18 @@ def linear_bundle(
     restriction: BCQActionFilter | None = None,
     policy: TargetPolicy = PLAIN,
     columns: dict[str, Any] | None = None,
+    history: int = 1,
 ) -> Path:
-    """Writes a model with q = weight [K, S] @ state, whose S columns are the features `ids`."""
+    """Writes a model with q = weight [K, S] @ state, whose S columns are the features `ids`, or those of `history`."""
     predictor = DiscretePredictor(
-        Preprocessor(raw(ids)),
+        build_preprocessor(replace(raw(ids), history=history)),
         Linear(weight),
         state_feature_ids=ids,
         action_names=names,
         policy=policy,
         restriction=restriction,
     )
-    about = content("dqn", SampleRows(values=sample(len(ids))), state=raw(ids))
+    about = content("dqn", SampleRows(values=sample(stacked_width(len(ids), history))), state=raw(ids))
     return write_bundle(folder, predictor, content=replace(about, config={"data": {"columns": columns or {}}}))
 
 

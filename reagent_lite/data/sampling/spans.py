@@ -48,7 +48,7 @@ def time_steps(copy: TrainingCopy, unit_length: float) -> Spans:
     Raises:
         DataError: a row that is not terminal has no positive time_diff, or spans several rows already.
     """
-    _refuse_summed(copy, "rl.use_seq_num_diff_as_time_diff is true", "set use_seq_num_diff_as_time_diff to false")
+    refuse_summed(copy, "rl.use_seq_num_diff_as_time_diff is true", "set use_seq_num_diff_as_time_diff to false")
     wrong = (copy.time_diff <= 0) & (copy.bootstrap > 0)
     expected = "a time_diff above 0, as rl.use_seq_num_diff_as_time_diff is true"
     todo = "Correct the log, or set use_seq_num_diff_as_time_diff to false"
@@ -74,7 +74,7 @@ def n_steps(
     Raises:
         DataError: a row spans several rows already.
     """
-    _refuse_summed(copy, f"rl.multi_steps is {count}", "leave rl.multi_steps out")
+    refuse_summed(copy, f"rl.multi_steps is {count}", "leave rl.multi_steps out")
     rows = np.arange(len(copy.reward))
     reward = copy.reward.astype(np.float64)
     later = reward if boost is None else reward + np.where(copy.action >= 0, boost[np.maximum(copy.action, 0)], 0)
@@ -119,7 +119,8 @@ def learnable_rows(
     return None if usable.all() else np.flatnonzero(usable), tuple(notes)
 
 
-def _refuse_summed(copy: TrainingCopy, reason: str, todo: str) -> None:
+def refuse_summed(copy: TrainingCopy, reason: str, todo: str) -> None:
+    """Raises DataError if a row of a copy spans several steps, for a reason in words."""
     several = np.asarray(copy.step) > 1
     todo = f"Make the timeline with steps 1, or {todo}"
     copy.refuse(several, f"rows of one step, as {reason}", lambda row: f"step {copy.step[row]}", todo)
