@@ -1,29 +1,37 @@
-"""CartPole of Gymnasium whose policies see positions only: gymnasium:hidden_velocity:HiddenVelocity-v0.
+"""CartPole of Gymnasium without velocities: gymnasium:hidden_velocity:HiddenVelocity-v0.
 
-No function of position and angle alone balances the pole for long; from two steps the velocities are known.
+A policy sees where cart and pole are, and its last action. No function of these balances the pole for long; from two
+steps the velocities are known: Gymnasium moves by the velocities before the last action, which changes them.
 """
 
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 
-class Positions(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Observes position of the cart and angle of the pole, without their velocities."""
+class HiddenVelocity(CartPoleEnv):
+    """Observes position, angle and the last action: -1 left, 1 right, 0 at the start."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        limits = np.array([4.8, 0.419], np.float32)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        limits = np.array([4.8, 0.419, 1.0], np.float32)
         self.observation_space = gymnasium.spaces.Box(-limits, limits)
 
-    def observation(self, observation: Any) -> Any:
-        """Returns position and angle."""
-        return np.asarray(observation, np.float32)[[0, 2]]
+    def reset(self, **settings: Any) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode."""
+        state, info = super().reset(**settings)
+        return _seen(state, 0.0), info
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Pushes the cart."""
+        state, *results = super().step(action)
+        return _seen(state, 2.0 * action - 1.0), *results
 
 
-def _hidden(**settings: Any) -> gymnasium.Env[Any, Any]:
-    return Positions(gymnasium.make("CartPole-v1", **settings).unwrapped)
+def _seen(state: Any, last_action: float) -> Any:
+    return np.array([state[0], state[2], last_action], np.float32)
 
 
-gymnasium.register("HiddenVelocity-v0", _hidden, max_episode_steps=200)
+gymnasium.register("HiddenVelocity-v0", HiddenVelocity, max_episode_steps=200)

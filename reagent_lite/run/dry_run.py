@@ -267,7 +267,13 @@ def _environment(config: WorkflowConfig) -> VectorEnv:
         else:
             path = find_environment(settings.env)
             backend = CpuBackend(path, settings.env_parameters, settings.math, threads=1, **built)
-        return open_envs(backend, num_envs=1, time_limit=settings.time_limit, parametric=config.parametric)
+        return open_envs(
+            backend,
+            num_envs=1,
+            time_limit=settings.time_limit,
+            parametric=config.parametric,
+            history=config.data.history,
+        )
 
 
 def _simulation_needs(config: WorkflowConfig, env: VectorEnv, types: tuple[AgentType, ...], world: int) -> list[Need]:

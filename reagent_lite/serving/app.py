@@ -124,6 +124,9 @@ async def rank_items(body: ItemLists, request: Request) -> Response:
 
 async def _ranked(worker: Worker, rows: Sequence[CandidateList | ItemList], lists: Sequence[Sequence[Any]]) -> Response:
     bundle = worker.model.bundle
+    if bundle.history > 1:
+        got = f"one of {bundle.history}, whose earlier steps a list to rank does not have"
+        raise RefusedError(422, Problem("body", "a model that reads one step", got, "Use /decide, with mdp_id"))
     versions = worker.model.versions
     if count_choices(bundle, rows) > LARGE_CHOICES:
         content = await worker.large.run(_rankings, bundle, versions, rows, lists)
@@ -164,7 +167,7 @@ def _rankings(
 async def reward(body: Reward, request: Request) -> Response:
     """Joins a reward to its decision."""
     worker = _worker(request)
-    result = await _join(worker.log, body)
+    result = await _join(worker, body)
     worker.figures.rewards.labels(result).inc()
     if result == "unknown":
         expected = "the id of a decision of this log"
@@ -175,13 +178,14 @@ async def reward(body: Reward, request: Request) -> Response:
     return Response(status_code=204)
 
 
-async def _join(log: DecisionLog, body: Reward) -> Joined:
+async def _join(worker: Worker, body: Reward) -> Joined:
     """Logs a reward; tries again for a moment while another process has the database."""
+    beside = worker.decider.forget_episode if body.terminal else None
     given = body.model_dump(exclude={"decision_id"}, exclude_none=True)
     end = time.monotonic() + BUSY_SECONDS
     while True:
         try:
-            return log.join(body.decision_id, given)
+            return worker.log.join(body.decision_id, given, beside)
         except BusyError:
             if time.monotonic() >= end:
                 raise

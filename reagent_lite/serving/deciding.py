@@ -8,7 +8,8 @@ large request ─► thread: rows, predict, draw, a part at a time ─► log �
 import asyncio
 import errno
 import json
-from collections.abc import Iterator, Sequence
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +26,14 @@ from reagent_lite.serving.decision_log import (
     RETRY_SECONDS,
     BusyError,
     DecisionLog,
+    EpisodeChangedError,
     LogRow,
     RepeatedError,
 )
 from reagent_lite.serving.large import LARGE_CHOICES, MOST_CHOICES_OF_REQUEST, LargeRequests
+from reagent_lite.serving.recent_steps import EpisodeSteps, Features, RecentSteps
 from reagent_lite.serving.refusals import RefusedError
-from reagent_lite.serving.rollout_store import RolloutState, ServedUnit, UnitChangedError
+from reagent_lite.serving.rollout_store import RolloutState, ServedUnit
 from reagent_lite.serving.served_model import ServedModel
 from reagent_lite.serving.server_figures import ServerFigures
 from reagent_lite.serving.worker_rollout import WorkerRollout, add_action, columns_of, drawn_from, have_same_inputs
@@ -45,7 +48,7 @@ class _DecisionRow:
 
     Attributes:
         body: the row of the request.
-        state: [F] features.
+        state: [F] features of the present step.
         choices: mask [K] of named actions, or features [K, F'] of candidates.
         options: name, id or features of each choice, as in the log.
         possible: the options that the request allows.
@@ -56,6 +59,8 @@ class _DecisionRow:
         unit: the unit of a rollout.
         probabilities: those of the current and the new policy for the draw.
         rollout: columns of a rollout.
+        earlier: state features of the steps before, if a model reads several.
+        steps: the episode's steps with this one; None without an mdp_id, or if models read one step.
     """
 
     body: NamedRow | CandidateRow | ItemRow
@@ -70,6 +75,8 @@ class _DecisionRow:
     unit: ServedUnit | None = None
     probabilities: tuple[float, float] = (0.0, 0.0)
     rollout: dict[str, Any] = field(default_factory=dict)
+    earlier: Sequence[Features] = ()
+    steps: EpisodeSteps | None = None
 
     def event(self) -> dict[str, Any]:
         """Returns the columns of the log that depend on the row."""
@@ -100,6 +107,11 @@ class _Batch:
     rollout: RolloutState | None = None
     new: Bundle | None = None
     new_version: str = ""
+
+    @property
+    def history(self) -> int:
+        """Number of steps that the model, or one of both, reads."""
+        return max(self.bundle.history, 1 if self.new is None else self.new.history)
 
 
 class Decider:
@@ -133,6 +145,9 @@ class Decider:
         self._most_logged = most_logged
         self._rollout = rollout
         self._batch: _Batch | None = None
+        self._steps: RecentSteps | None = None
+        if max(model.bundle.history, 1 if rollout is None else rollout.new.bundle.history) > 1:
+            self._steps = RecentSteps(log)
 
     async def decide(self, bodies: Sequence[NamedRow] | Sequence[CandidateRow] | Sequence[ItemRow]) -> bytes:
         """Returns the JSON of `bodies.Decisions`, one decision per row; the log has all of them or none.
@@ -151,17 +166,23 @@ class Decider:
         if count_choices(bundle, bodies) > LARGE_CHOICES:
             batch = self._new_batch(state)
             units = self._units(batch, bodies, self._rng)
-            rows = await self._large.run(self._draw_large, batch, bodies, units)
+            steps = self._earlier(batch, bodies)
+            rows = await self._large.run(self._draw_large, batch, bodies, units, steps)
             request = _Request(rows, loop.create_future())
             self._commit(batch, [request], loop.time() + BUSY_SECONDS)
             return await request.answer
-        states = bundle.states([body.state_features for body in bodies])
+        states = bundle.steps([body.state_features for body in bodies])
         request = _Request(_rows(bundle, bodies, states), loop.create_future())
         if self._batch is None or self._batch.bundle is not bundle or self._batch.rollout != state:
             self._batch = self._new_batch(state)
             loop.call_soon(self._finish, self._batch)
         self._batch.requests.append(request)
         return await request.answer
+
+    @property
+    def forget_episode(self) -> Callable[[sqlite3.Connection, int], None] | None:
+        """Forgets the steps of an ended episode within a transaction, given the number of its last decision."""
+        return None if self._steps is None else self._steps.end
 
     def _new_batch(self, state: RolloutState | None) -> _Batch:
         bundle = self._model.bundle
@@ -190,7 +211,9 @@ class Decider:
         requests = [request for request in requests if not request.answer.done()]  # or cancelled
         try:
             rows = [row for request in requests for row in request.rows]
-            units = self._units(batch, [row.body for row in rows], self._rng)
+            bodies = [row.body for row in rows]
+            units = self._units(batch, bodies, self._rng)
+            _add_steps(rows, self._earlier(batch, bodies))
             self._draw(batch, rows, units, self._rng)
         except Exception as error:
             _fail(requests, error)
@@ -200,15 +223,53 @@ class Decider:
                 self._encode(batch, request.rows)
             except RefusedError as error:
                 request.answer.set_exception(error)
-        self._commit(batch, requests, end)
+        if not self._again_without_others(batch, requests, end):
+            self._commit(batch, requests, end)
 
-    def _draw_large(self, batch: _Batch, bodies: Sequence[Any], units: Sequence[ServedUnit]) -> list[_DecisionRow]:
+    def _again_without_others(self, batch: _Batch, requests: list[_Request], end: float) -> bool:
+        """Decides requests again if their episodes have steps of others, which were refused or cancelled."""
+        left = [request for request in requests if not request.answer.done()]
+        if batch.history == 1 or not left or len(left) == len(requests):
+            return False
+        self._decide(batch, left, end)
+        return True
+
+    def _earlier(self, batch: _Batch, bodies: Sequence[Any]) -> list[tuple[Sequence[Features], EpisodeSteps | None]]:
+        """Returns the steps before each row, and those of its episode with this one; none without an mdp_id.
+
+        Rows of one episode follow each other in the order of their sequence numbers.
+        """
+        if self._steps is None or batch.history == 1:
+            return [((), None)] * len(bodies)
+        names = dict.fromkeys(body.mdp_id for body in bodies if body.mdp_id is not None)
+        episodes = {steps.episode: steps for steps in self._steps.read(names)}
+        result: list[tuple[Sequence[Features], EpisodeSteps | None]] = []
+        for body in bodies:
+            if body.mdp_id is None:
+                result.append(((), None))
+                continue
+            steps = episodes[body.mdp_id]
+            order = body.sequence_number
+            if order is None:
+                order = max([self._log.microseconds(), *(number + 1 for number, _ in steps.steps)])
+            result.append((steps.before(order), steps))
+            steps.add(order, _present(body.state_features), batch.history - 1)
+        return result
+
+    def _draw_large(
+        self,
+        batch: _Batch,
+        bodies: Sequence[Any],
+        units: Sequence[ServedUnit],
+        steps: Sequence[tuple[Sequence[Features], EpisodeSteps | None]],
+    ) -> list[_DecisionRow]:
         """Returns the drawn rows of a large request; the features of its candidates are in memory a part at a time."""
-        states = batch.bundle.states([body.state_features for body in bodies])
+        states = batch.bundle.steps([body.state_features for body in bodies])
         rows: list[_DecisionRow] = []
         logged = 0
         for part in parts(_widths(batch.bundle, bodies), LARGE_CHOICES):
             drawn = _rows(batch.bundle, bodies[part], states[part], first=part.start)
+            _add_steps(drawn, steps[part])
             self._draw(batch, drawn, units[part], self._rng_of_large)
             logged = self._encode(batch, drawn, first=part.start, logged=logged)
             self._count_values(batch.bundle, drawn)
@@ -244,11 +305,13 @@ class Decider:
 
     def _commit(self, batch: _Batch, requests: list[_Request], end: float) -> None:
         """Logs drawn requests and answers them; tries again until `end` while another process has the database."""
+        if self._again_without_others(batch, requests, end):
+            return
         requests = [request for request in requests if not request.answer.done()]
         rows = [row for request in requests for row in request.rows]
         try:
             ids = iter(self._append(rows))
-        except (RepeatedError, UnitChangedError) as error:
+        except (RepeatedError, EpisodeChangedError) as error:
             self._commit_each(batch, requests, end, error)
             return
         except BusyError as error:
@@ -267,13 +330,20 @@ class Decider:
         self._count_values(batch.bundle, [row for row in rows if len(row.choices)])  # those of large requests are
 
     def _append(self, rows: Sequence[_DecisionRow]) -> list[str]:
-        """Logs drawn rows, and what is known of their units, in one transaction; returns the ids."""
+        """Logs drawn rows, and what is known of their units and steps, in one transaction; returns the ids."""
         logged = [row.logged for row in rows if row.logged is not None]
         units = {id(row.unit): row.unit for row in rows if row.unit is not None}
-        if self._rollout is None or not units:
+        episodes = {id(row.steps): row.steps for row in rows if row.steps is not None}
+        if not units and not episodes:
             return self._log.append(logged)
-        store = self._rollout.store
-        return self._log.append(logged, lambda database: store.keep_units(database, units.values()))
+
+        def keep(database: sqlite3.Connection) -> None:
+            if self._rollout is not None:
+                self._rollout.store.keep_units(database, units.values())
+            if self._steps is not None:
+                self._steps.keep(database, episodes.values())
+
+        return self._log.append(logged, keep)
 
     def _commit_each(self, batch: _Batch, requests: list[_Request], end: float, error: Exception) -> None:
         """Logs requests one by one, after a transaction with all of them failed."""
@@ -285,10 +355,10 @@ class Decider:
             _fail(requests, BusyError(errno.EBUSY, "another process decides about the same episodes"))
             return
         for request in requests:
-            if batch.rollout is None:
+            if batch.rollout is None and batch.history == 1:
                 self._commit(batch, [request], end)
             elif len(request.rows[0].choices):
-                self._decide(batch, [request], end)  # its units are others now
+                self._decide(batch, [request], end)  # its units and steps are others now
             else:  # the features of a large request are not in memory any more
                 _fail([request], BusyError(errno.EBUSY, "another process decides about the same episodes"))
 
@@ -331,7 +401,7 @@ class Decider:
         """Draws an action of each row; of `units`, one per row, while a rollout runs."""
         name = "candidates" if batch.bundle.parametric else "mask"
         for part in parts((len(row.choices) for row in rows), MOST_CHOICES):
-            states = np.stack([row.state for row in rows[part]])
+            states = _states(batch.bundle, rows[part])
             choices: Any = {name: [row.choices for row in rows[part]]}
             if batch.new is None:
                 drawn = batch.bundle.act(states, **choices, rng=rng)
@@ -341,7 +411,7 @@ class Decider:
                 continue
             current = batch.bundle.predict(states, **choices)
             if not have_same_inputs(batch.bundle, batch.new):
-                states = batch.new.states([row.body.state_features for row in rows[part]])
+                states = batch.new.states(_steps_of(batch.new, rows[part]))
                 if batch.new.parametric:
                     choices = {name: batch.new.candidates([row.options for row in rows[part]])}
             new = batch.new.predict(states, **choices)
@@ -361,6 +431,25 @@ class Decider:
         if bundle.parametric:
             candidates = np.concatenate([row.choices for row in rows])
             self._figures.other(bundle.others(candidates, candidates=True))
+
+
+def _add_steps(rows: Sequence[_DecisionRow], steps: Sequence[tuple[Sequence[Features], EpisodeSteps | None]]) -> None:
+    for row, (earlier, of_episode) in zip(rows, steps, strict=True):
+        row.earlier = earlier
+        row.steps = of_episode
+
+
+def _states(bundle: Bundle, rows: Sequence[_DecisionRow]) -> NDArray[np.float32]:
+    if bundle.history == 1:
+        return np.stack([row.state for row in rows])
+    return bundle.states(_steps_of(bundle, rows), ignore_unknown=True)  # earlier steps of another model's features
+
+
+def _steps_of(bundle: Bundle, rows: Sequence[_DecisionRow]) -> list[Any]:
+    """Returns the state features of rows as a model reads them: a map for each row, or one for each of its steps."""
+    if bundle.history == 1:
+        return [row.body.state_features for row in rows]
+    return [[*row.earlier, row.body.state_features] for row in rows]
 
 
 def _list(array: NDArray[Any]) -> list[Any]:

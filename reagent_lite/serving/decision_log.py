@@ -121,6 +121,10 @@ class RepeatedError(Exception):
     """A decision of the database has the same mdp_id and sequence_number."""
 
 
+class EpisodeChangedError(Exception):
+    """Another process has decided about an episode of these decisions meanwhile."""
+
+
 class DecisionLog:
     """A process's access to the log; it is not thread-safe.
 
@@ -171,7 +175,7 @@ class DecisionLog:
         self._newest = os.open(path.with_name(NEWEST), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self.choices = _KINDS[kind]
         self.epoch = self._epoch_after(1000 * max(latest, until)) if epoch is None else epoch
-        self._start = self._microseconds()
+        self._start = self.microseconds()
         self._rotated = time.monotonic()
         self._noted = -math.inf
         self._note: WaitingDecisions | None = None
@@ -220,7 +224,7 @@ class DecisionLog:
         try:
             with self._transaction():
                 ((last, latest),) = self._all(_LAST)
-                start = max(self._microseconds(), latest + 1)
+                start = max(self.microseconds(), latest + 1)
                 self._db.executemany(
                     "INSERT INTO decisions VALUES (?, ?, ?, ?, ?)",
                     [(last + 1 + offset, start + offset, *row) for offset, row in enumerate(rows)],
@@ -246,8 +250,18 @@ class DecisionLog:
             )
         return (self._id(rows[0][0]), json.loads(rows[0][1])) if rows else None
 
-    def join(self, decision_id: str, given: dict[str, Any]) -> Joined:
+    def join(
+        self,
+        decision_id: str,
+        given: dict[str, Any],
+        beside: Callable[[sqlite3.Connection, int], None] | None = None,
+    ) -> Joined:
         """Commits the reward of a decision, with `terminal` and `metrics` if given.
+
+        Args:
+            decision_id: id of the decision.
+            given: the reward.
+            beside: further changes of the same transaction, given the decision's number.
 
         Raises:
             BusyError: another process has the database; a later call may succeed.
@@ -260,6 +274,8 @@ class DecisionLog:
         try:
             with self._transaction():
                 self._db.execute("INSERT INTO rewards VALUES (?, ?, NULL)", (int(digits), to_json(given)))
+                if beside is not None:
+                    beside(self._db, int(digits))
         except sqlite3.IntegrityError:  # a second reward, or no such decision
             with self._errors():
                 ((last, _),) = self._all(_LAST)
@@ -424,7 +440,7 @@ class DecisionLog:
     def _note_time(self) -> None:
         """Notes that the server is running."""
         with self._transaction(_WAIT_SECONDS):
-            self._db.execute("INSERT OR REPLACE INTO served VALUES (?, ?)", (self._start, self._microseconds()))
+            self._db.execute("INSERT OR REPLACE INTO served VALUES (?, ?)", (self._start, self.microseconds()))
 
     def _reward_deadline(self) -> int:
         """Returns the time of the newest decisions that have waited `reward_seconds` while a server was running.
@@ -440,7 +456,7 @@ class DecisionLog:
 
     def _file_of(self, ready: Sequence[int]) -> str:
         """Returns the name of a file for decisions; it has the first and the last id if these are all between them."""
-        moment = _date(self._microseconds())
+        moment = _date(self.microseconds())
         first, last = ready[0], ready[-1]
         ids = f"-{first}-{last}" if last - first + 1 == len(ready) else ""
         return f"{moment:{_TIME}}-{self.name}{ids}.parquet"
@@ -557,7 +573,7 @@ class DecisionLog:
         )
         return int((pages - free) * size)
 
-    def _microseconds(self) -> int:
+    def microseconds(self) -> int:
         """Returns the log's time since 1970, even if the clock is changed."""
         return (self.epoch + time.monotonic_ns()) // 1000
 

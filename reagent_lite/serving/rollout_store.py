@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from reagent_lite.config.rollout_config import ComparisonConfig, ServedRolloutConfig
 from reagent_lite.data.served_log import ROLLOUT_EVENTS
 from reagent_lite.errors import DataError, Problem
-from reagent_lite.serving.decision_log import DecisionLog
+from reagent_lite.serving.decision_log import DecisionLog, EpisodeChangedError
 
 State = Literal["running", "stopped", "promoted", "superseded"]
 _TABLES: Final = (
@@ -27,10 +27,6 @@ _TABLES: Final = (
     "share REAL NOT NULL, log_ratio REAL NOT NULL, steps INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS rollout_events (number INTEGER PRIMARY KEY, event TEXT NOT NULL)",
 )
-
-
-class UnitChangedError(Exception):
-    """Another process has decided about an episode of these decisions meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +216,7 @@ class RolloutStore:
         """Stores units within a transaction.
 
         Raises:
-            UnitChangedError: another process has stored one of them since it was read.
+            EpisodeChangedError: another process has stored one of them since it was read.
         """
         for unit in units:
             if unit.episode is None:
@@ -233,7 +229,7 @@ class RolloutStore:
                 sql = "INSERT OR IGNORE INTO rollout_units VALUES (?, ?, ?, ?, ?)"
                 values = (unit.episode, unit.is_new, unit.share, ratio, unit.steps)
             if not database.execute(sql, values).rowcount:
-                raise UnitChangedError
+                raise EpisodeChangedError
 
 
 def _restore(database: sqlite3.Connection, events: Sequence[dict[str, Any]]) -> None:

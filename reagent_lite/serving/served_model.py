@@ -66,6 +66,10 @@ class ServedModel:
         self._loaded_identity = identity
         try:
             bundle = await asyncio.to_thread(self._load)
+            if bundle.history != self.bundle.history:
+                expected = f"data.history {self.bundle.history}, as of the served model"
+                todo = "Stop the server and start it with this model, or serve both (rollout)"
+                raise BundleError(Problem(f"{self._folder}", expected, str(bundle.history), todo))
         except (BundleError, DataError) as error:
             self.refused += 1
             self.refusal = str(error)

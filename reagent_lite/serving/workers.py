@@ -39,6 +39,7 @@ from reagent_lite.serving.access import Access, require_certificate
 from reagent_lite.serving.app import create_app
 from reagent_lite.serving.decision_log import DecisionLog, open_log, require_usable
 from reagent_lite.serving.open_connections import OpenConnections, TLSListening
+from reagent_lite.serving.recent_steps import forget_old_episodes
 from reagent_lite.serving.rollout_store import RolloutStore
 from reagent_lite.serving.rollout_watch import RolloutWatch
 from reagent_lite.serving.served_model import Interface, ServedModel
@@ -125,7 +126,7 @@ def run_workers(config: ServeConfig) -> tuple[int, int]:
         )
         restarts = _supervise(server, log, watch)
         log.rotate()
-        _poll(log, watch)
+        _poll(config, log, watch)
         if log.waiting:
             waiting = pluralize(log.waiting, "decision waits", "decisions wait")
             logger.info(f"{folder}: {waiting} for rewards and in no file yet: the next server continues")
@@ -202,7 +203,7 @@ def _supervise(server: _Server, log: DecisionLog, watch: RolloutWatch | None = N
         while not stopping.is_set():
             wait([worker.sentinel for worker in workers], timeout=min(_POLL_SECONDS, server.config.poll_seconds))
             if time.monotonic() - polled > server.config.poll_seconds:
-                _poll(log, watch)
+                _poll(server.config, log, watch)
                 polled = time.monotonic()
             for number, worker in enumerate(workers):
                 if worker.is_alive() or stopping.is_set():
@@ -230,9 +231,10 @@ def _supervise(server: _Server, log: DecisionLog, watch: RolloutWatch | None = N
     return restarts
 
 
-def _poll(log: DecisionLog, watch: RolloutWatch | None) -> None:
+def _poll(config: ServeConfig, log: DecisionLog, watch: RolloutWatch | None) -> None:
     try:
         log.poll()
+        forget_old_episodes(log, config.waiting_decisions)
         if watch is not None:
             watch.poll()
     except OSError as error:  # a full disk, which has no traceback

@@ -202,7 +202,9 @@ def _assign(module: nn.Module, saved: Mapping[str, Tensor], path: str) -> None:
     ]
     if differs:
         more = f"; and {len(differs) - 8} more" if len(differs) > 8 else ""
-        todo = "Use algorithm, training.layers, rainbow and features of the earlier run, or start without it"
+        todo = (
+            "Use algorithm, training.layers, rainbow, data.history and features of the earlier run, or start without it"
+        )
         raise ConfigError(Problem(_KEY, "the same network", f"at {path}: {'; '.join(differs[:8])}{more}", todo))
     module.load_state_dict(dict(saved))
 

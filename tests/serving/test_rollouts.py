@@ -387,11 +387,11 @@ def test_a_full_disk_delays_an_event(
     events = server.folder / ".rollout.jsonl"
     with monkeypatch.context() as full:
         full.setattr(rollout_watch, "write_whole", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-        _poll(server.log, server.watch)
+        _poll(server.config, server.log, server.watch)
         assert not events.exists()
     assert "log: [Errno 28] No space left on device" in caplog.text
     assert "Traceback" not in caplog.text
-    _poll(server.log, server.watch)
+    _poll(server.config, server.log, server.watch)
     assert json.loads(events.read_text())["event"] == "begin"
 
 
@@ -619,3 +619,24 @@ def wait_for_figures(process: Process, units: int) -> dict[str, Any]:
 
     wait_until(lambda: document().get("comparison", {}).get("units") == units, seconds=60)
     return document()
+
+
+def test_models_of_different_histories_share_a_server(serve: Serve, tmp_path: Path) -> None:
+    """The current model reads one step and the new one two: age one step ago is the value of "call"."""
+    current = linear_bundle(tmp_path / "one", np.array([[2.0, 0], [0, 0], [0, 0]]), NAMES, IDS)
+    weight = np.array([[0.0] * 6, [0, 0, 1, 0, 0, 0], [0.0] * 6])
+    server = serve(current=current, new=linear_bundle(tmp_path / "two", weight, NAMES, IDS, history=2))
+    ages = (0.5, 2.0, -1.0)
+    for step, age in enumerate(ages):
+        rows = [{"mdp_id": f"u{unit}", "sequence_number": step, "state_features": {"3": 1.0, "age": age}}
+                for unit in range(20)]  # fmt: skip
+        server.decide(*rows)
+    server.wait(3600)
+    server.log.rotate()
+    before = dict(zip(range(3), (0.0, *ages), strict=False))
+    for row in rows_of(server.folder):
+        q = np.array([0.0, before[row["sequence_number"]], 0.0])
+        of_new = np.exp(q) / np.exp(q).sum()
+        assert row["probability_new"] == pytest.approx(of_new[NAMES.index(row["action"])], rel=1e-5)
+        of_current = np.exp([2.0, 0, 0]) / np.exp([2.0, 0, 0]).sum()
+        assert row["probability_current"] == pytest.approx(of_current[NAMES.index(row["action"])], rel=1e-5)

@@ -96,17 +96,14 @@ def online(folder: Path, history: int, env: str = "cartpole_v0", **simulation: o
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("env", ["cartpole_v0", "gymnasium:CartPole-v1"])
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, env: str) -> None:
-    tree = online(tmp_path, 3, env, total_steps=400)
-    laboratory = Laboratory(tree, ALONE, tmp_path)
-    whole = laboratory.run("whole", every_steps=1, keep=1000)
+def test_resumed_runs_in_gymnasium_are_equal(tmp_path: Path) -> None:
+    laboratory = Laboratory(online(tmp_path, 3, "gymnasium:CartPole-v1", total_steps=400), ALONE, tmp_path)
+    laboratory.run("whole", every_steps=1, keep=1000)
     ends = []
     for _ in range(2):
         laboratory.copy("whole", "again", 9)
         ends.append(laboratory.run("again"))
     assert different(*ends) == []
-    assert env != "cartpole_v0" or different(whole, ends[0]) == []  # Gymnasium's state is lost: new episodes begin
 
 
 def test_a_model_plays_where_it_learned(tmp_path: Path) -> None:

@@ -259,6 +259,29 @@ def test_a_log_is_evaluated_with_the_steps_of_each_episode(log: Path, model: Pat
     assert report["model"]["actions"]["b"]["policy"] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("other", ["one step", "two steps", "logged", "uniform"])
+def test_policies_of_different_histories_are_compared(log: Path, model: Path, tmp_path: Path, other: str) -> None:
+    path = other
+    if "step" in other:
+        history = {"one step": 1, "two steps": 2}[other]
+        path = str(trained(config(log, tmp_path / "out", data={"history": history})).model)
+    unseen = rows(60, seed=5)
+    tree = {"model": path, "against": str(model), "data_path": str(write_lines(tmp_path / "unseen.jsonl", unseen)),
+            "output_path": str(tmp_path / "e.json"), "gamma": 0.9, "write_scored_rows": True,
+            "evaluation": {"bootstrap_resamples": 100, "final_fit_passes": 1}}  # fmt: skip
+    evaluate(check(EvaluateConfig, tree))
+    report = json.loads((tmp_path / "e.json").read_bytes())
+    scored = [int(line) - 1 for lines in report["log"]["scored_lines"].values() for line in lines]
+    states = [steps_of(unseen)[number] for number in scored]
+    expected = load_bundle(model).predict_rows(states).propensities[:, 1].mean()
+    assert report["against"]["actions"]["b"]["policy"] == pytest.approx(expected, rel=1e-4)
+    if "step" in other:
+        bundle = load_bundle(path)
+        of_model = bundle.predict_rows(states if bundle.history > 1 else [steps[-1] for steps in states])
+        share = of_model.propensities[:, 1].mean()
+        assert report["model"]["actions"]["b"]["policy"] == pytest.approx(share, rel=1e-4)
+
+
 def test_events_and_a_timeline_of_them_are_the_same_steps(log: Path, model: Path, tmp_path: Path) -> None:
     tree = {"timeline": {"inputTableName": str(log), "outputTableName": str(tmp_path / "made"), "actionDiscrete": True},
             "query": {"actions": ["a", "b"]}}  # fmt: skip
