@@ -18,6 +18,7 @@ RULES = "rules"
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
+_ABSENT = object()
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -78,6 +79,8 @@ class Section(BaseModel):
     """Keys of 2019 that have no effect here, each with advice; only their default is accepted."""
     no_effect: ClassVar[tuple[NoEffect, ...]] = ()
     """Rules for keys that have no effect with some values of other keys."""
+    renamed: ClassVar[dict[str, str]] = {}
+    """{former path of a key: its path now}, both within the section; files with the former one are still read."""
 
     @model_validator(mode="before")
     @classmethod
@@ -88,11 +91,35 @@ class Section(BaseModel):
         """
         if not isinstance(tree, dict):
             return tree
+        tree, problems = cls.with_current_names(tree)
+        if problems:
+            raise PydanticCustomError(RULES, "every key under one name", {"problems": problems})
         fields = cls.model_fields
         return {
             key: _read_value(value, _types_in(fields[key].annotation)) if key in fields else value
             for key, value in tree.items()
         }
+
+    @classmethod
+    def with_current_names(cls, tree: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        """Returns the section's JSON object with renamed keys under their current names.
+
+        Also returns a Problem for each key that has two different values under its two names.
+        """
+        problems = list[Problem]()
+        for former, current in cls.renamed.items():
+            sections, value = _take(tree, former.split("."))
+            if value is _ABSENT:
+                continue
+            _, other = _take(sections, current.split("."))
+            if other is _ABSENT:
+                tree = _put(sections, current.split("."), value)
+            elif other == value:
+                tree = sections
+            else:
+                both = f"is {_text(value)}, but {current}, its name now, is {_text(other)}"
+                problems.append(Problem.stating(former, both, "Give one of them"))
+        return tree, problems
 
     @classmethod
     def tree_of(cls, tree: dict[str, Any]) -> dict[str, Any]:
@@ -139,6 +166,31 @@ def keys_of(name: str, section: type[Section], *, but: Iterable[str] = ()) -> tu
 def within(path: str, problem: Problem) -> Problem:
     """Returns a problem of a section as a problem of the config that has the section at `path`."""
     return replace(problem, where=".".join(filter(None, (path, problem.where))))
+
+
+def _take(tree: dict[str, Any], path: Sequence[str]) -> tuple[dict[str, Any], Any]:
+    """Returns an object without the key at a path, and the key's value, _ABSENT if there is no such key.
+
+    A section that has no other key is left out as well.
+    """
+    name, *inner = path
+    if name not in tree:
+        return tree, _ABSENT
+    rest = {key: value for key, value in tree.items() if key != name}
+    if not inner:
+        return rest, tree[name]
+    if not isinstance(tree[name], dict):
+        return tree, _ABSENT
+    section, value = _take(tree[name], inner)
+    if value is _ABSENT or section:
+        rest = {key: section if key == name else old for key, old in tree.items()}
+    return rest, value
+
+
+def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Returns an object with a value at a path, whose sections are made if they are absent."""
+    name, *inner = path
+    return {**tree, name: _put(tree.get(name) or {}, inner, value) if inner else value}
 
 
 def _types_in(annotation: Any) -> set[Any]:

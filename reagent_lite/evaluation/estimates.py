@@ -144,7 +144,7 @@ class EvaluationLog:
         evaluated = EvaluationInput(
             sides=sides,
             # the policy's probabilities are computed only for rows that are read
-            split=replace(split, fitted=spread(split.fitted, config.evaluation.max_fit_rows)),
+            split=replace(split, fitted=spread(split.fitted, config.evaluation.models.max_fit_rows)),
             rows=rows,
             train_rows=rows,
             metric_names=copy.metric_names,
@@ -259,7 +259,7 @@ def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: EvaluationL
         rows, probabilities = policy.on(log.evaluated, log.columns.get(policy.key))
         reading = log.reading
     with own_seed(config.seed + 1, ALONE.device):
-        heads = reading.heads(copy, gamma=rows.gamma, target_update_rate=config.evaluation.target_update_rate)
+        heads = reading.heads(copy, gamma=rows.gamma, target_update_rate=config.evaluation.models.target_update_rate)
     described = copy.parametric and _is_modelled(policy, log.columns)
     features = reading.normalization["action"].features if described else ()
     return PolicyEvaluator(rows, probabilities, heads, title=policy.key, candidate_features=features, cached=exported)

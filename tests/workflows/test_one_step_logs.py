@@ -61,7 +61,7 @@ def test_a_policy_its_value_and_scores_from_a_frame(tmp_path: Path) -> None:
 
     evaluated = reagent_lite.evaluate(
         "uniform", frame, config={"columns": columns, "actions": ["a", "b"], "output_path": tmp_path / "e.json",
-                                  "evaluation": {"final_fit_passes": 1}},
+                                  "evaluation": {"models": {"final_fit_passes": 1}}},
     )  # fmt: skip
     by_hand = np.mean([0.5 / row["action_probability"] * row["reward"] for row in log])
     # heads are fitted to half of the rows, the others are scored; the mean of 600 is within its sampling error
