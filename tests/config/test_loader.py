@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, expand_config, fingerprint, load_config
+from reagent_lite.config.convert_config import ConvertConfig
 from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.errors import ConfigError
 
@@ -295,3 +297,18 @@ def test_faults_of_keys_under_former_names_are_named() -> None:
     assert list(found) == ["evaluation.models.final_fit_passes", "evaluation.models.max_fit_rows"]
     only_in_training = faults({"model": "m", "data_path": "d", "evaluation": {"fit_passes": 2}}, EvaluateConfig)
     assert list(only_in_training) == ["evaluation.models.fit_passes"]
+
+
+@pytest.mark.parametrize(
+    ("model", "former", "current"),
+    [
+        (ConvertConfig, {"input_path": "a.csv"}, {"data_path": "a.csv"}),
+        (ShardConfig, {"training_data_path": "a", "local_path": "b"}, {"data_path": "a", "output_path": "b"}),
+        (DqnConfig, GOOD | {"query": {"actions": ["0", "1"]}}, GOOD),  # as in the config of workflows.timeline
+        (DqnConfig, GOOD | {"simulation": {"env": "x", "share": 0, "cuda_graph": False}},
+         GOOD | {"simulation": {"env": "x", "share": 0}, "training": {"cuda_graph": False}}),
+    ],
+)  # fmt: skip
+def test_other_keys_with_former_names(model: type, former: dict[str, Any], current: dict[str, Any]) -> None:
+    rest = {"output_path": "b.csv"} if model is ConvertConfig else {}
+    assert check(model, rest | former) == check(model, rest | current)

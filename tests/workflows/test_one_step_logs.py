@@ -109,7 +109,7 @@ def test_normalization_and_shards(tmp_path: Path) -> None:
     outcome = normalized(file, tmp_path / "n")
     assert (outcome.rows, outcome.types) == (200, {"state_features": {"PROBABILITY": 1}})
     parts = [
-        shard(ShardConfig(training_data_path=file, num_nodes=2, node_index=node, local_path=str(tmp_path / str(node))))
+        shard(ShardConfig(data_path=file, num_nodes=2, node_index=node, output_path=str(tmp_path / str(node))))
         for node in range(2)
     ]
     assert (sum(part.rows for part in parts), min(part.rows for part in parts) > 0) == (200, True)

@@ -50,7 +50,7 @@ def test_a_model_maps_the_columns_of_its_training_log(tmp_path: Path) -> None:
     expected = reagent_lite.score(model, log, config={"policy": "greedy", "columns": COLUMNS})
     assert expected.column("mdp_id").to_pylist() == log["session"].tolist()
     converted = tmp_path / "converted"
-    convert(check(ConvertConfig, {"input_path": str(tmp_path / "own.csv"), "columns": COLUMNS,
+    convert(check(ConvertConfig, {"data_path": str(tmp_path / "own.csv"), "columns": COLUMNS,
                                   "output_path": str(converted / "log.parquet")}))  # fmt: skip
     # rows to decide have no outcome
     for rows in (log, tmp_path / "own.csv", log.drop(columns=["clicked", "last", "p"]), converted):
