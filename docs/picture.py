@@ -1,6 +1,6 @@
 """Draws README's picture, the top of the demo's report, in a real browser: python docs/picture.py.
 
-It writes docs/report.png, and docs/report.sha256 with a hash of what the picture shows, which a test compares with the
+It writes docs/report.png, and docs/report.sha256 with a hash of its content, which a test compares with the
 report of today.
 """
 

@@ -57,7 +57,7 @@ class NoEffect:
 
 
 def _without_unsupported(schema: dict[str, Any], section: type["Section"]) -> None:
-    """Removes the keys without an effect from a schema: files of 2019 may have them, nobody else needs them."""
+    """Removes the keys without an effect from a schema: files of ReAgent 2019 may have them, nobody else needs them."""
     for key in section.unsupported:
         schema["properties"].pop(key, None)
 
@@ -76,7 +76,7 @@ class Section(BaseModel):
     required: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Keys of the section, or of an inner section, that must not be empty; for each the expected value, and advice."""
     unsupported: ClassVar[dict[str, str]] = {}
-    """Keys of 2019 that have no effect here, each with advice; only their default is accepted."""
+    """Keys of ReAgent 2019 that have no effect here, each with advice; only their default is accepted."""
     no_effect: ClassVar[tuple[NoEffect, ...]] = ()
     """Rules for keys that have no effect with some values of other keys."""
     renamed: ClassVar[dict[str, str]] = {}
@@ -85,7 +85,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_values(cls, tree: Any) -> Any:
-        """Reads 0 and 1 as false and true and strings of digits as numbers, as code of 2019 did; lists become tuples.
+        """Reads 0 and 1 as false and true and strings of digits as numbers, as ReAgent 2019 did; lists become tuples.
 
         Strict types alone would require tuples from Python code.
         """

@@ -48,7 +48,7 @@ class WorkflowConfig(AlgorithmConfig):
     """Keys of both `workflows.dqn` and `workflows.parametric_dqn`."""
 
     defaults: Literal["2019", "2026"] = "2019"
-    """Defaults of absent keys. 2019: those of this page, as in files of 2019. 2026: chosen by what is learned from logs
+    """Defaults of absent keys. 2019: those of this page, as in ReAgent 2019. 2026: chosen by what is learned from logs
     of many sizes and kinds, [as listed](training.md#defaults); what depends on the rows becomes a number once they have
     been read, in the log and in config.json."""
     training_data_path: DataPath = ""

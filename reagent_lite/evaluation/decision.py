@@ -652,7 +652,7 @@ def _score(overlap: Overlap, unscored: int) -> str:
 
 
 def _more_to_score(overlap: Overlap, needed: float) -> str:
-    """Returns how many scored episodes it would take, beside those that there are."""
+    """Returns how many scored episodes it would take in addition to the present ones."""
     return (
         f"about {number(float(f'{needed:.2g}'))} {overlap.scored_unit}s to score in place of {overlap.num_episodes:,}"
     )

@@ -122,7 +122,7 @@ class EvaluationLog:
             warnings += _feature_warnings(model, copy)
             warnings += model.discount_warnings(copy, config.data_path, gamma)
         sides = TrainEvalLogs(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
-        fitted = any(_is_modelled(policy, columns) for policy in policies)
+        fitted = any(_is_modeled(policy, columns) for policy in policies)
         settings = config.evaluation if fitted else config.evaluation.model_copy(update={"held_out_share": 1.0})
         scored = scored_episodes(sides, settings, config.seed, few=fitted)
         if not len(scored.numbers):
@@ -210,7 +210,7 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
         results.append(result if config.against is not None else result.without_bases())
         del result  # its bases are as large as the log
         give_back_memory()  # what estimating took
-        complete = _is_modelled(policy, log.columns)
+        complete = _is_modeled(policy, log.columns)
         explanations.append(
             evaluator.explanation(
                 page,
@@ -240,7 +240,7 @@ def _reading(copy: TrainingCopy, config: EvaluateConfig, *, fitted: bool) -> Fea
     return FeatureReader.fitted(copy, config) if fitted else FeatureReader.raw(copy)
 
 
-def _is_modelled(policy: EvaluatedPolicy, columns: Mapping[str, PolicyColumn]) -> bool:
+def _is_modeled(policy: EvaluatedPolicy, columns: Mapping[str, PolicyColumn]) -> bool:
     """Returns whether the policy's probabilities of all choices are known, so that models can be fitted to it."""
     if isinstance(policy, ExportedModel):
         return True
@@ -260,7 +260,7 @@ def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: EvaluationL
         reading = log.reading
     with own_seed(config.seed + 1, ALONE.device):
         heads = reading.heads(copy, gamma=rows.gamma, target_update_rate=config.evaluation.models.target_update_rate)
-    described = copy.parametric and _is_modelled(policy, log.columns)
+    described = copy.parametric and _is_modeled(policy, log.columns)
     features = reading.normalization["action"].features if described else ()
     return PolicyEvaluator(rows, probabilities, heads, title=policy.key, candidate_features=features, cached=exported)
 

@@ -21,7 +21,7 @@ _USUAL_SHARE = 0.5
 FEWEST_SIZES = 100
 _SPREAD = 0.5
 # Among 10 % purchases, about five lognormal chargebacks that cancel a gain: 9 % of 100 logs of 2 000 rows were shipped
-# by the rule for all events alone, now 3 %. Neither fees beside purchases nor symmetric noise has a larger side.
+# by the rule for all events alone, now 3 %. Neither fees next to purchases nor symmetric noise has a larger side.
 _SPREAD_OF_SIDE = 0.25
 # Without this rule a policy whose rare lognormal losses cancel its gain is shipped in up to 40 % of logs of 2000 rows.
 _FARTHEST = 5
@@ -194,7 +194,7 @@ class Overlap:
 
     @property
     def scored_unit(self) -> str:
-        """What is scored, in words: a decision where every episode has one row, else an episode."""
+        """The scored unit, in words: a decision where every episode has one row, else an episode."""
         return "episode" if self.horizon > 1 else "decision"
 
 

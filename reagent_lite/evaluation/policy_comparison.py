@@ -328,7 +328,7 @@ class HistoryPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutComparison:
-    """What is known about two policies after a number of units.
+    """Comparison of two policies after a number of units.
 
     Attributes:
         decision: better or worse: told apart by the reward, or worse by a guardrail; invalid: the sample ratio is

@@ -1,7 +1,7 @@
 """Confidence intervals of weighted means by empirical likelihood, which allow for events that a log does not contain.
 
-A bootstrap has no width if the evaluated policy met no rare event in the log. Here such an event can still happen: any
-pair of an observed weight and an observed outcome may carry probability, as a corner. For a value v,
+A bootstrap has no width if the evaluated policy met no rare outcome in the log. Here such an outcome can still happen:
+any pair of an observed weight and an observed outcome may carry probability, as a corner. For a value v,
 
     L(v) = max over a, b of sum_p count_p log(1 + a' u_p + b (x_p - v n_p))
 
@@ -213,7 +213,7 @@ class Contributions:
     def informative(self) -> float:
         """Effective number of episodes that show the error of the estimate, (sum d^2)^2 / sum d^4.
 
-        d is an episode's deviation from the estimate that its weight does not explain. For a rare event the number is
+        d is an episode's deviation from the estimate that its weight does not explain. For a rare outcome the number is
         how often the evaluated policy met it; for normally distributed outcomes it is a third of the effective
         episodes. Predictions of a model do not count: they say nothing about events that were never met.
         """
@@ -533,7 +533,7 @@ def _ends(problems: Sequence[_IntervalProblem]) -> list[tuple[float, float]]:
     centre = points.explained(multipliers, likelihood)
     begun = points.at(multipliers)
     total = begun.gradient[:, 1]
-    moved = begun.gradient[:, 0] / total  # by rounding, and by what the maximum of the controls lacks
+    moved = begun.gradient[:, 0] / total  # by rounding, and by the error of the maximum of the controls
     numerator = pad(torch.stack((torch.ones_like(moved), -moved), 1), (0, k - 2)).unsqueeze(1)
     spread = (numerator @ begun.curvature @ numerator.transpose(1, 2)).view(-1).clamp(min=0).sqrt()
     numerator /= spread.clamp(min=torch.finfo(spread.dtype).tiny).view(-1, 1, 1)

@@ -379,7 +379,7 @@ def per_row_truth(share: Floats, steps: int, current: Floats) -> float:
 
 
 def third_policy(played: Any, propensity: Floats) -> tuple[float, float, float]:
-    """Returns IPS, PDIS and SDR of THIRD; its values are modelled as 0.3 for every step to come."""
+    """Returns IPS, PDIS and SDR of THIRD; its values are modeled as 0.3 for every step to come."""
     count, steps = played.state.shape
     state = played.state.ravel()
     last = np.tile(np.arange(steps) == steps - 1, count)

@@ -21,7 +21,7 @@ from reagent_lite.report.pictures import (
 )
 
 VERMILION = (213, 94, 0)
-GREY = (153, 153, 153)
+GRAY = (153, 153, 153)
 MIDDLE = (TOP + BOTTOM) / 2
 
 
@@ -41,13 +41,13 @@ def pixels(trace: Episode, step: int) -> NDArray[np.uint8]:
     return np.array(frame(trace, step))
 
 
-def near(picture: NDArray[np.uint8], colour: tuple[int, int, int]) -> NDArray[np.bool_]:
-    return np.abs(picture.astype(int) - colour).max(axis=2) <= 8
+def near(picture: NDArray[np.uint8], color: tuple[int, int, int]) -> NDArray[np.bool_]:
+    return np.abs(picture.astype(int) - color).max(axis=2) <= 8
 
 
-def centre(picture: NDArray[np.uint8], colour: tuple[int, int, int] = VERMILION) -> tuple[float, float]:
-    """Centroid (x, y) in pixels of a colour, y downwards; the mean of none is an error."""
-    y, x = np.argwhere(near(picture, colour)).mean(0).tolist()
+def centre(picture: NDArray[np.uint8], color: tuple[int, int, int] = VERMILION) -> tuple[float, float]:
+    """Centroid (x, y) in pixels of a color, y downwards; the mean of none is an error."""
+    y, x = np.argwhere(near(picture, color)).mean(0).tolist()
     return x, y
 
 
@@ -97,7 +97,7 @@ def test_other_environments_are_curves_with_a_line_at_the_present() -> None:
     picture = pixels(trace, 1)
     assert centre(picture) == pytest.approx((WIDTH / 2, MIDDLE), abs=1)
     # of four rows, 70 pixels each, the first feature has the uppermost: its lowest value is 0.9 of that below the top
-    assert near(picture, GREY)[TOP + 63 - 3 : TOP + 63 + 4, 20:60].any()
+    assert near(picture, GRAY)[TOP + 63 - 3 : TOP + 63 + 4, 20:60].any()
     # a CartPole with three features is not the one that the scene is of
     np.testing.assert_array_equal(pixels(replace(trace, env="cartpole_v1"), 1)[TOP:], picture[TOP:])
 

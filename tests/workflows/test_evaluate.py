@@ -21,7 +21,7 @@ from scipy.special import softmax
 
 from reagent_lite.cli import main_alone
 from reagent_lite.errors import BundleError, ConfigError, DataError
-from reagent_lite.evaluation.cpe import MODELLED, WEIGHTED
+from reagent_lite.evaluation.cpe import MODELED, WEIGHTED
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from reagent_lite.tasks.evaluate import Evaluated, evaluate
@@ -271,7 +271,7 @@ def test_one_episode(known: Path, tmp_path: Path) -> None:
     # weights 2 and 2 * 1: 2 * 2 + 0.9 * 2 * 1
     expected = {"value": pytest.approx(5.8, abs=1e-5), "low": None, "high": None}
     assert by_name["Per_Decision_Importance_Sampling"]["figure"] == expected
-    assert {name for name, each in by_name.items() if "no other episode" in each["reason"]} == set(MODELLED)
+    assert {name for name, each in by_name.items() if "no other episode" in each["reason"]} == set(MODELED)
 
 
 def test_many_actions_that_the_log_never_has_are_counted(tmp_path: Path) -> None:

@@ -90,10 +90,10 @@ class _HeaderCell:
 
     Attributes:
         name: name in the header.
-        field: name of the column in the contract.
+        field: name of the standard column.
         feature: the feature of the map `field` that the column holds; "" if the column is not a part of a map.
         kind: the kind of its cells.
-        is_raw: whether its values are read from their texts later, see raw_values.py.
+        is_raw: whether its values are read from their text later, see raw_values.py.
         read: whether it is read; if not, the block has it without values.
     """
 
@@ -367,7 +367,7 @@ def _by_distinct(name: str, cells: pa.Array, value_of: Callable[[str], Any], *, 
 
 
 def words_as_texts(values: list[Any], cells: Sequence[str]) -> list[Any]:
-    """Returns the values of cells; if some are texts, those of cells without a digit are texts too: true, nan."""
+    """Returns the values of cells; if some are strings, those of cells without a digit are strings too: true, nan."""
     if not any(isinstance(value, str) for value in values):
         return values
     return [value if _DIGIT.search(cell) else cell for value, cell in zip(values, cells, strict=True)]
