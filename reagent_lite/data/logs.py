@@ -113,9 +113,9 @@ class Log:
                 version that lacks decisions, see `require_all_decisions`.
             NoRowsError: all logs are empty folders, or folders whose manifest says that they have no rows.
         """
-        return self._listed()
+        return self._list_files()
 
-    def _listed(self) -> tuple[InputFile, ...]:
+    def _list_files(self) -> tuple[InputFile, ...]:
         from reagent_lite.data.rows.column_mapping import ColumnMapping  # needs Arrow
 
         names = ColumnMapping.of(self.columns, beside_others=self.is_several)
@@ -173,7 +173,7 @@ class Log:
         """
         expected = "a file that stays as it is while it is read"
         todo = "Run again when its writer has ended"
-        present = {(file.path, file.size, file.modified_ns, file.sha256) for file in self._listed()}
+        present = {(file.path, file.size, file.modified_ns, file.sha256) for file in self._list_files()}
         changed = [file for file in self.files if (file.path, file.size, file.modified_ns, file.sha256) not in present]
         raise_any([Problem(file.path, expected, "one that changed", todo) for file in changed])
 

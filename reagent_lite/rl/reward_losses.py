@@ -38,7 +38,7 @@ class SquaredLoss:
         """Returns expected targets."""
         return scores
 
-    def linearized(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
+    def linearize(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns what is missing in the scores, and the rows' weights; None: 1."""
         return target - scores, None
 
@@ -67,7 +67,7 @@ class LogLoss:
         """Returns probabilities."""
         return scores.sigmoid()
 
-    def linearized(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
+    def linearize(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns the working residuals of a Newton step, and the rows' weights."""
         probability = scores.sigmoid()
         weight = (probability * (1 - probability)).clamp(min=0.01 * self.curvature)
