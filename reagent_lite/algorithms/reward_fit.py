@@ -239,7 +239,7 @@ class Target:
 
     def error(self, scores: Tensor) -> float:
         """Returns the mean squared error of scores [n], in units of rewards."""
-        return self.span**2 * _weighted_mean((self.value - self.loss.expected(scores)).square(), self.weight)
+        return self.span**2 * _weighted_mean((self.value - self.loss.predict(scores)).square(), self.weight)
 
 
 def _weighted_mean(values: Tensor, weight: Tensor | None) -> float:

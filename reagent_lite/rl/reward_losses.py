@@ -34,7 +34,7 @@ class SquaredLoss:
         """Returns the loss of each row."""
         return (target - scores).square()
 
-    def expected(self, scores: Tensor) -> Tensor:
+    def predict(self, scores: Tensor) -> Tensor:
         """Returns expected targets."""
         return scores
 
@@ -63,7 +63,7 @@ class LogLoss:
         """Returns the loss of each row."""
         return softplus(scores) - target * scores
 
-    def expected(self, scores: Tensor) -> Tensor:
+    def predict(self, scores: Tensor) -> Tensor:
         """Returns probabilities."""
         return scores.sigmoid()
 
