@@ -176,7 +176,7 @@ def _evidence_note(overlap: Overlap | None) -> str:
     return (
         f"{pluralize(overlap.num_episodes, f'scored {overlap.scored_unit}')} with an effective sample size of "
         f"{number(overlap.effective_episodes)}{at}; the mean weight of a row is "
-        f"{overlap.mean_weight.written(overlap.mean_weight.value)} and should be 1."
+        f"{overlap.mean_weight.format_end(overlap.mean_weight.value)} and should be 1."
     )
 
 
