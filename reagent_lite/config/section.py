@@ -112,11 +112,8 @@ class Section(BaseModel):
             if value is _ABSENT:
                 continue
             _, other = _take(sections, current.split("."))
-            if other is _ABSENT:
-                tree = _put(sections, current.split("."), value)
-            elif other == value:
-                tree = sections
-            else:
+            tree = _put(sections, current.split("."), value) if other is _ABSENT else sections
+            if other not in (_ABSENT, value) and value not in (None, "", [], {}):  # empty: as if it were absent
                 both = f"is {_text(value)}, but {current}, its name now, is {_text(other)}"
                 problems.append(Problem.stating(former, both, "Give one of them"))
         return tree, problems
@@ -188,9 +185,14 @@ def _take(tree: dict[str, Any], path: Sequence[str]) -> tuple[dict[str, Any], An
 
 
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
-    """Returns an object with a value at a path, whose sections are made if they are absent."""
+    """Returns an object with a value at a path; absent sections are made, and a value in place of one stays."""
     name, *inner = path
-    return {**tree, name: _put(tree.get(name) or {}, inner, value) if inner else value}
+    section = tree.get(name)
+    if not inner:
+        return {**tree, name: value}
+    if isinstance(section, dict | None):
+        return {**tree, name: _put(section or {}, inner, value)}
+    return tree
 
 
 def _types_in(annotation: Any) -> set[Any]:

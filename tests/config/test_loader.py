@@ -286,7 +286,7 @@ def test_a_key_under_two_names_has_one_value() -> None:
     ((where, text),) = faults(GOOD | {"evaluation": both}).items()
     assert where == "evaluation.final_fit_passes"
     assert "is 3, but models.final_fit_passes, its name now, is 4" in text
-    both["models"]["final_fit_passes"] = 3
+    both["models"] = {"final_fit_passes": 3}
     assert check(DqnConfig, GOOD | {"evaluation": both}).evaluation.models.final_fit_passes == 3
     with pytest.raises(ValidationError, match="every key under one name"):
         EvaluationConfig(**{"fit_passes": 1, "models": {"fit_passes": 2}})
@@ -295,6 +295,8 @@ def test_a_key_under_two_names_has_one_value() -> None:
 def test_faults_of_keys_under_former_names_are_named() -> None:
     found = faults(GOOD | {"evaluation": {"final_fit_passes": 0, "max_fit_rows": "many"}})
     assert list(found) == ["evaluation.models.final_fit_passes", "evaluation.models.max_fit_rows"]
+    no_section = faults(GOOD | {"evaluation": {"final_fit_passes": 1, "models": 5}})
+    assert "5 (integer)" in no_section["evaluation.models"]
     only_in_training = faults({"model": "m", "data_path": "d", "evaluation": {"fit_passes": 2}}, EvaluateConfig)
     assert list(only_in_training) == ["evaluation.models.fit_passes"]
 
