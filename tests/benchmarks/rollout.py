@@ -207,12 +207,12 @@ def blocks(regime: Regime, runs: int, units: int, rng: np.random.Generator) -> I
         share = regime.share(number, lean)
         drawn = regime.world(rng, number, share)
         earlier = np.cumsum(np.concatenate([total[None], drawn.outcome]), 0)
-        centre = earlier[:-1] / np.maximum(number, 1)
-        z = relative_difference(share, drawn.log_ratio) * (drawn.outcome - centre)
-        arm = np.where(drawn.is_new, 1 / share, -1 / (1 - share)) * (drawn.outcome - centre)
+        center = earlier[:-1] / np.maximum(number, 1)
+        z = relative_difference(share, drawn.log_ratio) * (drawn.outcome - center)
+        arm = np.where(drawn.is_new, 1 / share, -1 / (1 - share)) * (drawn.outcome - center)
         bounds = None
         if regime.bounds is not None:
-            lowest, highest = difference_bounds(share, centre - regime.bounds[0], regime.bounds[1] - centre)
+            lowest, highest = difference_bounds(share, center - regime.bounds[0], regime.bounds[1] - center)
             bounds = np.minimum(lowest, -1e-12), np.maximum(highest, 1e-12)
         is_new = np.stack([~drawn.is_new, drawn.is_new])
         sums = np.stack([is_new, is_new * drawn.outcome, is_new * drawn.outcome**2], 1).astype(float)
