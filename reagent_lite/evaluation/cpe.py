@@ -141,7 +141,7 @@ class ReturnOrReward:
     Attributes:
         logged: value of the logged policy.
         continued: the same plus the value model's expectation after cut records; None if no record is cut.
-        events: events that the evaluated policy met; None if no outcome is usual.
+        events: rare outcomes that the evaluated policy met; None if no outcome is usual.
         outlying: result of outlying_outcomes; empty if the possible rewards are known.
         estimates: estimates in the order of the registry; the first rests on a model alone.
     """

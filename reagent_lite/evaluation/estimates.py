@@ -325,7 +325,7 @@ def _never_logged(policy: EvaluatedPolicy, page: EvaluationRows, log: Evaluation
     ]
     sentences = [
         f"{policy.key} takes {log.copy.action_names[number]!r} in {share[number]:.1%} of the scored rows, and no "
-        "row of the log has it, so the log has no evidence of what it earns"
+        "row of the log has it, so the log has no evidence of its reward"
         for number in unlogged[:_NAMED_ACTIONS]
     ]
     if more := unlogged[_NAMED_ACTIONS:]:

@@ -1,4 +1,4 @@
-"""Confidence intervals of weighted means by empirical likelihood, which allow for events that a log does not contain.
+"""Confidence intervals of weighted means by empirical likelihood, which allow for outcomes that a log does not contain.
 
 A bootstrap has no width if the evaluated policy met no rare outcome in the log. Here such an outcome can still happen:
 any pair of an observed weight and an observed outcome may carry probability, as a corner. For a value v,
@@ -15,7 +15,7 @@ where z is the normal quantile of the level and k the number of episodes that in
 
 Owen (2001), Empirical Likelihood; Karampatziakis, Langford & Mineiro (2020), Empirical Likelihood for Contextual
 Bandits, where the mean weight is a constraint and outcomes lie between bounds. The last factor is ours: the likelihood
-ratio of a count of k events misses on one side in up to 14 % of all logs (k = 0). The factor agrees within 3 % with
+ratio of a count of k rare outcomes misses on one side in up to 14 % of all logs (k = 0). The factor agrees within 3 % with
 that of the exact interval of a Poisson count; Garwood (1936).
 """
 
@@ -215,7 +215,7 @@ class Contributions:
 
         d is an episode's deviation from the estimate that its weight does not explain. For a rare outcome the number is
         how often the evaluated policy met it; for normally distributed outcomes it is a third of the effective
-        episodes. Predictions of a model do not count: they say nothing about events that were never met.
+        episodes. Predictions of a model do not count: they say nothing about outcomes that were never met.
         """
         control = self.control.unsqueeze(0)
         informative = _informative(self.total - self.value * self.size, control)
