@@ -614,8 +614,8 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
         return _CHECK
     if overlap.shared_draws.between:
         return (
-            "name in data.columns.unit (workflows.evaluate: columns.unit) the column of the unit that is drawn as one, such "
-            "as the user or the hour, and evaluate again."
+            "name in data.columns.unit (workflows.evaluate: columns.unit) the column of the unit that is drawn as "
+            "one, such as the user or the hour, and evaluate again."
         )
     if result.calibration is not None and comparison.rows[0].basis.missing:
         return (

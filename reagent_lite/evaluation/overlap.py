@@ -21,7 +21,7 @@ _USUAL_SHARE = 0.5
 FEWEST_SIZES = 100
 _SPREAD = 0.5
 # Among 10 % purchases, about five lognormal chargebacks that cancel a gain: 9 % of 100 logs of 2 000 rows were shipped
-# by the rule for all rare outcomes alone, now 3 %. Neither fees next to purchases nor symmetric noise has a larger side.
+# by the rule for all of them alone, now 3 %. Neither fees next to purchases nor symmetric noise has a larger side.
 _SPREAD_OF_SIDE = 0.25
 # Without this rule a policy whose rare lognormal losses cancel its gain is shipped in up to 40 % of logs of 2000 rows.
 _FARTHEST = 5
@@ -33,7 +33,7 @@ class RareOutcomes:
     """Outcomes other than the usual one, if most outcomes are equal: clicks, purchases, failures.
 
     Attributes:
-        unsized: number of rare outcomes that are too few, and of too different sizes, to show how large one may be: all, or
+        unsized: number of outcomes that are too few, and of too different sizes, to show how large one may be: all, or
             those on the side of the usual outcome that has the larger ones; 0 if they show it.
         expected: number that the evaluated policy would meet if rare outcomes did not depend on the choice.
         seen: number that it met: the effective number of weighted rare outcomes.
@@ -50,7 +50,7 @@ class RareOutcomes:
 def match_rare_outcomes(
     weights: torch.Tensor, outcomes: torch.Tensor, sample_weight: torch.Tensor
 ) -> RareOutcomes | None:
-    """Counts rare outcomes for weights [n] of outcomes [n]; None if no outcome is more frequent than all others together.
+    """Counts rare outcomes among outcomes [n] with weights [n]; None if no outcome is as frequent as all others.
 
     Sample weights [n] count for the usual outcome. A log with all rare outcomes and few other rows has as many rare
     outcomes as the whole log.

@@ -15,7 +15,7 @@ where z is the normal quantile of the level and k the number of episodes that in
 
 Owen (2001), Empirical Likelihood; Karampatziakis, Langford & Mineiro (2020), Empirical Likelihood for Contextual
 Bandits, where the mean weight is a constraint and outcomes lie between bounds. The last factor is ours: the likelihood
-ratio of a count of k rare outcomes misses on one side in up to 14 % of all logs (k = 0). The factor agrees within 3 % with
+ratio of a count of k outcomes misses on one side in up to 14 % of all logs (k = 0). The factor agrees within 3 % with
 that of the exact interval of a Poisson count; Garwood (1936).
 """
 
