@@ -293,8 +293,8 @@ def test_a_key_under_two_names_has_one_value() -> None:
 
 
 def test_faults_of_keys_under_former_names_are_named() -> None:
-    found = faults(GOOD | {"evaluation": {"final_fit_passes": 0, "max_fit_rows": "many"}})
-    assert list(found) == ["evaluation.models.final_fit_passes", "evaluation.models.max_fit_rows"]
+    wrong = faults(GOOD | {"evaluation": {"final_fit_passes": 0, "max_fit_rows": "many"}})
+    assert list(wrong) == ["evaluation.models.final_fit_passes", "evaluation.models.max_fit_rows"]
     no_section = faults(GOOD | {"evaluation": {"final_fit_passes": 1, "models": 5}})
     assert "5 (integer)" in no_section["evaluation.models"]
     only_in_training = faults({"model": "m", "data_path": "d", "evaluation": {"fit_passes": 2}}, EvaluateConfig)
