@@ -27,7 +27,7 @@ COLUMNS = {
 
 @pytest.mark.usefixtures("caches")
 def test_a_model_maps_the_columns_of_its_training_log(tmp_path: Path) -> None:
-    """Without a config `score` and `evaluate` read a log by its own names, or by the contract's, as training does."""
+    """Without a config `score` and `evaluate` read a log by its own names, or by the standard ones, like training."""
     # who has a positive income answers mail, the others answer calls; 200 sessions of 6 decisions
     rng = np.random.default_rng(0)
     log = pd.DataFrame(

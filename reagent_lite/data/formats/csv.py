@@ -75,8 +75,8 @@ def read_csv(
     """Reads plain or compressed CSV in UTF-8, with a header; see `blocks.Reader`.
 
     Cells are separated by the sign of DELIMITERS that gives the header the most cells, unless `columns.csv` names it.
-    If that is not a comma, numbers may have decimal commas; see CsvFormat for more. Columns that are not in the
-    contract are strings.
+    If that is not a comma, numbers may have decimal commas; see CsvFormat for more. Columns other than the
+    standard ones are strings.
 
     Raises:
         DataError: damaged compression, no header, a name twice, or malformed records, with file and line.

@@ -85,7 +85,7 @@ def event_schema(contract: Contract) -> pa.Schema:
 def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dict[str, str]]:
     """Returns (a block's rows in `event_schema`, their faults, the kind of the values of each extra column of text).
 
-    If features of the block are strings (see Faults.levels) and the contract has none, features are null.
+    If features of the block are strings (see Faults.levels) and the contract allows none, features are null.
 
     Raises:
         DataError: the block is unreadable.
