@@ -27,12 +27,10 @@ from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.config.timeline_config import TimelineConfig
 
-PAGES = sorted(
-    page
-    for pattern in ("*.md", "docs/*.md", "configs/**/*.md", "deploy/**/*.md", "reagent_lite/**/*.md", "tests/**/*.md")
-    for page in ROOT.glob(pattern)
-    if page.name != "CHANGELOG.md"  # it names what is gone
-)
+PATTERNS = ("*.md", "Makefile", "docs/*.md", "configs/**/*.md", "deploy/**/*.md",
+            "deploy/**/*.yaml", "deploy/**/*.sbatch",
+            "reagent_lite/**/*.md", "tests/**/*.md")  # fmt: skip
+PAGES = sorted({page for pattern in PATTERNS for page in ROOT.glob(pattern)} - {ROOT / "CHANGELOG.md"})
 CONFIGS: dict[str, type[Section]] = {
     **dict.fromkeys(("train", "dqn", "parametric_dqn", "doctor"), DqnConfig),
     "compare": CompareConfig, "convert": ConvertConfig, "evaluate": EvaluateConfig, "inspect": InspectConfig,
