@@ -369,7 +369,7 @@ def _check_features(
     *,
     fewest: int | None = None,
 ) -> None:
-    """Warns of features that the normalization leaves out, and checks that it has texts where a copy has texts.
+    """Warns of features that the normalization leaves out, and checks that it has strings where a copy has strings.
 
     Args:
         read: the log.

@@ -50,7 +50,7 @@ _WORDS = {
     **dict.fromkeys(("false", "False", "FALSE"), 0.0),
     **dict.fromkeys(_ABSENT, float("nan")),
 }
-"""Words in columns of numbers: 1 and 0, as in other formats, and absent values, which are texts among texts."""
+"""Words in columns of numbers: 1 and 0, as in other formats, and absent values, which are strings among strings."""
 _FLAGS = {"1.0": True, "t": True, "0.0": False, "f": False, "true": True, "false": False, "1": True, "0": False}
 """Flags: pandas writes 1.0 if a column has gaps, PostgreSQL writes t."""
 _WHOLE = re.compile(r"\s*([-+]?[0-9]+)(?:\.0*)?\s*")

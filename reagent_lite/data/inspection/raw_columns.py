@@ -83,7 +83,7 @@ def is_read(raw: Raw, values: Iterable[Any]) -> bool:
 
 
 def _of_dates(name: str, texts: Sequence[str]) -> Raw | None:
-    """Returns the format of dates; None if texts are none, or if days and months can be taken for each other."""
+    """Returns the format of dates; None if strings are no dates, or if days and months can be confused."""
     if not all(text[:1].isalnum() and any(sign.isdigit() for sign in text) for text in map(str.strip, texts)):
         return None
     for kind in ("date", "time"):

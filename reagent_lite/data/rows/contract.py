@@ -70,7 +70,7 @@ class Contract:
         rewards: the extra columns that are rewards: finite numbers, or null.
         dated: whether every event must have a date.
         choices: whether possible_actions are used; else they are only checked.
-        texts: whether features in a table of events may have texts as values.
+        texts: whether features in a table of events may have strings as values.
     """
 
     actions: tuple[str, ...] | None
