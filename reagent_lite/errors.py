@@ -91,11 +91,11 @@ def join_names(names: Iterable[object]) -> str:
 def named_counts(counts: Mapping[str, int]) -> str:
     """Returns nonzero counts as text: "3,470 rows, 1 terminal row" for {"rows": 3470, "terminal_rows": 1}."""
 
-    def named(key: str, count: int) -> str:
+    def name_count(key: str, count: int) -> str:
         name = key.replace("_", " ")
         return pluralize(count, re.sub("(row|episode|value|state)s", r"\1", name), name)
 
-    return ", ".join(named(key, count) for key, count in counts.items() if count)
+    return ", ".join(name_count(key, count) for key, count in counts.items() if count)
 
 
 def suggest_nearest(name: str, names: Sequence[str], advice: str = "Did you mean {!r}?", otherwise: str = "") -> str:

@@ -258,7 +258,7 @@ class NormalizationSpec:
     features: tuple[FeatureSpec, ...]
 
     @classmethod
-    def ordered(cls, features: dict[int, FeatureSpec]) -> Self:
+    def from_features(cls, features: dict[int, FeatureSpec]) -> Self:
         """Returns the spec with the features in column order."""
         order = list(FeatureType)
         return cls(tuple(sorted(features.values(), key=lambda f: (order.index(f.feature_type), f.feature_id))))
@@ -348,7 +348,7 @@ class BatchSource(Protocol):
 
     def __next__(self) -> TransitionBatch: ...
 
-    def learned(self, row_errors: Tensor) -> None:
+    def record_errors(self, row_errors: Tensor) -> None:
         """Records the errors [B] of the last batch's rows, the priorities of prioritized replay."""
         ...
 

@@ -181,12 +181,12 @@ def _text(value: Any) -> str:
 def checked_by(check: Callable[[Any], Iterable[Problem]]) -> AfterValidator:
     """Returns a validator that refuses values with problems; `where` of a problem is relative to the value."""
 
-    def checked(value: Any) -> Any:
+    def validate(value: Any) -> Any:
         if problems := list(check(value)):
             raise PydanticCustomError(RULES, "a valid value", {"problems": problems})
         return value
 
-    return AfterValidator(checked)
+    return AfterValidator(validate)
 
 
 def type_in_words(field: dict[str, Any]) -> str:

@@ -218,7 +218,7 @@ def evidence_of(
     comparisons: list[Comparison] = []
     if result is not None:
         models = compare_models(differences or {}, by_row=result.by_row)
-        simulated = None if played is None else estimated.simulated(played)
+        simulated = None if played is None else estimated.find_simulated(played)
         comparisons = [*compare_with_log(result, simulated=simulated, decides=not differences)]
         # the same outcomes of the same log
         comparisons += [
@@ -564,7 +564,7 @@ def _more_data(row: Estimate, reference: Interval | None, result: CPEResult | No
     if difference.low == difference.high:
         return _ALIKE
     toward_zero = difference.value - difference.low if difference.value > 0 else difference.high - difference.value
-    sizes = [(toward_zero, abs(difference.value), f"a difference of {difference.written(abs(difference.value))}")]
+    sizes = [(toward_zero, abs(difference.value), f"a difference of {difference.format_end(abs(difference.value))}")]
     if reference is not None:
         tenth = abs(reference.value) / 10
         sizes.append(

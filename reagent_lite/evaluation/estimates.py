@@ -135,7 +135,7 @@ class EvaluationLog:
         rows = build_rows(copy, spans, np.arange(len(copy)), open_raw_columns(copy.state), features)
         estimated = settings.propensities == "estimate"
         reading = models[0].reading if models else _reading(copy, config, fitted=fitted or estimated)
-        rows = by_episode.weighted(rows, copy.episode)
+        rows = by_episode.weigh_rows(rows, copy.episode)
         behavior = None
         if estimated:
             checked = reading.normalization["action" if copy.parametric else "state"].column_names
@@ -237,7 +237,7 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
 
 
 def _reading(copy: TrainingCopy, config: EvaluateConfig, *, fitted: bool) -> FeatureReader:
-    return FeatureReader.fitted(copy, config) if fitted else FeatureReader.raw(copy)
+    return FeatureReader.fit(copy, config) if fitted else FeatureReader.raw(copy)
 
 
 def _is_modelled(policy: EvaluatedPolicy, columns: Mapping[str, PolicyColumn]) -> bool:

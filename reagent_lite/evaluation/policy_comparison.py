@@ -184,7 +184,7 @@ class UnitCollector:
         )
 
 
-def unmeasured(metrics: Sequence[str], collector: UnitCollector) -> list[str]:
+def find_unmeasured(metrics: Sequence[str], collector: UnitCollector) -> list[str]:
     """Returns the metrics that no row has; [] before the first row."""
     return [name for name, count in zip(metrics, np.atleast_1d(collector.measured)[1:], strict=False) if not count]
 

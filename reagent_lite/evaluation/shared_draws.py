@@ -89,11 +89,11 @@ def is_sorted(column: Tensor, index: Tensor) -> bool:
         index: [n] numbers of rows in the order of the file.
     """
 
-    def ordered(rows: Tensor) -> bool:
+    def are_ordered(rows: Tensor) -> bool:
         step = column[rows[1:]] - column[rows[:-1]]
         return bool((step >= 0).all() or (step <= 0).all())
 
-    return ordered(index[:_FIRST_ROWS]) and ordered(index) and bool((column != column[0]).any())
+    return are_ordered(index[:_FIRST_ROWS]) and are_ordered(index) and bool((column != column[0]).any())
 
 
 def _has_equal(codes: Tensor) -> bool:

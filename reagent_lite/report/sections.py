@@ -176,7 +176,7 @@ def _evidence_note(overlap: Overlap | None) -> str:
     return (
         f"{pluralize(overlap.num_episodes, f'scored {overlap.scored_unit}')}, worth "
         f"{number(overlap.effective_episodes)} of the policy's own{at}; "
-        f"the mean weight of a row is {overlap.mean_weight.written(overlap.mean_weight.value)} and "
+        f"the mean weight of a row is {overlap.mean_weight.format_end(overlap.mean_weight.value)} and "
         "should be 1."
     )
 

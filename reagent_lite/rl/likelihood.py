@@ -142,21 +142,21 @@ class Contributions:
     alternatives: Alternatives | None = None
     of_row: tuple[float, float] | None = None
 
-    def joined(self, unit: Tensor) -> "Contributions":
+    def join(self, unit: Tensor) -> "Contributions":
         """Returns the contributions of units, given the number of each episode's unit, [n]: those of their episodes."""
         count = int(unit.max()) + 1
 
-        def added(values: Tensor) -> Tensor:
+        def add(values: Tensor) -> Tensor:
             return values.new_zeros(count).index_add_(0, unit, values)
 
-        size = added(self.size)
+        size = add(self.size)
         return replace(
             self,
-            total=added(self.total),
+            total=add(self.total),
             size=size,
-            weight=added(self.size * self.weight) / size,
-            outcome=added(self.size * self.outcome) / size,
-            earned=None if self.earned is None else added(self.size * self.earned) / size,
+            weight=add(self.size * self.weight) / size,
+            outcome=add(self.size * self.outcome) / size,
+            earned=None if self.earned is None else add(self.size * self.earned) / size,
         )
 
     def equals(self, other: "Contributions") -> bool:
@@ -436,7 +436,7 @@ class _Likelihood:
     gradient: Tensor
     curvature: Tensor
 
-    def replaced(self, rows: Tensor, other: "_Likelihood") -> "_Likelihood":
+    def replace(self, rows: Tensor, other: "_Likelihood") -> "_Likelihood":
         """Returns the likelihoods with those of another at the rows where a flag [B] is true."""
         return _Likelihood(
             value=torch.where(rows, other.value, self.value),
@@ -497,7 +497,7 @@ class _Points:
             curvature += torch.bmm(points * shares.div_(inside).unsqueeze(1), points.transpose(1, 2))
         return _Likelihood(value=torch.where(least > 0, value, -torch.inf), gradient=gradient, curvature=curvature)
 
-    def explained(self, multipliers: Tensor, likelihood: _Likelihood) -> Tensor:
+    def subtract_explained(self, multipliers: Tensor, likelihood: _Likelihood) -> Tensor:
         """Subtracts from the numerators what denominators and controls explain, and returns the centres, [B].
 
         The likelihood ratio does not change: its multipliers do. Without this step an estimate far from 0 would have
@@ -530,7 +530,7 @@ def _ends(problems: Sequence[_IntervalProblem]) -> list[tuple[float, float]]:
     controls = torch.eye(k, dtype=points.points.dtype)[2:].expand(size, k - 2, k)
     start, likelihood = _maximize(points, controls, controls.new_zeros(size, k - 2))
     multipliers = pad(start, (2, 0))
-    centre = points.explained(multipliers, likelihood)
+    centre = points.subtract_explained(multipliers, likelihood)
     begun = points.at(multipliers)
     total = begun.gradient[:, 1]
     moved = begun.gradient[:, 0] / total  # by rounding, and by what the maximum of the controls lacks
@@ -650,5 +650,5 @@ def _maximize(
                 break
             length = torch.where(short, length / 2, length)
         multipliers = torch.where(short.unsqueeze(1), multipliers, tried)
-        best = best.replaced(~short, likelihood)
+        best = best.replace(~short, likelihood)
     return multipliers, best

@@ -34,11 +34,11 @@ class SquaredLoss:
         """Returns the loss of each row."""
         return (target - scores).square()
 
-    def expected(self, scores: Tensor) -> Tensor:
+    def predict(self, scores: Tensor) -> Tensor:
         """Returns expected targets."""
         return scores
 
-    def linearized(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
+    def linearize(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns what is missing in the scores, and the rows' weights; None: 1."""
         return target - scores, None
 
@@ -63,11 +63,11 @@ class LogLoss:
         """Returns the loss of each row."""
         return softplus(scores) - target * scores
 
-    def expected(self, scores: Tensor) -> Tensor:
+    def predict(self, scores: Tensor) -> Tensor:
         """Returns probabilities."""
         return scores.sigmoid()
 
-    def linearized(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
+    def linearize(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns the working residuals of a Newton step, and the rows' weights."""
         probability = scores.sigmoid()
         weight = (probability * (1 - probability)).clamp(min=0.01 * self.curvature)

@@ -195,7 +195,7 @@ class RolloutStore:
             figures: the comparison that caused it.
         """
 
-        def changed(database: sqlite3.Connection) -> bool:
+        def write_change(database: sqlite3.Connection) -> bool:
             sql = "UPDATE rollouts SET state = ? WHERE number = ? AND state = 'running'"
             if not database.execute(sql, (state, self._number)).rowcount:
                 return False
@@ -207,7 +207,7 @@ class RolloutStore:
             _note(database, self._number, event, cause, **more)
             return True
 
-        return self._log.write(changed)
+        return self._log.write(write_change)
 
     def units(self, episodes: Iterable[str]) -> Iterator[ServedUnit]:
         """Yields the units of episodes that have begun in this rollout."""

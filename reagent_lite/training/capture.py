@@ -145,9 +145,9 @@ class FixedBatches:
         assert self._batch is not None
         return self._batch
 
-    def learned(self, row_errors: Tensor) -> None:
+    def record_errors(self, row_errors: Tensor) -> None:
         """See BatchSource."""
-        self._source.learned(row_errors)
+        self._source.record_errors(row_errors)
 
     def state_dict(self) -> dict[str, Any]:
         """See BatchSource."""

@@ -79,7 +79,7 @@ def test_batches_keep_their_addresses_and_short_ones_have_rows_of_weight_0() -> 
     assert held.weight.tolist() == [given[2].weight.item(), 0.0, 0.0]
     assert held.state.isfinite().all()
     fixed.load_state_dict({"step": 7})
-    fixed.learned(torch.ones(3))
+    fixed.record_errors(torch.ones(3))
     assert fixed.state_dict() is source.state_dict()
     source.load_state_dict.assert_called_once_with({"step": 7})
-    assert source.learned.call_args.args[0].tolist() == [1.0, 1.0, 1.0]
+    assert source.record_errors.call_args.args[0].tolist() == [1.0, 1.0, 1.0]

@@ -89,7 +89,7 @@ def fit_columns(
         results[name] += fits
     return {
         name: Fitted(
-            spec=NormalizationSpec.ordered({spec.feature_id: spec for spec, _, _ in fits}),
+            spec=NormalizationSpec.from_features({spec.feature_id: spec for spec, _, _ in fits}),
             notes=tuple(note for _, _, notes in fits for note in notes),
             statistics={
                 "rows": columns[name].rows,

@@ -83,7 +83,7 @@ def parse_normalization(document: Mapping[str, object], *, where: str) -> Normal
             problems.append(Problem(where_feature, "one entry per feature id", f"{feature.feature_id} a second time"))
         features[feature.feature_id] = feature
     raise_any(problems)
-    return NormalizationSpec.ordered(features)
+    return NormalizationSpec.from_features(features)
 
 
 def _document(path: str) -> dict[str, object]:

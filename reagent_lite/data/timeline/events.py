@@ -22,7 +22,6 @@ from pydantic import PlainSerializer, PlainValidator
 
 from reagent_lite.config.column_names import EPISODE_COLUMNS, SERVED_COLUMNS
 from reagent_lite.config.timeline_config import TimelineConfig
-from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block, InputFile, Show
 from reagent_lite.data.formats.format_table import ALL_COLUMNS, read_blocks
@@ -31,6 +30,7 @@ from reagent_lite.data.rows.block_columns import column_of, texts
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.typed_columns import event_schema, event_table, typed_column
+from reagent_lite.data.timeline.buckets import HASHES
 from reagent_lite.feature_ids import read, write_ids
 
 _SAMPLE = 0

@@ -25,10 +25,10 @@ import pyarrow.parquet
 from pydantic import TypeAdapter
 
 from reagent_lite.config.timeline_config import TimelineConfig
-from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import InputFile, Show
 from reagent_lite.data.formats.format_table import no_rows_error
 from reagent_lite.data.formats.input_files import sha256_of
+from reagent_lite.data.timeline.buckets import HASHES
 from reagent_lite.data.timeline.event_spans import Counts
 from reagent_lite.data.timeline.events import ORDER, EventFacts, check_events, event_columns
 from reagent_lite.data.timeline.pairing import Pairing, batch_whole_episodes

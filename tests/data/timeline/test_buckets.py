@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from reagent_lite.data import buckets
+from reagent_lite.data.timeline import buckets
 from reagent_lite.data.logs import Log
 
 
