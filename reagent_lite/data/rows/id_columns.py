@@ -214,7 +214,7 @@ def _matrix(column: Column, name: str, faults: Faults, feature: IdFeature) -> Fe
     values[row[kept], position[kept]] = codes[index][kept]
     if read.scores is not None:
         values[row[kept], feature.length + position[kept]] = read.scores[kept]
-    faults.features |= {column_id for column_id in feature.columns if column_id != feature.feature}
+    faults.features |= {column_id for column_id in feature.columns if isinstance(column_id, FeatureId)}
     return FeatureMatrix(feature.columns, values)
 
 
