@@ -12,6 +12,7 @@ import torch
 from helpers.logs import write_lines
 from helpers.runs import checked, merged, quick, trained
 from oracles.catalogue import OFFERED, events, policy_value, visits
+from safetensors.torch import load_file
 
 from reagent_lite.algorithms.registry import ALGORITHMS
 from reagent_lite.categories import code_of
@@ -299,3 +300,23 @@ def test_policies_without_a_model_declare_their_ids(log: Path, model: Path, tmp_
         evaluate(check(EvaluateConfig, {**tree, "embeddings": {**tables, "usr": {}}}))
     with pytest.raises(ConfigError, match=r"embeddings: expected absent, as a model knows"):
         check(EvaluateConfig, {"model": str(model), "data_path": str(log), "embeddings": tables})
+
+
+def test_a_warm_start_keeps_the_vector_of_each_id(log: Path, model: Path, tmp_path: Path) -> None:
+    """Other users have other rows in a table of as many, listed anew; by the earlier file they are others."""
+    renamed = []
+    for row in rows():
+        state = row["state_features"]
+        renamed.append({**row, "state_features": {**state, "user": state["user"].replace("u1", "v")}})
+    new = write_lines(tmp_path / "new.jsonl", renamed)
+    training = {"warm_start_model_path": str(model.parent), "learning_rate": 1e-12, "l2_decay": 0.0}
+    with pytest.raises(ConfigError, match="got others of state feature user"):
+        trained(config(new, tmp_path / "out", training={"layers": [-1, 8, -1], **training}))
+    given = {"state_norm_data_path": str(model.parent / "state_features_norm.json")}
+    tree = config(new, tmp_path / "out", training={"layers": [-1, 8, -1], **training}, **given)
+    second = Path(str(trained(tree).model))
+    before, after = (load_file(path / "weights.safetensors") for path in (model, second))
+    for name in before:
+        torch.testing.assert_close(after[name], before[name], rtol=0, atol=1e-6)
+    ours, theirs = (json.loads((path / "normalization.json").read_bytes()) for path in (model, second))
+    assert theirs == ours
