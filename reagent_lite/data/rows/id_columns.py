@@ -106,8 +106,8 @@ def split_texts_of_ids(
 
 def _take_value(ids: Iterator[str], scores: Iterator[float], feature: IdFeature, length: int) -> list[Any]:
     """Returns the next `length` ids, or pairs of ids and scores."""
-    taken = list(itertools.islice(ids, length))
-    return list(zip(taken, scores, strict=False)) if feature.scores else taken
+    of_value = list(itertools.islice(ids, length))
+    return list(zip(of_value, scores, strict=False)) if feature.scores else of_value
 
 
 def _from_id_columns(name: str, faults: Faults, features: tuple[IdFeature, ...]) -> dict[str, pa.Array]:
