@@ -249,7 +249,7 @@ class UnavailableError(PeerError):
 
 
 class Preempted(BaseException):
-    """A signal ended the run early; `kept` says what was kept and what the same command does when run again.
+    """A signal ended the run early; `kept` says which results were kept and how the same command goes on.
 
     A signal handler may raise it anywhere. Like KeyboardInterrupt it is not an Exception, so that `except Exception`
     does not catch it.

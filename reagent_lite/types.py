@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a process that only reads configs and data does not wait fo
     from torch import Tensor
 
 MISSING_VALUE = -1337.1337
-"""Marked an absent feature in dense data of the 2019 workflows; here an absent feature is NaN."""
+"""Marked an absent feature in dense data of ReAgent 2019; here an absent feature is NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ class FeatureSpec:
         mean, stddev: mean and standard deviation of the values (for BOXCOX: after the transform).
         boxcox_lambda, boxcox_shift: x -> ((x + shift)^lambda - 1) / lambda.
         possible_values: the possible values of ENUM, in the order of its one-hot columns.
-        levels: the texts of these values, for a category (categories.py); empty for numbers.
+        levels: the strings of these values, for a category (categories.py); empty for numbers.
         quantiles: the quantiles of QUANTILE, increasing.
         min_value, max_value: smallest and largest value; CONTINUOUS_ACTION scales by them.
         embedding: table and form of EMBEDDING. Its possible_values are the codes of the ids that have a row of their

@@ -174,7 +174,7 @@ class TreeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What scores are fitted to.
+    """Targets of the scores.
 
     Attributes:
         loss: the loss of a score.
@@ -588,7 +588,7 @@ def grow_trees(
     start: NDArray[np.float64] | None = None,
     weight: NDArray[np.float64] | None = None,
 ) -> Trees:
-    """Returns `count` trees, each fitted to what those before leave.
+    """Returns `count` trees, each fitted to the residuals of those before.
 
     Args:
         inputs: [n, W].

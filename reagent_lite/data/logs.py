@@ -85,7 +85,7 @@ class Log:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the standard rows of its files depend on, beside the files and the item table."""
+        """Settings that the standard rows depend on, in addition to the files and the item table."""
         columns = {"columns": self.columns} if self.columns else {}
         several = {"same_episodes": bool(self.same_episodes)} if self.is_several else {}
         return columns | several | ids_setting(self.id_features or ())

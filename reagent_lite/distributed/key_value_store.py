@@ -1,4 +1,4 @@
-"""Node 0's key-value store: signed texts by key, and calls with deadlines that hold even if the store's machine hangs.
+"""Node 0's key-value store: signed strings by key, and deadlines of calls that hold even if the store's machine hangs.
 
 torch's TCPStore waits forever for a machine that accepts connections and stays silent (measured: its timeout covers
 the wait for a key, not for an answer). Calls therefore run on a separate thread, and the connection of a call that

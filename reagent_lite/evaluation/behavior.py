@@ -215,7 +215,7 @@ def _problem(copy: TrainingCopy, folds: NDArray[np.int64], actions: NDArray[np.i
     """
     present = group.all_reduce(torch.from_numpy(np.bincount(folds, minlength=FOLDS).astype(np.float64)))
     if int((present > 0).sum()) < 2:
-        return "there is no other episode to fit the behaviour policy to"
+        return "there is no other episode to fit the behavior policy to"
     if copy.action_names:
         counts = group.all_reduce(
             torch.from_numpy(np.bincount(actions, minlength=len(copy.action_names)).astype(np.float64))

@@ -1,4 +1,4 @@
-"""The evaluation page: scored rows of a log with the evaluated policy's probabilities and its models' predictions.
+"""Evaluation rows: scored rows of a log with the evaluated policy's probabilities and its models' predictions.
 
 batches ─► build_evaluation_rows ─► EvaluationRows [N, K] ─► episode_groups ─► tables_of
   ─► rl.sums.EpisodeTable [n, L] per outcome

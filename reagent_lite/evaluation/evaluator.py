@@ -207,7 +207,9 @@ class PolicyEvaluator:
             final: fits for as long as the config sets for the end of a run, not for an epoch.
         """
         log = self.log
-        if not sum(log.fit_counts) or (final and log.settings.final_fit_passes is None and not self._can_be_checked()):
+        if not sum(log.fit_counts) or (
+            final and log.settings.models.final_fit_passes is None and not self._can_be_checked()
+        ):
             return {}
         passes = fit_passes(log.settings, final=final)
         steps = log.steps(final=final)
@@ -220,7 +222,7 @@ class PolicyEvaluator:
         checked = [
             (batch, self.policy(batch.next_state, batch.next_actions)) for batch in (log.checked if final else ())
         ]
-        rows = min(steps * log.settings.minibatch_size, passes * log.fit_rows.count)
+        rows = min(steps * log.settings.models.minibatch_size, passes * log.fit_rows.count)
         batches = self._show_progress("fitting models of", _first(source, steps), rows)
         self.models.passes += passes
         losses = self.models.fit(batches, policy, checked)
@@ -332,7 +334,7 @@ class PolicyEvaluator:
         elif not self.models.passes:
             unfitted = (
                 f"its model was not fitted: weights leave fewer than {log.settings.min_effective_episodes:g} effective "
-                "episodes, so that nothing could check it; evaluation.final_fit_passes fits it all the same"
+                "episodes, so that nothing could check it; evaluation.models.final_fit_passes fits it all the same"
             )
         reasons = missing_estimates(
             rows=log.num_rows,

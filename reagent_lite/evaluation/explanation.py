@@ -394,7 +394,7 @@ class _LoggedChoices:
 
 
 def _with_candidates(features: StateFeatures, copy: TrainingCopy) -> StateFeatures:
-    """Returns the names and texts of state features, followed by those of candidates; without values."""
+    """Returns the names and strings of state features, followed by those of candidates; without values."""
     of_candidates = categories_of(copy, "action", copy.action_ids)
     first = len(features.names)
     return StateFeatures(

@@ -55,7 +55,7 @@ def shared_draws(
     Args:
         excess: [n] importance weights minus 1, in the order of the file.
         episode: [n] code of each row's episode.
-        unit: [n] code of what is drawn as one; that of the episode if the log does not name units.
+        unit: [n] code of the unit that is drawn as one; that of the episode if the log does not name units.
         context: [n] code of equal state features; None if they are unknown.
         repeats: returns w - 1 of the policy that repeats an action, given the numbers of the rows with that action
             and those of later rows, [m] each; None if propensities are unknown.

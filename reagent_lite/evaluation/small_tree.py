@@ -70,7 +70,7 @@ class Condition:
         """Returns the condition in words.
 
         Args:
-            features: names of features and texts of categories.
+            features: names of features and strings of categories.
             has_absent: whether the feature is absent in some rows.
         """
         name = features.names[self.column]
@@ -137,7 +137,7 @@ def grow_tree(
     """Returns a tree whose leaves have similar targets.
 
     Args:
-        features: names of the F features and texts of categories; its values are not used.
+        features: names of the F features and strings of categories; its values are not used.
         values: [n, F] raw features; NaN is an absent value.
         targets: [n, K] numbers that the tree predicts.
         leaves: largest number of leaves.

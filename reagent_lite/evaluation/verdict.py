@@ -49,20 +49,20 @@ Reasoned = tuple[Verdict, str]
 """A verdict and its reason in words."""
 
 
-def weights_verdict(overlap: Overlap, *, sequential: bool, events: RareOutcomes | None, modelled: bool) -> Reasoned:
+def weights_verdict(overlap: Overlap, *, sequential: bool, events: RareOutcomes | None, modeled: bool) -> Reasoned:
     """Returns the verdict on weighted estimates of the policy from this log.
 
     Args:
         overlap: diagnostics of the weights.
         sequential: whether whole episodes are weighted instead of rows.
         events: rare outcomes that the policy met.
-        modelled: whether a model of the outcome was fitted, so that there are doubly robust estimates.
+        modeled: whether a model of the outcome was fitted, so that there are doubly robust estimates.
     """
     count, unit = (overlap.effective_episodes, "episode") if sequential else (overlap.effective_rows, "row")
     mean = overlap.mean_weight
     reason = f"{effective(count, unit)}, mean weight {mean.format_end(mean.value)}{f', {events}' if events else ''}"
     faults = [*_faults(overlap, count, unit, sequential=sequential)]
-    if overlap.calibration is not None and not modelled:
+    if overlap.calibration is not None and not modeled:
         faults.append((Verdict.SUPPORT, UNMODELLED))
     # of equally severe faults, max returns the first
     return max(faults, key=lambda fault: fault[0].severity, default=(Verdict.TRUSTWORTHY, reason))
@@ -159,7 +159,7 @@ def reliance_on_propensities(difference: Interval, added: float) -> str:
     """Returns how a difference rests on errors of estimated propensities; empty if its side of 0 does not.
 
     Its interval assumes a mean weight of 1, which such errors change: intervals of steep loggers lay up to half their
-    width beside the estimate. And errors that depend on features add rewards that features predict.
+    width away from the estimate. And errors that depend on features add rewards that features predict.
 
     Args:
         difference: the estimate's difference from the logged value.

@@ -86,7 +86,7 @@ class Bundle:
         policy: the policy behind the propensities: {"kind": "softmax", "temperature": ...} or
             {"kind": "epsilon_greedy", "epsilon": ...}; epsilon 0 is greedy.
         columns: names of standard columns in its training log, data.columns of its config.
-        raw: {"state" or "action": columns of its training log whose values are read from their texts}; `states`,
+        raw: {"state" or "action": columns of its training log whose values are read from their text}; `states`,
             `candidates` and frames take them in place of the features that they have.
         levels: {"state" or "action": {feature id: its levels}} of the features whose values are texts.
         id_features: {"state" or "action": {feature id: the feature}} of the features whose values are ids, lists of ids
@@ -193,8 +193,8 @@ class Bundle:
     def states(self, maps: Sequence[FeatureMap], *, ignore_unknown: bool = False) -> NDArray[np.float32]:
         """Returns the features [N, F] in sparse maps {feature id: value}; NaN where a feature is absent or null.
 
-        A feature with levels takes texts and gets their codes (`categories.code_of`); other features take numbers, true
-        and false. A text that is not a level counts as other. None, NaN and pandas.NA are missing.
+        A feature with levels takes strings and gets their codes (`categories.code_of`); other features take numbers,
+        true and false. A text that is not a level counts as other. None, NaN and pandas.NA are missing.
 
         Args:
             maps: a map for each row.
@@ -254,7 +254,7 @@ class Bundle:
         """Scores every choice of every row and chooses.
 
         Args:
-            values: [N, F] raw state features in the order of `state_feature_ids`: NaN where missing, codes for texts;
+            values: [N, F] raw state features in the order of `state_feature_ids`: NaN where missing, codes for strings;
                 or a frame of pandas, polars or Arrow with columns of these names.
             presence: [N, F] bool, false where missing; absent: NaN is missing.
             mask: [N, K] bool, allowed choices; absent: all.

@@ -232,8 +232,8 @@ class Preprocessor(nn.Module):
 
     Ids become row numbers of the tables of models/embeddings.py.
 
-    A value is missing if `presence` is false, if it is NaN, or if it is −1337.1337 (absent in dense input of 2019). A
-    missing value gives 0 in every output column of its feature; with `missing_as_zero`
+    A value is missing if `presence` is false, if it is NaN, or if it is −1337.1337 (absent in dense input of
+    ReAgent 2019). A missing value gives 0 in every output column of its feature; with `missing_as_zero`
     (`rl.set_missing_value_to_zero`) it is read as the raw value 0 and transformed like any other.
 
     Raises:

@@ -49,14 +49,14 @@ class SquaredLoss:
 
 @dataclass(frozen=True, slots=True)
 class LogLoss:
-    """The negative log-likelihood of events; scores are log-odds."""
+    """The negative log-likelihood of the higher reward; scores are log-odds."""
 
     steps: ClassVar[int] = 6
     objective: ClassVar[str] = "cross_entropy"
     curvature: float
 
     def constant(self, total: Tensor, count: Tensor) -> Tensor:
-        """Returns the log-odds of `total` events in `count` rows; half an event more of each kind keeps them finite."""
+        """Returns the log-odds of `total` higher rewards in `count` rows; half a row more of each keeps them finite."""
         return torch.logit((total + 0.5) / (count + 1))
 
     def rows(self, scores: Tensor, target: Tensor) -> Tensor:

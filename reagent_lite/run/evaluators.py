@@ -441,7 +441,7 @@ class LogEvaluator(Evaluator):
                 data.spec,
                 network_settings(config.training),
                 gamma=config.rl.gamma,
-                target_update_rate=config.evaluation.target_update_rate,
+                target_update_rate=config.evaluation.models.target_update_rate,
             ).to(group.device)
         action = data.normalization.action
         features = () if action is None else action.features

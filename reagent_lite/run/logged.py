@@ -140,7 +140,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """A log that was read: its training copy, and what all machines have; `title` names it in messages."""
+    """A log that was read: its training copy, and the figures of all machines; `title` names it in messages."""
 
     title: str
     log: Log
@@ -369,7 +369,7 @@ def _check_features(
     *,
     fewest: int | None = None,
 ) -> None:
-    """Warns of features that the normalization leaves out, and checks that it has texts where a copy has texts.
+    """Warns of features that the normalization leaves out, and checks that it has strings where a copy has strings.
 
     Args:
         read: the log.

@@ -168,7 +168,7 @@ class RolloutStore:
 
     @property
     def events(self) -> list[str]:
-        """What happened in all rollouts of the log, a JSON object each."""
+        """Events of all rollouts of the log, a JSON object each."""
         return [event for (event,) in self._log.read("SELECT event FROM rollout_events ORDER BY number")]
 
     def keep_figures(self, figures: dict[str, Any]) -> None:

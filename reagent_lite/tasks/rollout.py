@@ -2,7 +2,7 @@
 
 1 read     rows of a rollout, and its events if a server wrote them
 2 compare  unit by unit, as the server did
-3 audit    the figures of each event beside those of the same number of units; the propensities of the rows
+3 audit    the figures of each event, and those of the same number of units; the propensities of the rows
 """
 
 import time

@@ -135,7 +135,7 @@ class _PredictedRows:
         keys: columns of _KEYS, and columns to keep.
         state_ids: ids of the block's state features.
         candidates: None with named actions.
-        texts: texts of candidates' features by code.
+        texts: strings of candidates' features by code.
         others: {feature: number of values without a column in the model}.
         items: [candidates] id of each; None for candidates without ids.
         prediction: the prediction of the model.

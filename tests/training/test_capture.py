@@ -52,13 +52,13 @@ def test_work_that_waits_is_done_whole_and_never_recorded(cuda: MagicMock, caplo
     called(6, work)
     assert (done, cuda.graph.call_count) == ([0, 1, 2, 3, 4, 5], 0)
     (message,) = caplog.messages
-    assert re.match(rf"{re.escape(__file__)}:\d+ `warnings.warn\(.*\)`: .*simulation.cuda_graph", message, re.DOTALL)
+    assert re.match(rf"{re.escape(__file__)}:\d+ `warnings.warn\(.*\)`: .*training.cuda_graph", message, re.DOTALL)
 
 
 def test_work_that_cannot_be_recorded_names_the_key(cuda: MagicMock) -> None:
     """As torch.cuda.synchronize(), at which torch does not warn."""
     failure = RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
-    with pytest.raises(SimulationError, match=r"CUDA error: .*simulation.cuda_graph"):
+    with pytest.raises(SimulationError, match=r"CUDA error: .*training.cuda_graph"):
         called(4, Mock(side_effect=[None, None, None, failure]))
     assert (cuda.graph.call_count, cuda.CUDAGraph().replay.call_count) == (1, 0)
 

@@ -15,7 +15,7 @@ from helpers.logs import candidate_rows, random_rows, write_lines
 from helpers.runs import Runner, absent, merged, metrics, trained
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles.catalogue import events, visits
+from oracles.catalog import events, visits
 
 import reagent_lite
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
@@ -25,7 +25,7 @@ from reagent_lite.data.logs import Log
 from reagent_lite.errors import ReagentLiteError
 
 PROBABILITIES = {"call": 0.3, "mail": 0.5, "none": 0.2}
-FAST = {"final_fit_passes": 1, "bootstrap_resamples": 100}
+FAST = {"models": {"final_fit_passes": 1}, "bootstrap_resamples": 100}
 
 
 pytestmark = pytest.mark.usefixtures("caches")

@@ -218,7 +218,7 @@ def _fit(
 def _fit_category(
     column: ColumnSummary, settings: NormParams, override: FeatureType | None, where: str, feature_id: int
 ) -> tuple[FeatureSpec, dict[str, Any], list[str]] | Problem:
-    """Returns the most frequent texts as levels, in the order of the texts; see `_fit`."""
+    """Returns the most frequent strings as levels, in the order of the strings; see `_fit`."""
     count = column.features[feature_id].moments.count
     counts = column.levels[feature_id]
     if override not in (None, FeatureType.ENUM):

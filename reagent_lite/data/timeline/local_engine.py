@@ -42,7 +42,7 @@ class LocalEngine:
 
     def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> EventFacts:
         """Reads and keeps the events of the files; see Engine."""
-        for file in self._folder.iterdir():  # left from a first reading without texts
+        for file in self._folder.iterdir():  # left from a first reading without strings
             file.unlink()
         with room_in(self._folder, "temporary_directory"):
             buckets = Buckets(self._folder, files, self._memory_bytes)

@@ -219,9 +219,9 @@ def test_a_converted_log_has_the_same_ids(tmp_path: Path, suffix: str, form: str
         source = tmp_path / "log.parquet"
         pq.write_table(frame, source)
     target = tmp_path / f"converted{suffix}"
-    convert(check(ConvertConfig, {"input_path": str(source), "output_path": str(target), "embeddings": embeddings}))
+    convert(check(ConvertConfig, {"data_path": str(source), "output_path": str(target), "embeddings": embeddings}))
     ids = id_features(
-        check(ConvertConfig, {"input_path": "x", "output_path": "x.csv", "embeddings": embeddings}).embeddings
+        check(ConvertConfig, {"data_path": "x", "output_path": "x.csv", "embeddings": embeddings}).embeddings
     )
     first, second = (prepare_training_copy(Log(path, id_features=ids)) for path in (tmp_path / "log.jsonl", target))
     for name in ("state", "candidates", "reward", "list_offsets"):
@@ -233,4 +233,4 @@ def test_a_converted_log_has_the_same_ids(tmp_path: Path, suffix: str, form: str
 def test_lists_that_are_not_declared_are_named(tmp_path: Path) -> None:
     log = write_lines(tmp_path / "log.jsonl", rows_of(VALUES))
     with pytest.raises(DataError, match=r"a list of ids .* embeddings"):
-        convert(check(ConvertConfig, {"input_path": str(log), "output_path": str(tmp_path / "out.csv")}))
+        convert(check(ConvertConfig, {"data_path": str(log), "output_path": str(tmp_path / "out.csv")}))
