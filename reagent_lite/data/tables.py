@@ -68,7 +68,7 @@ def read_log(log: PathOrFrame, columns: Columns | None = None, embeddings: Mappi
     Args:
         log: path of a file or a folder in any format, URL, or frame of pandas, polars or Arrow.
         columns: the log's own names for standard columns.
-        embeddings: features whose values are ids, as data.embeddings; lists of ids are JSON texts in the table.
+        embeddings: features whose values are ids, as data.embeddings; lists of ids are JSON strings in the table.
 
     Returns:
         the table, with the standard columns of a log.

@@ -79,12 +79,12 @@ def split_ids(column: Column, faults: Faults, features: tuple[IdFeature, ...]) -
     return rest, FeatureMatrix(ids, np.concatenate(values, axis=1))
 
 
-def split_texts_of_ids(
+def split_written_ids(
     column: Column, faults: Faults, features: tuple[IdFeature, ...]
 ) -> tuple[Column, dict[int, pa.Array]]:
-    """Returns a column of maps without the features of ids, and {feature: [n] its values as texts, null if absent}.
+    """Returns a column of maps without the features of ids, and {feature: [n] its values as strings, null if absent}.
 
-    An id is its own text; lists and ids with scores are JSON, as in the log of a server. No id is left out.
+    An id is itself; lists and ids with scores are JSON, as in the log of a server. No id is left out.
     """
     of_name = {str(feature.feature): feature for feature in features}
     rest, arrays = _split(column, set(of_name))
@@ -92,7 +92,7 @@ def split_texts_of_ids(
     for name, array in arrays.items():
         feature = of_name[name]
         read = _read_checked(replace(column, array=array), name, faults, feature)
-        if faults.count:  # they are reported before the texts are needed
+        if faults.count:  # they are reported before the strings are needed
             continue
         ids = iter(read.ids.to_pylist())
         scores = iter(() if read.scores is None else read.scores.tolist())

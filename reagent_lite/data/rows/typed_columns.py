@@ -56,7 +56,7 @@ from reagent_lite.data.rows.contract import (
     require_event,
 )
 from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.id_columns import split_texts_of_ids
+from reagent_lite.data.rows.id_columns import split_written_ids
 from reagent_lite.data.rows.levels import Levels, add_levels, texts_of
 from reagent_lite.data.rows.maps import Named, features, metrics, read_candidate_lists
 from reagent_lite.data.rows.matrices import FeatureMatrix, Mask
@@ -188,7 +188,7 @@ def typed_table(block: Block) -> tuple[pa.Table, dict[str, str]]:
     """Returns (the columns of a block as the types above, Faults.orders).
 
     Columns other than the standard ones stay as they are. Keys of features are ids, or strings if a feature in the
-    block has a name. Values of features of ids are strings, see `split_texts_of_ids`.
+    block has a name. Values of features of ids are strings, see `split_written_ids`.
 
     Raises:
         DataError: values are not of their column's type, or actions are of several kinds; names the lines.
@@ -246,7 +246,7 @@ def typed_column(column: Column, faults: Faults, ids: tuple[IdFeature, ...] = ()
     Args:
         column: the column.
         faults: the faults of the block.
-        ids: features whose values are ids, which become texts.
+        ids: features whose values are ids, which become strings.
     """
     kind = kind_of_column(column.name)
     if kind not in _KINDS or pa.types.is_null(column.array.type):
@@ -280,14 +280,14 @@ def _flags(column: Column, faults: Faults) -> pa.Array:
 
 
 def _features(column: Column, faults: Faults, ids: tuple[IdFeature, ...] = ()) -> pa.Array:
-    column, texts_of_ids = split_texts_of_ids(column, faults, ids)
+    column, texts_of_ids = split_written_ids(column, faults, ids)
     matrix, present = features(column, faults, rule=f"{column.name}_infinite")
     maps = map_array(matrix, present, texts_in(faults, column.name))
     return _add_texts(maps, texts_of_ids) if texts_of_ids else maps
 
 
 def _add_texts(maps: pa.MapArray, texts_of_features: Mapping[int, pa.Array]) -> pa.MapArray:
-    """Returns maps of features with the texts [n] of further features, where these are not null."""
+    """Returns maps of features with the strings [n] of further features, where these are not null."""
     maps = features_as(maps, features_type(maps.type, texts=True))
     row = [np.repeat(np.arange(len(maps)), np.diff(to_numpy(maps.offsets)))]
     keys = [maps.keys]
