@@ -1,6 +1,7 @@
 """Images from an environment or a log to a policy: learned, judged, scored, resumed, stored as bytes, and refused."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,18 @@ import pytest
 import torch
 from helpers.commands import evaluated, scored
 from helpers.resuming import Laboratory, different
-from helpers.runs import ALONE, Tree, checked, merged, trained
+from helpers.roles import Roles
+from helpers.runs import ALONE, ROOT, Tree, checked, merged, trained
 from oracles import catch
 
 from reagent_lite.config import check
 from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
+from reagent_lite.distributed.launcher import Processes
 from reagent_lite.errors import ConfigError, DataError, ReagentLiteError
 from reagent_lite.export import load_bundle
+from reagent_lite.run.dry_run import dry_run
 from reagent_lite.tasks.simulate import simulate
 from reagent_lite.types import Image
 
@@ -161,6 +165,30 @@ def test_logged_and_simulated_rows_together(tmp_path: Path, log: Path) -> None:
     del simulation["total_steps"], simulation["num_evaluations"]
     trained(logged(log, tmp_path / "out", simulation=simulation, epochs=1, defaults="2019"))
     assert load_bundle(tmp_path / "out" / "model").image_shape == (5, 5, 1)
+
+
+@pytest.mark.slow
+def test_a_learner_reads_the_images_of_collectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tests'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    roles = Roles(tmp_path)
+    env = {"env": "gymnasium:oracles.catch:Catch-v0", "env_parameters": SMALL}
+    changes = {"simulation": {**env, "num_envs": 4, "total_steps": 2000, "warmup_steps": 400}}
+    try:
+        learner = roles.start("learn", changes)
+        roles.start("collect", changes)
+        roles.end(learner)
+    finally:
+        roles.stop()
+    assert load_bundle(tmp_path / "out" / "model").image_shape == (5, 5, 1)
+
+
+def test_a_dry_run_counts_the_parameters_of_convolutions(tmp_path: Path, log: Path) -> None:
+    """Twice 16 filters of 3 x 3 and a bias, 16 units of 3 x 3 x 16 and three values: of the network and its target."""
+    config = checked(logged(log, tmp_path / "out", defaults="2019", rainbow={"dueling_architecture": False}))
+    prepare_training_copy(Log(str(log), actions=ACTIONS, image=Image(shape=(5, 5, 1))))
+    needs = {need.name: need for need in dry_run(config, Processes(1, "cpu")).needs}
+    parameters = 16 * 10 + 16 * 145 + 3 * 17
+    assert f"({2 * parameters:,} parameters" in needs["networks"].formula
 
 
 @pytest.mark.parametrize(
