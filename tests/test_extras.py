@@ -35,7 +35,7 @@ NEEDED = [
     ("data", "simulation.mode", "dqn --config configs/cartpole/collect.json --set use_gpu=false{out}"),
     ("data", "timeline.inputTableName", "timeline --config configs/cartpole/timeline.json"),
     ("data", "training_data_path", "normalize --config configs/cartpole/normalize.json"),
-    ("data", "input_path", "convert --config configs/gymnasium/convert.json"),
+    ("data", "data_path", "convert --config configs/gymnasium/convert.json"),
     ("data", "training_data_path", "shard --config configs/cluster/shard.json --num_nodes 2 --node_index 0"),
     ("data", "output_path", "simulate --config configs/cartpole/simulate.json"),
     ("data", "data_path", "inspect --config configs/cartpole/inspect.json"),

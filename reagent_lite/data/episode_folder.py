@@ -186,7 +186,7 @@ class EpisodeFolder:
             image: shape of states that are images.
 
         Raises:
-            DataError: the file is gone or damaged, or rows break the contract.
+            DataError: the file is gone or damaged, or rows break a rule.
         """
         from reagent_lite.data.formats.format_table import read_blocks
         from reagent_lite.data.rows.contract import Contract

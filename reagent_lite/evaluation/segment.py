@@ -40,7 +40,7 @@ class StateFeatures:
 
     Attributes:
         names: names of the F features.
-        values: [R, F] float32 values of all rows; NaN if absent; texts are codes.
+        values: [R, F] float32 values of all rows; NaN if absent; strings are codes.
         texts: {feature's column: {code: text}} of categories.
         ids: ids of the columns of the states, which `context` compares.
         states: [R, S] the columns; those of `values`, or images, which have no features.

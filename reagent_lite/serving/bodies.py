@@ -103,8 +103,8 @@ class _StateRow(Body):
     state_features: Annotated[StateFeatures, WrapValidator(_or_image)]
     """Raw features by id or name, as in the model's training log; absent or null is missing. Categories are texts,
     and true and false are 1 and 0;
-    texts that the model does not know count as other. If states are images: rows of pixels, integers from 0 to 255, as
-    lists in the shape of the image.
+    strings that the model does not know count as other. If states are images: pixels, integers from 0 to 255, as lists
+    in the shape of the image.
 
     At least one feature has a value: nothing can be learned from an empty state.
     """
@@ -238,7 +238,7 @@ class Reward(Body):
 
 
 class RolloutChange(Body):
-    """What to do with a rollout: one of three."""
+    """Action on a rollout: one of three."""
 
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of the units that begin from now on to give to the new model."""
@@ -458,5 +458,5 @@ def _one_or_more_ids(feature: IdFeature, fewest: int) -> dict[str, Any]:
 
 
 def _text_schema(levels: Sequence[str]) -> dict[str, Any]:
-    """Returns the schema of a category, which allows other texts than the levels as well."""
+    """Returns the schema of a category, which allows other strings than the levels as well."""
     return {"anyOf": [{"type": "string", "maxLength": MOST_CHARACTERS}, {"type": "null"}], "examples": list(levels)}
