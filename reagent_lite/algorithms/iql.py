@@ -64,6 +64,7 @@ class IQL(ActorCritic[IQLConfig]):
             action_names=("value",),
             state_embeddings=spec.state_embeddings,
             history=spec.history,
+            image=spec.image,
         )
         return cls(
             configured_network(config, spec, outputs=1, dueling=config.rainbow.dueling_architecture),

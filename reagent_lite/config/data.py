@@ -7,6 +7,7 @@ from pydantic import Field
 
 from reagent_lite.config.column_names import Columns
 from reagent_lite.config.embedding_config import Embeddings
+from reagent_lite.config.image_config import ImageConfig
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.paths import SameEpisodes
 from reagent_lite.config.section import Count, LocalPath, NoEffect, Section
@@ -29,6 +30,8 @@ class DataConfig(Section):
     history: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 1
     """Steps of the episode that a state has: this one and those before it, masked before the episode's start. See
     docs/history.md."""
+    image: ImageConfig | None = None
+    """Set if states are images. An environment whose observations are images needs no such key."""
     training_copy_dir: LocalPath | None = None
     """Folder on this machine's disk for the memory-mapped copy; absent: next to the data, or in the user's cache if
     that folder is not writable."""

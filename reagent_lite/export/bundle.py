@@ -7,6 +7,7 @@ bundle.predict(bundle.states([{"0": 1.5, "3": 0.2}])).greedy
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,14 @@ from numpy.typing import ArrayLike, NDArray
 from reagent_lite.errors import BundleError, Problem, join_names, pluralize, raise_any
 from reagent_lite.export.exploration import certain_share
 from reagent_lite.export.feature_set import FeatureMap, FeatureSet, checked_array, stack_steps
+from reagent_lite.export.image_set import IMAGE, ImageSet, shape_of_image
 from reagent_lite.export.tolerance import Tolerance, compare_choices
 from reagent_lite.feature_ids import MOST_STEPS, name_of_step, read, stack_columns, stacked_width
 from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ITEMS_FILE, UNKNOWN, ItemTable, are_ids
 from reagent_lite.manifest import BUNDLE, FILE_NAME, verify_folder
 from reagent_lite.raw_values import raw_columns
+from reagent_lite.types import Image
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -83,6 +86,7 @@ class Bundle:
         history: number of steps of a state, see `states`.
         step_feature_ids: ids of the columns of one step.
         state_feature_ids: ids of the state's columns, of all its steps, the oldest first.
+            Of an image the numbers of its bytes.
         action_feature_ids: ids of a candidate's columns; empty with named actions.
         action_names: names of the actions; empty with candidates.
         policy: the policy behind the propensities: {"kind": "softmax", "temperature": ...} or
@@ -98,6 +102,7 @@ class Bundle:
         items: the items that candidates may be named by, or None.
         item_id: name of the ids' column in item tables, data.item_id of its config.
         possible_items: "all" if rows of its training log without a list offered every item, else None.
+        image_shape: shape of its states if they are images, else None.
     """
 
     def __init__(
@@ -129,11 +134,15 @@ class Bundle:
         self._session = session
         self._inputs = [entry.name for entry in session.get_inputs()]
         self._files = files
-        of_state = normalization.get("state", {})
-        self._state = FeatureSet.of(self.step_feature_ids, of_state, self.raw["state"])
+        state = normalization.get("state", {})
+        self.image_shape = shape_of_image(state)
+        self._state: FeatureSet | ImageSet = FeatureSet.of(self.step_feature_ids, state, self.raw["state"])
+        if self.image_shape is not None:
+            self.step_feature_ids = self.state_feature_ids = tuple(range(math.prod(self.image_shape)))
+            self._state = ImageSet(shape=self.image_shape, ids=self.state_feature_ids)
         self._stacked = self._state
         if self.history > 1:
-            steps = {name_of_step(name, lag): of_state[name] for name in of_state for lag in range(self.history)}
+            steps = {name_of_step(name, lag): state[name] for name in state for lag in range(self.history)}
             self._stacked = FeatureSet.of(self.state_feature_ids, steps, ())
         self._action = FeatureSet.of(self.action_feature_ids, normalization.get("action", {}), self.raw["action"])
         self.levels = {"state": self._state.levels, "action": self._action.levels}
@@ -201,10 +210,11 @@ class Bundle:
         raise_any([Problem(where, expected, item) for item in unknown], BundleError)
         return self._item_values[rows]
 
-    def states(
-        self, maps: Sequence[FeatureMap | Sequence[FeatureMap]], *, ignore_unknown: bool = False
-    ) -> NDArray[np.float32]:
+    def states(self, maps: Sequence[Any], *, ignore_unknown: bool = False) -> NDArray[Any]:
         """Returns the features [N, F] in sparse maps {feature id: value}; NaN where a feature is absent or null.
+
+        If states are images, `maps` are their pixels as nested lists or arrays in the shape of the images, and the
+        result is [N, bytes] uint8.
 
         With a `history` above 1 a row is a list of maps, one for each step of its episode so far, the oldest first; of
         more than `history`, the last count. A map in place of a list is the first step of an episode.
@@ -220,8 +230,8 @@ class Bundle:
             BundleError: an unknown feature id, a number in place of a text, or any other value that is not a number.
         """
         if self.history == 1:
-            return self.steps(maps, ignore_unknown=ignore_unknown)  # type: ignore[arg-type]
-        steps = []
+            return self.steps(maps, ignore_unknown=ignore_unknown)
+        steps: list[NDArray[Any]] = []
         for row, given in enumerate(maps):
             listed = [given] if isinstance(given, Mapping) else list(given)[-self.history :]
             if not listed:
@@ -229,7 +239,7 @@ class Bundle:
             steps.append(self._state.of_maps(f"states[{row}]", listed, ignore_unknown=ignore_unknown))
         return stack_steps(steps, len(self.step_feature_ids), self.history)
 
-    def steps(self, maps: Sequence[FeatureMap], *, ignore_unknown: bool = False) -> NDArray[np.float32]:
+    def steps(self, maps: Sequence[Any], *, ignore_unknown: bool = False) -> NDArray[Any]:
         """Returns the features [N, F] of single steps, in the order of `step_feature_ids`; see `states`."""
         return self._state.of_maps("states", maps, ignore_unknown=ignore_unknown)
 
@@ -285,7 +295,8 @@ class Bundle:
 
         Args:
             values: [N, F] raw state features in the order of `state_feature_ids`: NaN where missing, codes for strings;
-                or a frame of pandas, polars or Arrow with columns of these names.
+                or a frame of pandas, polars or Arrow with columns of these names. Images: [N, *image_shape] integers
+                from 0 to 255.
             presence: [N, F] bool, false where missing; absent: NaN is missing.
             mask: [N, K] bool, allowed choices; absent: all.
             candidates: parametric only. For each row [K_i, F'] raw candidates in the order of `action_feature_ids` with
@@ -298,9 +309,15 @@ class Bundle:
         Raises:
             BundleError: a wrong shape or type, or infinity.
         """
-        state = self._stacked.of_arrays("values", values)
+        state: NDArray[Any] = self._stacked.of_arrays("values", values)
         num_rows = len(state)
-        feed: list[NDArray[Any]] = self._features("values", state, presence)
+        feed: list[NDArray[Any]]
+        if self.image_shape is None:
+            feed = self._features("values", state, presence)
+        elif presence is not None:
+            raise BundleError(Problem("presence", "none: no byte of an image is missing", type(presence).__name__))
+        else:
+            feed = [state.reshape(num_rows, *self.image_shape)]
         exists = np.ones((num_rows, len(self.action_names)), dtype=np.bool_)
         if self.parametric:
             choices, exists = self._pad(candidates, num_rows)
@@ -316,7 +333,7 @@ class Bundle:
 
     def predict_rows(
         self,
-        states: Sequence[FeatureMap | Sequence[FeatureMap]],
+        states: Sequence[Any],
         candidates: Sequence[Sequence[FeatureMap] | Sequence[ItemId]] | None = None,
         mask: ArrayLike | None = None,
         *,
@@ -368,6 +385,8 @@ class Bundle:
         try:
             golden = json.loads(self._files[GOLDEN_FILE])
             feed = {name: _read_recorded(golden["inputs"][name]) for name in self._inputs}
+            if self.image_shape is not None:
+                feed[IMAGE] = feed[IMAGE].astype(np.uint8)
             live = {name: _read_recorded(golden["outputs"][name]) for name in ("q", "choices")}
             tolerance = Tolerance(**{name: _read_bound(value) for name, value in golden["tolerance"].items()})
             q, choices = self._session.run(["q", "choices"], feed)
@@ -416,6 +435,20 @@ class Bundle:
         if are_ids(options):
             return self.items_of(options, where)
         return self._action.of_arrays(where, options if len(options) else np.empty((0, len(self._action.ids))))
+
+
+def image_of_log(bundles: Iterable[Bundle]) -> Image | None:
+    """Returns the shape of the images that models read in a log; None if they read features.
+
+    Raises:
+        BundleError: the models read states of different kinds.
+    """
+    shapes = list(dict.fromkeys(bundle.image_shape for bundle in bundles))
+    if len(shapes) > 1:
+        kinds = ["features" if shape is None else f"images {list(shape)}" for shape in shapes]
+        todo = "Evaluate them one after the other, each on its log"
+        raise BundleError(Problem("models", f"states of one kind, {kinds[0]}", f"{kinds[1]} for another model", todo))
+    return Image(shape=shapes[0]) if shapes and shapes[0] is not None else None
 
 
 def parts(widths: Iterable[int], most: int) -> Iterator[slice]:
@@ -468,6 +501,8 @@ def load_bundle(path: str | os.PathLike[str], *, threads: int = 0) -> Bundle:
     candidates = len(manifest["action_feature_ids"])
     names = len(manifest["action_names"])
     described = [states, states, names] if names else [states, states, candidates, candidates, *widths[4:]]
+    if shape := shape_of_image(json.loads(files[NORMALIZATION_FILE]).get("state", {})):
+        described = [shape[-1], names]
     if widths != described:
         expected = f"features and actions of {MODEL_FILE}: {widths}"
         raise BundleError(Problem(str(folder / FILE_NAME), expected, str(described), _EXPORT_AGAIN))

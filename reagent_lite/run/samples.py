@@ -33,8 +33,10 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
     """
     train = data.train.copy
     agreement = data.train.agreement
+    pixels = data.spec.image is not None
+    states = () if pixels else agreement.state_ids
     features = {
-        "state": _describe(data.shards, train.state[: len(train)], train.state_ids, agreement.state_ids),
+        "state": _describe(data.shards, train.state[: len(train)], train.state_ids, states),
         "action": _describe(data.shards, train.candidates, train.action_ids, agreement.action_ids),
     }
     for side, spec in data.normalization.sides.items():
@@ -97,7 +99,7 @@ def logged_sample(data: Data, count: int) -> SampleRows:
     stacked = stack_columns_of(copy, open_raw_columns(copy.state), state.history, absent=np.nan)
     ids = stack_columns(copy.state_ids, state.history)
     raw = stacked.take(torch.from_numpy(numbers)).numpy()
-    values = np.array(in_order(raw, ids, state.feature_ids, absent=np.nan), np.float32)
+    values = np.array(in_order(raw, ids, state.feature_ids, absent=np.nan))
     if data.normalization.action is None:
         mask = np.array(copy.mask[numbers], bool)
         copy.release()
@@ -116,6 +118,8 @@ def _absent_row(data: Data) -> SampleRows:
     state = data.normalization.state.feature_ids
     action = data.normalization.action
     values = np.full((1, len(state)), np.nan, np.float32)
+    if data.spec.image is not None:
+        values = np.zeros((1, len(state)), np.uint8)
     if action is None:
         return SampleRows(values=values, mask=np.ones((1, len(data.spec.action_names)), np.bool_))
     candidates = np.full((1, 1, len(action.feature_ids)), np.nan, np.float32)
