@@ -36,7 +36,7 @@ _COLUMNS = ("mdp_id", "sequence_number", "terminal", "state_features")
 class _BlockRows:
     """What is read of a block's n rows: features [n, F], codes of episodes, -1 without one, order, and ends."""
 
-    place: tuple[int, int]
+    location: tuple[int, int]
     values: NDArray[np.float32]
     episode: NDArray[np.uint64]
     has_episode: NDArray[np.bool_]
@@ -62,7 +62,7 @@ class StepsOfRows:
 
     def states(self, block: Block) -> NDArray[np.float32]:
         """Returns the states [n, history * (1 + F)] of a block's rows."""
-        start = self.first[_place(block)]
+        start = self.first[_locate(block)]
         chain = [np.arange(start, start + block.table.num_rows)]
         for _ in range(self.history - 1):
             chain.append(np.where(chain[-1] < 0, -1, self.previous[chain[-1]]))
@@ -93,7 +93,7 @@ def read_steps(bundle: Bundle, files: tuple[InputFile, ...]) -> Iterator[StepsOf
             closing(read_blocks(files, partial(_read, bundle), show, readers_of(_COLUMNS))) as blocks,
         ):
             for block in blocks:
-                first[block.place] = count
+                first[block.location] = count
                 count += len(block.values)
                 spool.write(block.values.tobytes())
                 parts.append(_without_values(block))
@@ -109,7 +109,7 @@ def read_steps(bundle: Bundle, files: tuple[InputFile, ...]) -> Iterator[StepsOf
         yield StepsOfRows(values=values, previous=previous, first=first, history=bundle.history)
 
 
-def _place(block: Block) -> tuple[int, int]:
+def _locate(block: Block) -> tuple[int, int]:
     return block.file_number, int(block.lines[0])
 
 
@@ -124,7 +124,7 @@ def _read(bundle: Bundle, block: Block) -> _BlockRows:
     ends = flags(column("terminal"), faults) == 1
     faults.require_none()
     return _BlockRows(
-        place=_place(block),
+        location=_locate(block),
         values=np.ascontiguousarray(state.align(bundle.step_feature_ids), np.float32),
         episode=hashes_of_codes(codes, names.dictionary.to_pylist()),
         has_episode=codes >= 0,
@@ -134,7 +134,7 @@ def _read(bundle: Bundle, block: Block) -> _BlockRows:
 
 
 def _without_values(block: _BlockRows) -> _BlockRows:
-    return _BlockRows(block.place, block.values[:0], block.episode, block.has_episode, block.sequence, block.ends)
+    return _BlockRows(block.location, block.values[:0], block.episode, block.has_episode, block.sequence, block.ends)
 
 
 def _previous(parts: list[_BlockRows]) -> NDArray[np.int64]:
