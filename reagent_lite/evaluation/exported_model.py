@@ -97,11 +97,13 @@ class FeatureReader:
             metric_names=copy.metric_names,
             state_embeddings=self.normalization["state"].embeddings,
             action_embeddings=self.normalization["action"].embeddings if copy.parametric else (),
+            image=self.normalization["state"].image,
         )
 
     def reader(self, copy: TrainingCopy) -> Read:
         """Returns a function that normalizes a log's raw states and choices."""
-        read_state = self._reader("state", copy.state_ids)
+        is_image = self.normalization["state"].image is not None
+        read_state = None if is_image else self._reader("state", copy.state_ids)
         read_action = self._reader("action", copy.action_ids) if copy.parametric else None
 
         def read(state: Tensor, actions: Actions) -> tuple[Tensor, Actions]:
@@ -110,7 +112,8 @@ class FeatureReader:
                 assert read_action is not None
                 flat = actions.features.flatten(0, 1)
                 features = read_action(flat, ~flat.isnan()).view(*actions.mask.shape, -1)
-            return read_state(state, ~state.isnan()), Actions(mask=actions.mask, features=features)
+            normalized = state if read_state is None else read_state(state, ~state.isnan())
+            return normalized, Actions(mask=actions.mask, features=features)
 
         return read
 

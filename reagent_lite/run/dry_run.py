@@ -251,12 +251,14 @@ def _spec(config: WorkflowConfig, copy: CopyManifest | None, env: EnvSpec | None
     if len(widths) < 2:
         return None
     names = () if config.parametric else config.actions or (() if env is None else env.action_names)
+    image = None if config.data.image is None else config.data.image.image
     return SourceSpec(
         num_state_features=widths["state"],
         num_action_features=widths["action"],
         action_names=names,
         state_embeddings=embeddings["state"],
         action_embeddings=embeddings["action"],
+        image=image if env is None else env.image,
     )
 
 

@@ -30,7 +30,7 @@ from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.distributed.group import Group
 from reagent_lite.feature_ids import id_of
 from reagent_lite.manifest import canonical
-from reagent_lite.types import NormalizationSpec, SourceSpec
+from reagent_lite.types import FeatureSpec, FeatureType, Image, NormalizationSpec, SourceSpec
 from reagent_lite.whole_files import write_whole
 
 Json = dict[str, str]
@@ -64,7 +64,13 @@ class Normalization:
             metric_names=metric_names,
             state_embeddings=self.state.embeddings,
             action_embeddings=self.action.embeddings if self.action else (),
+            image=self.state.image,
         )
+
+
+def normalization_of(image: Image) -> NormalizationSpec:
+    """Returns the normalization of states that are images, whose network scales their bytes."""
+    return NormalizationSpec((FeatureSpec(feature_id=id_of("image"), feature_type=FeatureType.IMAGE, image=image),))
 
 
 def normalization_files(config: WorkflowConfig, group: Group | None = None) -> NormalizationFiles:
@@ -93,6 +99,18 @@ def read_normalizations(files: NormalizationFiles) -> dict[str, NormalizationSpe
         DataError: a file cannot be read.
     """
     return {side: read_normalization(path) for side, path in files.items() if path is not None}
+
+
+def given_normalizations(config: WorkflowConfig, files: NormalizationFiles) -> dict[str, NormalizationSpec]:
+    """Returns the normalization of each side that a file gives, and that of images, to which none is fitted.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    given = read_normalizations(files)
+    if config.data.image is not None:
+        given["state"] = normalization_of(config.data.image.image)
+    return given
 
 
 def given_or_fitted(
@@ -214,7 +232,7 @@ def write_fitted(config: WorkflowConfig, normalization: Normalization, given: No
     """Writes the columns that no file gives to norm_params.output_dir, or next to the model; rank 0 calls it."""
     folder = Path(config.norm_params.output_dir or config.model_output_path).expanduser()
     for side, spec in normalization.sides.items():
-        if given[side] is None:
+        if given[side] is None and spec.image is None:
             file = folder / f"{_COLUMNS[side]}_norm.json"
             write_normalization(file, spec)
             logger.info(f"normalization of {_COLUMNS[side]}: written to {file}")

@@ -44,6 +44,7 @@ from reagent_lite.evaluation.estimates import EvaluatedPolicy, EvaluationLog, es
 from reagent_lite.evaluation.evaluator import EpisodeColumns, describe_weights
 from reagent_lite.evaluation.exported_model import ExportedModel, FeatureReader
 from reagent_lite.evaluation.given_policy import GivenPolicy
+from reagent_lite.export.bundle import image_of_log
 from reagent_lite.export.choices import CHOICES
 from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ItemTable
@@ -289,15 +290,16 @@ def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | N
 def _log_of(
     config: EvaluateConfig, path: DataPath, policies: tuple[EvaluatedPolicy, ...], items: ItemTable | None = None
 ) -> Log:
-    """Returns the log at a path, which has the choices and the ids of the models; without actions, candidates."""
-    models = (policy for policy in policies if isinstance(policy, ExportedModel))
-    actions = next((model.bundle.action_names for model in models), config.actions)
+    """Returns the log at a path, which has the choices, ids and images of the models; without actions, candidates."""
+    bundles = [policy.bundle for policy in policies if isinstance(policy, ExportedModel)]
+    actions = bundles[0].action_names if bundles else config.actions
     return Log(
         path,
         actions=actions or None,
         columns=config.columns,
         items=items,
         id_features=ids_of_log(config, policies),
+        image=image_of_log(bundles),
         directory=config.training_copy_dir,
         same_episodes=config.same_episodes,
     )

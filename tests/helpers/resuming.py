@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from reagent_lite.config import expand_config
 from reagent_lite.distributed.group import Group
-from reagent_lite.run.environments import with_actions
+from reagent_lite.run.environments import with_actions, with_image
 from reagent_lite.run.resolved import Resolved, resolve
 from reagent_lite.run.runner import Run
 from reagent_lite.training.checkpoint_folder import CheckpointFolder
@@ -52,7 +52,7 @@ class Laboratory:
         folder.mkdir(parents=True, exist_ok=True)
         self._resolved = self._resolved or resolve(config, group)
         if self._resolved.simulation is not None:
-            config = with_actions(config, self._resolved.simulation)
+            config = with_image(with_actions(config, self._resolved.simulation), self._resolved.simulation)
         history = History.find(config, group, folder / "checkpoints")
         history = replace(history, config=history.config.with_numbers_of(expand_config(self._resolved.config)))
         with StopSignal() as signal, MetricsWriter(lines=history.lines, figures=history.figures) as writer:
