@@ -486,7 +486,8 @@ def test_ids_lists_of_ids_and_scores_get_vectors(tmp_path: Path) -> None:
                  "shop_id: a vector for each id: 40 ids",
                  "row_id, token left out, 600 ids, of which 100% of the values are too rare"):  # fmt: skip
         assert part in words
-    assert trains(inspected, tmp_path)
+    quickly = {"epochs": 1, "model_output_path": str(tmp_path / "out"), "use_gpu": False, "evaluation": FAST}
+    assert trained(merged(inspected.config, quickly)).model is not None
 
 
 def test_ids_in_maps_of_states_and_candidates(tmp_path: Path) -> None:

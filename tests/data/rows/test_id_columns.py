@@ -15,13 +15,16 @@ from reagent_lite.categories import code_of
 from reagent_lite.config import check
 from reagent_lite.config.convert_config import ConvertConfig
 from reagent_lite.config.embedding_config import id_features
+from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.logs import Log
+from reagent_lite.data.partition import Partition
 from reagent_lite.errors import DataError
 from reagent_lite.feature_ids import id_of
 from reagent_lite.id_values import IdFeature
 from reagent_lite.tasks.convert import convert
+from reagent_lite.tasks.shard import shard
 
 FEATURES = (
     IdFeature(id_of("user"), 1, False),
@@ -234,3 +237,25 @@ def test_lists_that_are_not_declared_are_named(tmp_path: Path) -> None:
     log = write_lines(tmp_path / "log.jsonl", rows_of(VALUES))
     with pytest.raises(DataError, match=r"a list of ids .* embeddings"):
         convert(check(ConvertConfig, {"data_path": str(log), "output_path": str(tmp_path / "out.csv")}))
+
+
+@pytest.mark.parametrize("way", ["shards", "split"])
+def test_machines_divide_a_log_with_ids(tmp_path: Path, way: str) -> None:
+    values = [{**VALUES[number % 4], "user": 2**60 + number} for number in range(12)]
+    log = write_lines(tmp_path / "log.jsonl", rows_of(values))
+    whole = copy_of(log)
+    users: list[float] = []
+    for node in range(2):
+        if way == "shards":
+            part = tmp_path / f"node{node}"
+            section = {"training_data_path": str(log), "local_path": str(part), "num_nodes": 2, "node_index": node}
+            shard(check(ShardConfig, section))
+            copy = copy_of(part)
+        else:
+            copy = copy_of(
+                log, partition=Partition(num_nodes=2, node=node, seed=0), directory=str(tmp_path / f"n{node}")
+            )
+        assert 0 < len(copy) < 12
+        assert list(map(str, copy.state_ids)) == list(map(str, whole.state_ids))
+        users += copy.state[: len(copy), list(map(str, copy.state_ids)).index("user")].tolist()
+    assert sorted(users) == sorted(code_of(str(2**60 + number)) for number in range(12))
