@@ -172,6 +172,11 @@ FIRST_ROW = 2
 """Rows of a table of vectors: for no id, for an id that the table does not have, and from which ids have rows."""
 
 
+def parameter_of(table: str) -> str:
+    """Returns the name of a table's parameter, which has no points and is no attribute of ParameterDict."""
+    return f"table_{table.replace('.', '_')}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedding:
     """A feature whose values are ids, each of which has a vector that is learned.

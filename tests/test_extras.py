@@ -36,7 +36,7 @@ NEEDED = [
     ("data", "timeline.inputTableName", "timeline --config configs/cartpole/timeline.json"),
     ("data", "training_data_path", "normalize --config configs/cartpole/normalize.json"),
     ("data", "data_path", "convert --config configs/gymnasium/convert.json"),
-    ("data", "training_data_path", "shard --config configs/cluster/shard.json --num_nodes 2 --node_index 0"),
+    ("data", "data_path", "shard --config configs/cluster/shard.json --num_nodes 2 --node_index 0"),
     ("data", "output_path", "simulate --config configs/cartpole/simulate.json"),
     ("data", "data_path", "inspect --config configs/cartpole/inspect.json"),
     ("data", "data_path", "score --config configs/cartpole/score.json"),

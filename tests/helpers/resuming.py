@@ -133,6 +133,20 @@ def logged(folder: Path, **sections: Tree) -> Tree:
     }, sections)  # fmt: skip
 
 
+def with_ids(folder: Path, **sections: Tree) -> Tree:
+    """`logged` with one of 20 users, listed, and up to three of 30 items, hashed, in each state."""
+    rows = random_rows(200)
+    for number, row in enumerate(rows):
+        for name, shift in (("state_features", 0), ("next_state_features", 1)):
+            seen = [f"i{(number + shift) * step % 30}" for step in range(1, number % 4 + 1)]
+            row[name] = {**row[name], "user": f"u{(number + shift) % 20}", "seen": seen}
+    tables = {"user": {"dim": 4, "max_ids": 15}, "seen": {"dim": 3, "length": 2, "buckets": 10}}
+    return merged(
+        merged(logged(folder), {"training_data_path": str(write_lines(folder / "data" / "ids.jsonl", rows))}),
+        {"data": {"embeddings": tables}, **sections},
+    )
+
+
 def decisions(folder: Path, **sections: Tree) -> Tree:
     """800 random rows, 12 steps an epoch, with gamma 0; the best epoch's state is kept."""
     return merged(logged(folder), {

@@ -231,6 +231,9 @@ def _numbers_of(value: object) -> list[tuple[str, float | None]] | None:
     return [(name, float_of(inner)) for name, inner in value.items()]
 
 
+_OF_IDS = "If these are a list of ids or ids with scores, declare the feature in data.embeddings, elsewhere embeddings"
+
+
 def _of_numbers(column: Column) -> Named:
     """Returns lists of numbers as features 0, 1, ..."""
     lengths = np.where(column.present, fill_nulls(pc.list_value_length(column.array), 0), 0)
@@ -378,7 +381,8 @@ class _MapReading:
         if pa.types.is_null(array.type):
             return np.full(len(array), np.nan, np.float32)
         if not is_number(array.type):
-            items.fault(self.faults, items.present, label)
+            todo = _OF_IDS if pa.types.is_nested(array.type) else ""
+            items.fault(self.faults, items.present, label, todo=todo)
             return np.full(len(array), np.nan, np.float32)
         if self.nan_rule and pa.types.is_floating(array.type):
             nan = valid_rows(array) & np.isnan(fill_nulls(array, np.nan))
