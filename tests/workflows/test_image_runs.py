@@ -29,6 +29,7 @@ from reagent_lite.types import Image
 
 ACTIONS = ("0", "1", "2")
 SMALL = {"cells": 5, "pixels": 1}
+SAMPLES = ("online", "simulate", "dqn")
 pytestmark = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")
 
 
@@ -234,33 +235,27 @@ def test_models_of_images_play_and_read_only_these(tmp_path: Path, model: Path) 
 
 
 @pytest.mark.slow
-def test_catch_is_learned_from_images_and_from_its_log(tmp_path: Path) -> None:
-    """10 x 10 cells of 2 x 2 pixels: the optimum is 1, and 0.9^8 discounted; both runs take minutes on one core."""
-    parameters: Tree = {"cells": 10, "pixels": 2}
-    simulation = {
-        "env_parameters": parameters, "num_envs": 8, "total_steps": 60_000, "warmup_steps": 1_000,
-        "evaluation_episodes": 500, "replay": {"capacity": 20_000},
-    }  # fmt: skip
-    training = {"minibatch_size": 64, "layers": [-1, 64, 1]}
-    run = trained(
-        online(tmp_path / "online", simulation=simulation, training=training, rl={"target_update_rate": 0.02})
-    )
-    truth = catch.value(10, epsilon=0.05, gamma=0.9)
-    assert run.scores["simulation/return/mean"] > 0.9
-    assert run.scores["simulation/discounted_return/lower"] < truth + 0.02
-    log = log_at(tmp_path / "log.parquet", rows=90_000, env_parameters=parameters)
-    data = {"image": {"shape": [20, 20, 1]}}
-    learned = trained(logged(log, tmp_path / "log", data=data, epochs=4, training={"layers": [-1, 64, 1]}))
-    _, report = evaluated(
-        tmp_path / "log" / "model", str(log), tmp_path / "report" / "e.json", gamma=0.9,
-        simulation={"env": simulation_env(), "env_parameters": parameters, "evaluation_episodes": 1000},
+def test_the_sample_configs_learn_catch_in_simulation_and_from_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 x 20 pixels: greedy, every ball is caught; with epsilon 0.05 the best policy has 0.916, discounted 0.394."""
+    monkeypatch.chdir(tmp_path)
+    samples = {name: json.loads((ROOT / "configs" / "images" / f"{name}.json").read_text()) for name in SAMPLES}
+    env = {"env": "gymnasium:oracles.catch:Catch-v0"}
+    run = trained(merged(samples["online"], {"use_gpu": False, "simulation": env}))
+    assert catch.value(10, epsilon=0.0) == 1.0
+    assert catch.value(10, epsilon=1.0) == pytest.approx(-0.8)
+    assert run.scores["simulation/return/mean"] > 0.97
+    assert run.scores["simulation/random_return/mean"] == pytest.approx(-0.8, abs=0.15)
+    simulate(check(SimulateConfig, samples["simulate"] | env | {"use_gpu": False}))
+    trained(samples["dqn"] | {"use_gpu": False})
+    models = {"minibatch_size": 256, "final_fit_passes": 5}
+    result, report = evaluated(
+        Path("outputs/images/model"), samples["simulate"]["output_path"], tmp_path / "report" / "e.json", gamma=0.9,
+        simulation={**env, "evaluation_episodes": 2000},
+        evaluation={"min_effective_episodes": 1, "models": models},
     )  # fmt: skip
-    played = report["model"]["simulated"]
-    assert played["return"]["value"] > 0.9
-    estimate = learned.scores["CPE/Reward/Fitted_Q_Evaluation"]
-    assert estimate is not None
-    assert abs(estimate - played["discounted_return"]["value"]) < 0.05
-
-
-def simulation_env() -> str:
-    return "gymnasium:oracles.catch:Catch-v0"
+    best = catch.value(10, epsilon=0.05)
+    assert best - 0.06 < report["model"]["simulated"]["return"]["value"] < best + 0.04
+    fitted_q = result.scores["CPE/Reward/Fitted_Q_Evaluation"]
+    assert fitted_q == pytest.approx(report["model"]["simulated"]["discounted_return"]["value"], abs=0.05)
