@@ -23,6 +23,7 @@ from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import (
     Overlap,
     RareOutcomes,
+    are_flags,
     match_rare_outcomes,
     measure_overlap,
     outlying_outcomes,
@@ -354,12 +355,14 @@ class _Observed:
         outcomes: [n] outcomes, or discounted sums of them.
         counts: [n] relative sample weights.
         unexplained: result of _measure_unexplained; empty if it is unknown.
+        of_flags: whether the rewards that episodes add up are flags; false for rows.
     """
 
     weights: Tensor
     outcomes: Tensor
     counts: Tensor
     unexplained: Mapping[bool, float]
+    of_flags: bool = False
 
     @classmethod
     def of_rows(cls, page: EvaluationRows, outcome: int) -> "_Observed":
@@ -373,7 +376,7 @@ class _Observed:
             return of_rows
         counts = sums.per_episode("episodes", outcome)
         returns = sums.per_episode("discounted_reward", outcome) / counts
-        return cls(sums.episode_weights, returns, counts, {})
+        return cls(sums.episode_weights, returns, counts, {}, are_flags(of_rows.outcomes, of_rows.counts))
 
     @classmethod
     def of_both(cls, page: EvaluationRows, sums: EpisodeSums, outcome: int) -> tuple["_Observed", "_Observed"]:
@@ -382,7 +385,7 @@ class _Observed:
 
     @cached_property
     def events(self) -> RareOutcomes | None:
-        return match_rare_outcomes(self.weights, self.outcomes, self.counts)
+        return match_rare_outcomes(self.weights, self.outcomes, self.counts, of_flags=self.of_flags)
 
     @cached_property
     def outlying(self) -> str:
