@@ -213,11 +213,12 @@ class Contributions:
     def informative(self) -> float:
         """Effective number of episodes that show the error of the estimate, (sum d^2)^2 / sum d^4.
 
-        d is an episode's deviation from the estimate that its weight does not explain. For a rare event the number is
-        how often the evaluated policy met it; for normally distributed outcomes it is a third of the effective
-        episodes. Predictions of a model do not count: they say nothing about events that were never met.
+        d is an episode's deviation from the estimate that its weight does not explain; a constant added to all
+        outcomes does not change it. For a rare event the number is how often the evaluated policy met it; for normally
+        distributed outcomes it is a third of the effective episodes. Predictions of a model do not count: they say
+        nothing about events that were never met.
         """
-        control = self.control.unsqueeze(0)
+        control = _centre(self.control.unsqueeze(0), self.size)
         informative = _informative(self.total - self.value * self.size, control)
         if self.earned is None:
             return informative
@@ -296,7 +297,8 @@ class _IntervalProblem:
             return None
         informative = [part.informative for part in parts if minus is None or not part.is_logged]
         if minus is not None:
-            informative.append(_informative(total - float(total.sum() / first.size.sum()) * first.size, controls))
+            deviation = total - float(total.sum() / first.size.sum()) * first.size
+            informative.append(_informative(deviation, _centre(controls, first.size)))
         corners = _corners(parts)
         points = total.new_empty(2 + len(controls), len(total) + corners.shape[1])
         for row, (episodes, of_corners) in zip(
@@ -401,6 +403,11 @@ def _merge_points(points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     size = int(number.max()) + 1
     representative = number.new_zeros(size).scatter_(0, number, torch.arange(len(number)))
     return points[:, representative], counts.new_zeros(size).index_add_(0, number, counts)
+
+
+def _centre(controls: Tensor, size: Tensor) -> Tensor:
+    """Returns controls [k, n] minus their mean for each unit of size [n]."""
+    return controls - (controls.sum(1, keepdim=True) / size.sum()) * size
 
 
 def _informative(residual: Tensor, controls: Tensor) -> float:
