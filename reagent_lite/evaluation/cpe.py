@@ -676,7 +676,10 @@ def _bases(
         values: outcome of each scored row.
     """
     contributions: dict[Evidence, Contributions] = {}
-    logged = {False: logged_rewards(sums, outcome).outcome, True: logged_returns_of(sums, outcome).outcome}
+    logged = {
+        sequential: float(evidence(sums, outcome).outcome.mean())
+        for sequential, evidence in ((False, logged_rewards), (True, logged_returns_of))
+    }
     bases = {}
     for estimator in (*LOGGED, *ESTIMATORS.values()):
         name = estimator.name
@@ -687,7 +690,7 @@ def _bases(
         evidence = estimator.evidence
         if evidence is not None and evidence not in contributions:
             contribution = evidence(sums, outcome)
-            shift = float((logged[estimator.sequential] - contribution.outcome).mean())
+            shift = logged[estimator.sequential] - float(contribution.outcome.mean())
             if sums.unit is not None:
                 contribution = contribution.joined(sums.unit)
             if bounds is not None:

@@ -132,7 +132,7 @@ class EvaluationLog:
         split = split_log(sides, scored, config.evaluation)
         spans = models[0].spans(copy) if models else single_steps(copy)
         features = open_raw_columns(copy.candidates) if copy.parametric else None
-        rows = build_rows(copy, spans, np.arange(len(copy)), open_raw_columns(copy.state), features)
+        rows = build_rows(copy, spans, None, open_raw_columns(copy.state), features)
         estimated = settings.propensities == "estimate"
         reading = models[0].reading if models else _reading(copy, config, fitted=fitted or estimated)
         rows = by_episode.weighted(rows, copy.episode)

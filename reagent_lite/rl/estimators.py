@@ -9,7 +9,6 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from reagent_lite.rl.likelihood import Contributions
@@ -90,7 +89,7 @@ def continued_returns(sums: EpisodeSums, outcome: int) -> Contributions:
 
 
 def _weigh_equally(total: Tensor, size: Tensor) -> Contributions:
-    return Contributions(total=total, size=size, weight=torch.ones_like(size), outcome=total / size)
+    return Contributions(total=total, size=size, weight=size.new_ones(()).expand_as(size), outcome=total / size)
 
 
 def estimator(
