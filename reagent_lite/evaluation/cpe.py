@@ -54,6 +54,7 @@ from reagent_lite.rl.estimators import (
     mean_return,
     mean_reward,
     mean_weight,
+    simpler_evidence,
 )
 from reagent_lite.rl.likelihood import Alternatives, Contributions, Question, intervals
 from reagent_lite.rl.sums import EVERY, OF_LOG, EpisodeSums, Estimator, Evidence
@@ -297,10 +298,14 @@ def evaluate_page(
     page, beyond = limit(page, config)
     outcomes: list[OutcomeResult] = []
     overlap = None
+    hidden_cause = None
     if len(page):
+        if weighted and len(page.lengths) == len(page):
+            hidden_cause = _hidden_cause(page)
         shared = find_shared_draws(page, features)
         alternatives = _alternatives(page)
         draws = _Draws.of(page, config, generator)
+        give_back_memory()
         for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
             part = page.only(first, first + _OUTCOMES_AT_ONCE)
             sums = sums_of_page(part, gamma, OF_LOG if set(MODELLED) <= set(missing) else EVERY)
@@ -342,7 +347,7 @@ def evaluate_page(
         level=config.level,
         num_episodes_left_out=left_out,
         num_rows_beyond_horizon=beyond,
-        hidden_cause=_hidden_cause(page) if overlap is not None and overlap.horizon == 1 and weighted else None,
+        hidden_cause=hidden_cause,
     )
 
 
@@ -676,6 +681,7 @@ def _bases(
         values: outcome of each scored row.
     """
     contributions: dict[Evidence, Contributions] = {}
+    same = simpler_evidence(sums, outcome) if sums.num_episodes == len(values) else {}
     logged = {
         sequential: float(evidence(sums, outcome).outcome.mean())
         for sequential, evidence in ((False, logged_rewards), (True, logged_returns_of))
@@ -687,7 +693,7 @@ def _bases(
             undefined = torch.full_like(samples[mean_reward.name], torch.nan)
             bases[name] = IntervalInput(samples=undefined, question=None, missing=missing[name])
             continue
-        evidence = estimator.evidence
+        evidence = None if estimator.evidence is None else same.get(estimator.evidence, estimator.evidence)
         if evidence is not None and evidence not in contributions:
             contribution = evidence(sums, outcome)
             shift = logged[estimator.sequential] - float(contribution.outcome.mean())
@@ -698,8 +704,7 @@ def _bases(
             if estimator.weighted:
                 of_row = None if estimator.sequential else (float(values.min()) - shift, float(values.max()) - shift)
                 contribution = replace(contribution, alternatives=alternatives, of_row=of_row)
-            # returns of single rows are their rewards
-            contributions[evidence] = next(filter(contribution.equals, contributions.values()), contribution)
+            contributions[evidence] = contribution
         bases[name] = IntervalInput(
             samples=samples[name], question=None if evidence is None else (contributions[evidence], None)
         )

@@ -254,12 +254,10 @@ def measure_overlap(
     mean_by_step = sums.log_largest.clamp(max=600).exp() * sums.weights / sums.num_episodes
     step = sums.effective_horizon
     total = float(counted.sum())
-    shrunk = float((SHRINKAGE * counted / (weight.square() + SHRINKAGE)).sum())
+    shrunk = float((SHRINKAGE * counted).div_(weight.square().add_(SHRINKAGE)).sum())
     relative = sums.relative_weights(step)
     low, high = percentile_interval(mean_weight[1:], level)
     unsupported = (propensity >= 1 - _CERTAIN) & (probability < 1 - _CERTAIN)
-    last = page.lengths.cumsum(0) - 1
-    cut = (page.bootstrap[last] > 0).double()
     untried_share, expected_tries = measure_untried(alternatives)
     enough = by_step >= config.min_effective_episodes
     return Overlap(
@@ -283,7 +281,7 @@ def measure_overlap(
         largest_episode_share=_largest_share(sums.by_unit(relative)),
         effective_episodes_by_step=tuple(by_step.tolist()),
         mean_weight_by_step=tuple(mean_by_step.tolist()),
-        cut_share=float((counts[last] * cut).sum() / counts[last].sum()),
+        cut_share=_cut_share(page),
         untried_share=untried_share,
         expected_tries=expected_tries,
         changed_share=float((counts * (weight - 1).abs()).mean()) / 2,
@@ -297,6 +295,12 @@ def measure_untried(alternatives: Alternatives) -> tuple[float, float]:
     rows = alternatives.hardly_tried
     share = float(alternatives.wanted[rows].sum()) / len(alternatives.wanted)
     return share, float(alternatives.probability[rows].sum())
+
+
+def _cut_share(page: EvaluationRows) -> float:
+    last = page.lengths.cumsum(0) - 1
+    counts = page.relative_sample_weight[last]
+    return float(counts[page.bootstrap[last] > 0].sum() / counts.sum())
 
 
 def _mean(mean: float, relative: torch.Tensor, sums: EpisodeSums, level: float) -> Interval:

@@ -19,7 +19,6 @@ ratio of a count of k events misses on one side in up to 14 % of all logs (k = 0
 that of the exact interval of a Poisson count; Garwood (1936).
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -159,18 +158,6 @@ class Contributions:
             earned=None if self.earned is None else added(self.size * self.earned) / size,
         )
 
-    def equals(self, other: "Contributions") -> bool:
-        """Returns whether another estimate has the same contributions and possible outcomes, but for rounding."""
-        tensors = ("total", "size", "weight", "outcome")
-        return (
-            math.isclose(self.offset, other.offset, rel_tol=_ZERO)
-            and self.outcomes == other.outcomes
-            and (self.alternatives is None) == (other.alternatives is None)
-            and (self.alternatives is None or self.untried_outcomes == other.untried_outcomes)
-            and all(_are_equal(getattr(self, name), getattr(other, name)) for name in tensors)
-            and _are_equal(*(part.outcome if part.earned is None else part.earned for part in (self, other)))
-        )
-
     @cached_property
     def value(self) -> float:
         """The estimate."""
@@ -260,11 +247,6 @@ def intervals(questions: Sequence[Question], level: float) -> list[tuple[float, 
         (_without_rounding(low, first), _without_rounding(high, first))
         for (low, high), (first, _) in zip(ends, questions, strict=True)
     ]
-
-
-def _are_equal(values: Tensor, others: Tensor) -> bool:
-    """Returns whether values differ by rounding only; products over steps are computed by logarithms."""
-    return bool(torch.dist(values, others, torch.inf) <= _ZERO * torch.linalg.vector_norm(others, torch.inf))
 
 
 def _without_rounding(end: float, contributions: Contributions) -> float:

@@ -100,15 +100,3 @@ def test_rewards_that_hardly_differ_beside_their_mean() -> None:
     # the number of informative episodes counts deviations from the unweighted estimate, which differ
     assert moved == pytest.approx([low, high], abs=0.02 * (high - low))
     assert 1e-4 < high - low < 4e-4
-
-
-def test_the_returns_of_single_rows_are_their_rewards() -> None:
-    """Products of weights are computed by logarithms: what differs by rounding is one question with one interval."""
-    weight = torch.linspace(0.5, 1.5, 50, dtype=torch.float64)
-    outcome = torch.arange(50, dtype=torch.float64) % 3
-    ones = torch.ones_like(weight)
-    rewards = Contributions(total=weight * outcome, size=ones, weight=weight, outcome=outcome)
-    rho = weight.log().exp()
-    returns = Contributions(total=rho * outcome, size=ones, weight=rho, outcome=outcome, earned=outcome)
-    assert returns.equals(rewards)
-    assert not replace(returns, earned=outcome + 1).equals(rewards)
