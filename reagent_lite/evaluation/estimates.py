@@ -44,6 +44,23 @@ _NAMED_FEATURES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLog:
+    """The rows of a log, as they were read.
+
+    Attributes:
+        copy: rows of the log.
+        columns: probabilities in columns of the log, by the key of the policy.
+        by_episode: units and weights of episodes.
+        items: the item table; None without one.
+    """
+
+    copy: TrainingCopy
+    columns: Mapping[str, PolicyColumn]
+    by_episode: EpisodeColumns = NO_COLUMNS
+    items: ItemTable | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationLog:
     """A log prepared for the evaluation of policies.
 
@@ -90,11 +107,8 @@ class EvaluationLog:
         cls,
         config: EvaluateConfig,
         policies: Sequence[EvaluatedPolicy],
-        copy: TrainingCopy,
-        columns: Mapping[str, PolicyColumn],
+        log: ReadLog,
         gamma: float,
-        items: ItemTable | None = None,
-        by_episode: EpisodeColumns = NO_COLUMNS,
         seen: tuple[bool, ...] = (),
     ) -> "EvaluationLog":
         """Prepares a log for policies that decide among the same choices.
@@ -102,16 +116,15 @@ class EvaluationLog:
         Args:
             config: config of the workflow.
             policies: the policies.
-            copy: rows of the log.
-            columns: probabilities in columns of the log, by the key of the policy.
+            log: rows of the log.
             gamma: discount per step.
-            items: the item table; None without one.
-            by_episode: units and weights of episodes.
             seen: whether each policy has learned from this log, or was made from it.
 
         Raises:
             DataError: rows with problems; no feature of a model in them; no episode to score.
         """
+        copy = log.copy
+        columns = log.columns
         warnings = [*copy.notes]
         models = [policy for policy in policies if isinstance(policy, ExportedModel)]
         for policy, has_seen in zip(policies, seen, strict=True):
@@ -135,7 +148,7 @@ class EvaluationLog:
         rows = build_rows(copy, spans, None, open_raw_columns(copy.state), features)
         estimated = settings.propensities == "estimate"
         reading = models[0].reading if models else _reading(copy, config, fitted=fitted or estimated)
-        rows = by_episode.weighted(rows, copy.episode)
+        rows = log.by_episode.weighted(rows, copy.episode)
         behavior = None
         if estimated:
             checked = reading.normalization["action" if copy.parametric else "state"].column_names
@@ -154,8 +167,8 @@ class EvaluationLog:
             settings=config.evaluation.model_copy(update={"confidence_level": config.level}),
             seed=config.seed,
             behavior=behavior,
-            items=items,
-            by_episode=by_episode,
+            items=log.items,
+            by_episode=log.by_episode,
         )
         return cls(
             copy=copy,

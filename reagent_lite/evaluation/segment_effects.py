@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.calibration import Calibration
-from reagent_lite.evaluation.cpe import ReturnOrReward, evaluate_reward, limit, sums_of_page
+from reagent_lite.evaluation.cpe import PageSettings, ReturnOrReward, evaluate_reward
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows, held_out
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Overlap
+from reagent_lite.evaluation.page_sums import limit, sums_of_page
 from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.shared_draws import SharedDraws
 from reagent_lite.evaluation.small_tree import grow_tree
@@ -208,18 +209,20 @@ def effects_by_segment(page: EvaluationRows, features: StateFeatures, settings: 
         return None
     # the level of the config may be divided among guardrails already
     level = 1 - (1 - config.confidence_level) / (1 + len(segments.words))
-    divided = config.model_copy(update={"confidence_level": level, "bootstrap_resamples": _RESAMPLES})
+    divided = PageSettings(
+        gamma=settings.gamma,
+        config=config.model_copy(update={"confidence_level": level, "bootstrap_resamples": _RESAMPLES}),
+        missing=settings.missing,
+        calibration=settings.calibration,
+        features=features,
+    )
     effects = []
     for number, (words, share) in enumerate(zip(segments.words, segments.shares, strict=True)):
         family, overlap = evaluate_reward(
             page.rows(torch.from_numpy(np.flatnonzero(segments.of_row == number))),
-            gamma=settings.gamma,
-            config=divided,
+            divided,
             generator=torch.Generator().manual_seed(settings.seed),
             estimator=_ESTIMATORS[by_row],
-            missing=settings.missing,
-            calibration=settings.calibration,
-            features=features,
             shared=settings.shared_draws,
         )
         effects.append(_effect_of(family, overlap, words, share, seen=settings.seen, by_row=by_row))

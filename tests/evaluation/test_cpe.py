@@ -12,9 +12,10 @@ from helpers.pages import bandit_page, estimate_of, evaluated, weighing
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation import cpe
-from reagent_lite.evaluation.cpe import Estimate, differences, limit, sums_of_page
+from reagent_lite.evaluation.cpe import Estimate, differences
 from reagent_lite.evaluation.document import as_json, reward_model_scalars, scalars
 from reagent_lite.evaluation.evaluation_rows import BY_OUTCOME, EvaluationRows
+from reagent_lite.evaluation.page_sums import limit, sums_of_page
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.estimators import continued_returns, simpler_evidence
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.calibration import Calibration
-from reagent_lite.evaluation.cpe import MODELLED, evaluate_page
+from reagent_lite.evaluation.cpe import MODELLED, PageSettings, evaluate_page
 from reagent_lite.evaluation.decision import Choice, Evidence, compare_with_log, decide_findings
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.segment import StateFeatures
@@ -193,12 +193,14 @@ def outcome_of(regime: Any, seed: int) -> tuple[dict[str, tuple[bool, ...]], str
     log = regime.draw(np.random.default_rng(seed))
     result = evaluate_page(
         log.page,
-        gamma=log.gamma,
-        config=CONFIG,
+        PageSettings(
+            gamma=log.gamma,
+            config=CONFIG,
+            calibration=log.calibration,
+            features=log.features,
+            missing={} if log.modelled else dict.fromkeys(MODELLED, "a column of numbers"),
+        ),
         generator=torch.Generator().manual_seed(seed),
-        calibration=log.calibration,
-        features=log.features,
-        missing={} if log.modelled else dict.fromkeys(MODELLED, "a column of numbers"),
     )
     families = [(result.outcomes[0].one_step, regime.horizon), (result.outcomes[0].sequential, 1)]
     misses = {
