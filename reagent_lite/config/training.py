@@ -35,6 +35,10 @@ class TrainingConfig(Section):
     activations: tuple[Activation, ...] = ("relu", "relu", "linear")
     """Activations, one fewer than layers. The last is linear; with rainbow.dueling_architecture it may be any and is
     not used, as the network ends with the two streams."""
+    conv_layers: tuple[tuple[Count, Count, Count], ...] | None = None
+    """If states are images, convolutional layers before the others: [channels, kernel size, stride] of each, such as
+    [[32, 8, 4], [64, 4, 2], [64, 3, 1]]. Absent: these, of Mnih et al. (2015); for images too small for them
+    [[16, 3, 1]]. []: none. See docs/images.md."""
     network: str | None = None
     """A Q-network of your own, "package.module:Class"; the class is called with (SourceSpec, NetworkSettings).
 
@@ -59,10 +63,13 @@ class TrainingConfig(Section):
     clip_grad_norm: Positive | None = None
     """Largest norm of the whole gradient."""
     cuda_graph: bool = True
-    """Replay updates on logged rows of named actions as CUDA graphs, compiled as described at simulation.cuda_graph.
+    """Replay updates, and rollouts of environments that run on the GPU, as CUDA graphs.
 
-    Has an effect in one process on one GPU with one minibatch per step, an optimizer with `capturable`, and no batch
-    normalization. For updates on simulated rows see simulation.cuda_graph.
+    Updates are replayed in one process on one GPU with an optimizer that has `capturable`, if all rows are logged or
+    all are simulated: on logged rows for named actions without batch normalization and with one minibatch per step; on
+    simulated rows except for candidates with batch normalization. Code that waits for the GPU is not replayed; a
+    warning names the call. Runs of at least 50,000 optimizer steps fuse the kernels of replayed updates by
+    torch.compile, except for a user's network.
     """
     warm_start_model_path: str | None = None
     """Output folder, checkpoint or exported model of an earlier run with the same network and order of actions. Inputs
@@ -76,7 +83,7 @@ class TrainingConfig(Section):
     """Not supported; null only."""
 
     unsupported: ClassVar = {
-        "cnn_parameters": "Image features are not supported; remove the key",
+        "cnn_parameters": "These layers are not supported: images are data.image, their layers training.conv_layers",
         "factorization_parameters": "Factorized parametric networks are not supported; use dueling_architecture for a "
         "state stream",
     }

@@ -35,10 +35,10 @@ class RareOutcomes:
     """Outcomes other than the usual one, if most outcomes are equal: clicks, purchases, failures.
 
     Attributes:
-        unsized: number of events that are too few, for how different their sizes are, to show how large one may be:
+        unsized: number of outcomes that are too few, for how different their sizes are, to show how large one may be:
             all, or those on the side of the usual outcome that has the larger ones; 0 if they show it.
-        expected: number that the evaluated policy would meet if events did not depend on the choice.
-        seen: number that it met: the effective number of weighted events.
+        expected: number that the evaluated policy would meet if rare outcomes did not depend on the choice.
+        seen: number that it met: the effective number of weighted rare outcomes.
     """
 
     unsized: int
@@ -52,10 +52,10 @@ class RareOutcomes:
 def match_rare_outcomes(
     weights: torch.Tensor, outcomes: torch.Tensor, sample_weight: torch.Tensor, *, of_flags: bool = False
 ) -> RareOutcomes | None:
-    """Counts events for weights [n] of outcomes [n]; None if no outcome is more frequent than all others together.
+    """Counts rare outcomes among outcomes [n] with weights [n]; None if no outcome is as frequent as all others.
 
-    Sample weights [n] count for what is usual. A log that holds all events and few other rows has as many events as the
-    whole log.
+    Sample weights [n] count for the usual outcome. A log with all rare outcomes and few other rows has as many rare
+    outcomes as the whole log.
 
     Args:
         weights: importance weights.
@@ -64,15 +64,15 @@ def match_rare_outcomes(
         of_flags: whether outcomes are returns of rewards that are flags: a return of one flag is at most 1.
     """
     distance = _distance_from_usual(outcomes, sample_weight)
-    event = distance != 0
-    if not event.any() or float(sample_weight[event].sum() / sample_weight.sum()) >= _USUAL_SHARE:
+    rare = distance != 0
+    if not rare.any() or float(sample_weight[rare].sum() / sample_weight.sum()) >= _USUAL_SHARE:
         return None
-    sizes = distance[event]
+    sizes = distance[rare]
     are_known = _are_flags(sizes) or (of_flags and bool((sizes.abs() <= 1 + _CERTAIN).all()))
     return RareOutcomes(
         unsized=0 if are_known else _count_unsized(sizes),
-        expected=float(effective_sample_size(weights) * event.double().mean()),
-        seen=float(effective_sample_size((weights * sample_weight)[event])),
+        expected=float(effective_sample_size(weights) * rare.double().mean()),
+        seen=float(effective_sample_size((weights * sample_weight)[rare])),
     )
 
 
@@ -100,20 +100,20 @@ def _weighted_median(values: torch.Tensor, weights: torch.Tensor) -> torch.Tenso
 
 
 def _count_unsized(distance: torch.Tensor) -> int:
-    """Returns RareOutcomes.unsized for the distances [n] of events from the usual outcome."""
+    """Returns RareOutcomes.unsized for the distances [n] of rare outcomes from the usual one."""
     groups = [distance.abs()]
     sides = [-distance[distance < 0], distance[distance > 0]]
     if all(map(len, sides)):
         smaller, larger = sorted(sides, key=torch.mean)
         # Among 10 % purchases, about five lognormal chargebacks that cancel a gain: 9 % of 100 logs of 2 000 rows were
-        # shipped by the rule for all events alone. Neither fees beside purchases nor symmetric noise has a larger side.
+        # shipped by the rule for all of them alone. Fees next to purchases and symmetric noise have no larger side.
         if larger.mean() > _MORE * smaller.mean():
             groups.append(larger)
     return min((len(sizes) for sizes in groups if not _show_largest(sizes)), default=0)
 
 
 def _show_largest(sizes: torch.Tensor) -> bool:
-    """Returns whether sizes [n] of events show how large one may be: they are many, or surely alike."""
+    """Returns whether sizes [n] of rare outcomes show how large one may be: they are many, or surely alike."""
     if len(sizes) >= FEWEST_SIZES:
         return True
     squares = float((sizes / sizes.mean() - 1).square().sum()) + _UNSEEN**2
@@ -223,7 +223,7 @@ class Overlap:
 
     @property
     def scored_unit(self) -> str:
-        """What is scored, in words: a decision where every episode has one row, else an episode."""
+        """The scored unit, in words: a decision where every episode has one row, else an episode."""
         return "episode" if self.horizon > 1 else "decision"
 
 

@@ -48,7 +48,7 @@ def sums_of_page(page: EvaluationRows, gamma: float, names: Sequence[str] = EVER
     first = torch.cat([group[_starts(page.episode[group])] for group in groups])
     if page.sample_weight is not None:
         weight = page.sample_weight[first]
-        sums = sums.weighted(weight / weight.mean())
+        sums = sums.weigh(weight / weight.mean())
     if page.unit is not None:
         sums = replace(sums, unit=torch.unique(page.unit[first], return_inverse=True)[1])
     return sums
@@ -105,5 +105,5 @@ class Draws:
     def _resample(self, sums: EpisodeSums, estimators: Sequence[Estimator]) -> tuple[dict[str, Tensor], ...]:
         bags = self.samples.num_episodes
         of_episode = self.bag if sums.unit is None else self.bag[sums.unit]
-        units = None if bags == sums.num_episodes else sums.joined(of_episode, bags)
+        units = None if bags == sums.num_episodes else sums.join(of_episode, bags)
         return sums.estimates(self.samples.blocks(), estimators, units)

@@ -71,6 +71,7 @@ def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: 
     return ReplaySettings(
         num_envs=num_envs * agents,
         observation_size=spec.observation_size,
+        observation_dtype=spec.observation_dtype,
         num_actions=spec.num_actions,
         action_feature_size=spec.action_feature_size if parametric else 0,
         action_features=spec.action_features if parametric and not spec.candidates else None,
@@ -186,7 +187,7 @@ def tag_of(kind: str, tag: str) -> str:
 
 def training_scalars(source: RolloutSource, group: Group) -> dict[str, float]:
     """Returns the number of environment steps so far, and figures of the episodes that ended since the last call."""
-    episodes, lengths, *returns = group.all_reduce(source.rollout.finished().cpu()).tolist()
+    episodes, lengths, *returns = group.all_reduce(source.rollout.take_finished().cpu()).tolist()
     figures = {"simulation/env_steps": float(source.env_steps), "simulation/episodes": episodes}
     if episodes:
         figures["simulation/training_length/mean"] = lengths / episodes

@@ -6,6 +6,7 @@ large request ─► thread: rows, predict, draw, a part at a time ─► log �
 """
 
 import asyncio
+import base64
 import errno
 import json
 from collections.abc import Iterator, Sequence
@@ -76,7 +77,7 @@ class _DecisionRow:
         return {
             "mdp_id": self.body.mdp_id,
             "sequence_number": self.body.sequence_number,
-            "state_features": _present(self.body.state_features),
+            "state_features": _logged_state(self.body.state_features),
             "action": self.options[self.choice],
             "possible_actions": self.possible,
             "action_probability": self.propensity,
@@ -187,7 +188,7 @@ class Decider:
 
     def _decide(self, batch: _Batch, requests: list[_Request], end: float) -> None:
         """Draws, logs and answers requests."""
-        requests = [request for request in requests if not request.answer.done()]  # or cancelled
+        requests = [request for request in requests if not request.answer.done()]  # or canceled
         try:
             rows = [row for request in requests for row in request.rows]
             units = self._units(batch, [row.body for row in rows], self._rng)
@@ -267,7 +268,7 @@ class Decider:
         self._count_values(batch.bundle, [row for row in rows if len(row.choices)])  # those of large requests are
 
     def _append(self, rows: Sequence[_DecisionRow]) -> list[str]:
-        """Logs drawn rows, and what is known of their units, in one transaction; returns the ids."""
+        """Logs drawn rows, and the state of their units, in one transaction; returns the ids."""
         logged = [row.logged for row in rows if row.logged is not None]
         units = {id(row.unit): row.unit for row in rows if row.unit is not None}
         if self._rollout is None or not units:
@@ -385,6 +386,11 @@ def _decisions(rows: Sequence[_DecisionRow], ids: Iterator[str], versions: dict[
         for row in rows
     ]
     return to_json({"decisions": decisions, **versions})
+
+
+def _logged_state(features: dict[str, Any] | bytes) -> dict[str, Any] | str:
+    """Returns the features that are not null, or the bytes of an image as text."""
+    return base64.b64encode(features).decode() if isinstance(features, bytes) else _present(features)
 
 
 def _present(features: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from reagent_lite.manifest import canonical
 _SETTLED_SECONDS = 1.0
 
 Interface = dict[str, tuple[str, ...]]
-"""Names that a model's clients send and get, by what they name; see `interface_of`."""
+"""Names that a model's clients send and get, by their kind; see `interface_of`."""
 
 
 class ServedModel:
@@ -156,6 +156,8 @@ def interface_of(bundle: Bundle) -> Interface:
 def _features(bundle: Bundle, side: str) -> tuple[str, ...]:
     if not side:
         return ()
+    if side == "state" and bundle.image_shape is not None:
+        return (f"images of {' x '.join(map(str, bundle.image_shape))}",)
     kinds = dict.fromkeys(bundle.levels[side], " (strings)") | {
         name: f" ({feature.expected})" for name, feature in bundle.id_features[side].items()
     }

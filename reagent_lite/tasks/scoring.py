@@ -40,7 +40,7 @@ from reagent_lite.data.rows.typed_columns import (
     typed_column,
 )
 from reagent_lite.errors import ConfigError, Problem, join_names, pluralize, raise_any, suggest_nearest
-from reagent_lite.export.bundle import Bundle, Prediction, load_bundle, parts
+from reagent_lite.export.bundle import Bundle, Prediction, image_of_log, load_bundle, parts
 from reagent_lite.export.newer_items import with_items_of
 from reagent_lite.feature_ids import id_of
 from reagent_lite.item_table import ItemTable
@@ -67,7 +67,14 @@ def open_scoring(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, Log]:
     columns = config.columns or remembered_columns(config.data_path, bundle.columns)
     config = config.model_copy(update={"columns": columns})
     raise_any(list(config.rules()), ConfigError)
-    return bundle, config, Log(config.data_path, columns=columns, items=bundle.items, id_features=bundle.ids_of_log)
+    log = Log(
+        config.data_path,
+        columns=columns,
+        items=bundle.items,
+        id_features=bundle.ids_of_log,
+        image=image_of_log([bundle]),
+    )
+    return bundle, config, log
 
 
 def scored_tables(
@@ -105,7 +112,7 @@ def scored_tables(
                 state_ids.update(rows.state_ids)
                 action_ids.update(rows.candidates.features.ids if rows.candidates else ())
                 others.update(rows.others)
-                yield rows.scored(bundle, rng, all_scores=config.all_scores)
+                yield rows.score(bundle, rng, all_scores=config.all_scores)
     for feature, count in others.items():
         logger.warning(f"feature {feature}: {pluralize(count, 'value')} without a column in the model")
     where = location(config.data_path)
@@ -117,7 +124,8 @@ def scored_tables(
 def _require_features(kind: str, reads: Iterable[int], given: Iterable[int], where: str) -> None:
     """Raises a DataError if rows have no column for a feature that the model reads; a column of nulls is enough."""
     names = sorted(map(str, given))
-    missing = [str(feature) for feature in reads if str(feature) not in names]
+    present = set(names)
+    missing = [str(feature) for feature in reads if str(feature) not in present]
     got = f"features {join_names(names)}" if names else "none"
     problems = []
     for name in missing:
@@ -135,7 +143,7 @@ class _PredictedRows:
         keys: columns of _KEYS, and columns to keep.
         state_ids: ids of the block's state features.
         candidates: None with named actions.
-        texts: texts of candidates' features by code.
+        texts: strings of candidates' features by code.
         others: {feature: number of values without a column in the model}.
         items: [candidates] id of each; None for candidates without ids.
         prediction: the prediction of the model.
@@ -150,9 +158,9 @@ class _PredictedRows:
     items: pa.Array | None
     prediction: Prediction
 
-    def scored(self, bundle: Bundle, rng: np.random.Generator | None, *, all_scores: bool) -> pa.Table:
+    def score(self, bundle: Bundle, rng: np.random.Generator | None, *, all_scores: bool) -> pa.Table:
         q = self.prediction.q
-        index, probability = (self.prediction.greedy, np.ones(len(q))) if rng is None else self._drawn(rng)
+        index, probability = (self.prediction.greedy, np.ones(len(q))) if rng is None else self._draw(rng)
         undecided = index < 0
         column = np.maximum(index, 0)
         columns = {
@@ -166,7 +174,7 @@ class _PredictedRows:
             columns["scores"] = self._scores(bundle)
         return pa.table(columns)
 
-    def _drawn(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def _draw(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Returns drawn indices and their probabilities, added up over equal candidates: a log has only features."""
         index, probability = self.prediction.draw(rng)
         if self.candidates is None:

@@ -113,7 +113,7 @@ class EventLog(SpooledLog[PairedEvents]):
 
     @property
     def readers(self) -> dict[str, Reader]:
-        """Readers of what training reads, dates, extra columns of the config, and hashes of item tables."""
+        """Readers of the training columns, dates, extra columns of the config, and hashes of item tables."""
         columns = (*TRAINING_COLUMNS, "ds", *self.contract.extra)
         return readers_of(columns) | {".parquet": readers_of((*columns, "items"))[".parquet"]}
 
@@ -397,7 +397,7 @@ class EventLog(SpooledLog[PairedEvents]):
         present = np.zeros(len(columns), bool)
         for spool, rows in used:
             for values in self.spools[spool].gather_rows(rows):
-                present |= ~np.isnan(values).all(axis=0)
+                present |= ~np.isnan(values).all(axis=0) if values.dtype == np.float32 else True
         for name in itertools.compress(names, ~present):
             del columns[name]
 

@@ -62,7 +62,7 @@ MATRICES: dict[str, tuple[DTypeLike, str]] = {
 NEARLY_ALL = 0.95
 """Share of rows with a single candidate from which there is nothing to choose in a log."""
 _NOT_IN_ROWS = {"origin_file", "origin_line", "episode"}  # vectors that `spool` computes
-_RECORD = (0, 1, 2, 3)  # columns of what `list_records` returns
+_RECORD = (0, 1, 2, 3)  # columns of the result of `list_records`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class SpooledLog(ABC, Generic[T]):
         actions: names of discrete actions; None for parametric ones.
         keys: {kind of columns: {key: column}}. Keys are feature ids of states and candidates, names of metrics, numbers
             of actions ("choice"), and columns of `list_records`.
-        vocabulary: texts of features.
+        vocabulary: strings of features.
         counts: as in TrainingCopy, once the arrays are written.
         report: rows read and left out of a log of events, as in the manifest; empty for transitions.
     """
@@ -112,6 +112,9 @@ class SpooledLog(ABC, Generic[T]):
             **{name: Spool(folder / f"{name}.spool", dtype) for name, dtype in self.vectors.items()},
             **{name: Spool(folder / f"{name}.spool", dtype, self.keys[key]) for name, (dtype, key) in MATRICES.items()},
         }
+        if log.image is not None:
+            for name in ("state", "next_state"):
+                self.spools[name] = Spool(folder / f"{name}.spool", np.uint8, self.keys["state"])
         self.vocabulary = Vocabulary()
         self._mdp_ids = TextSpool(folder / "mdp_ids.spool")
         self.num_rows = 0
@@ -181,16 +184,16 @@ class SpooledLog(ABC, Generic[T]):
             self.counts["ids_left_out"] += rows.faults.ids_left_out
 
     def learn_texts(self, rows: Rows) -> None:
-        """Adds the texts of features of a block.
+        """Adds the strings of features of a block.
 
         Raises:
-            DataError: a feature with numbers in some rows and texts in others.
+            DataError: a feature with numbers in some rows and strings in others.
         """
         self.vocabulary.add(rows.faults.levels)
         texts: dict[str, set[int]] = {"state": set(), "action": set()}
         for column, levels in rows.faults.levels.items():
             texts[SIDE_OF[column]] |= levels.keys()
-        for matrix in (rows.state, rows.next_state):
+        for matrix in (rows.state, rows.next_state) if self.log.image is None else ():
             self.vocabulary.require_one_kind("state", matrix, texts["state"], rows.block)
         for lists in (rows.lists, rows.next_lists):
             if lists is not None:
@@ -341,9 +344,9 @@ def _of_shared_pairs(log: Log, count: int) -> tuple[str, ...]:
     )
 
 
-def _canonical(values: NDArray[np.float32]) -> NDArray[np.float32]:
+def _canonical(values: NDArray[Any]) -> NDArray[Any]:
     """Sets every NaN to the same bits, so that rows can be compared by their bits."""
-    absent = np.isnan(values)
+    absent = np.isnan(values) if values.dtype == np.float32 else np.zeros(0, bool)
     return np.where(absent, np.float32(np.nan), values) if absent.any() else values
 
 

@@ -25,7 +25,7 @@ from reagent_lite.data.formats.blocks import num_threads
 from reagent_lite.data.rows.levels import MOST_LEVELS, most_frequent
 from reagent_lite.errors import ConfigError, Problem, join_names, pluralize, raise_any, suggest_nearest
 from reagent_lite.feature_ids import id_of
-from reagent_lite.types import FIRST_ROW, Embedding, FeatureSpec, FeatureType, NormalizationSpec
+from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 VERSION = 2
 """Raised when the same rows give other parameters, so that older normalizations are fitted again."""
@@ -89,7 +89,7 @@ def fit_columns(
         results[name] += fits
     return {
         name: Fitted(
-            spec=NormalizationSpec.ordered({spec.feature_id: spec for spec, _, _ in fits}),
+            spec=NormalizationSpec.from_features({spec.feature_id: spec for spec, _, _ in fits}),
             notes=tuple(note for _, _, notes in fits for note in notes),
             statistics={
                 "rows": columns[name].rows,
@@ -146,14 +146,7 @@ def _embedding(
         feature_id=feature,
         feature_type=FeatureType.EMBEDDING,
         possible_values=listed,
-        embedding=Embedding(
-            table=table,
-            rows=FIRST_ROW + (section.buckets or len(listed)),
-            dim=section.dim,
-            length=section.length,
-            pooling=section.pooling,
-            scores=section.scores,
-        ),
+        embedding=section.form(str(feature), len(listed)),
     )
     is_other = ~np.isin(ids.codes, np.array(listed, np.float32))
     other = int(ids.counts[is_other].sum()) if section.buckets is None else 0
@@ -225,7 +218,7 @@ def _fit(
 def _fit_category(
     column: ColumnSummary, settings: NormParams, override: FeatureType | None, where: str, feature_id: int
 ) -> tuple[FeatureSpec, dict[str, Any], list[str]] | Problem:
-    """Returns the most frequent texts as levels, in the order of the texts; see `_fit`."""
+    """Returns the most frequent strings as levels, in the order of the strings; see `_fit`."""
     count = column.features[feature_id].moments.count
     counts = column.levels[feature_id]
     if override not in (None, FeatureType.ENUM):

@@ -1,4 +1,4 @@
-"""Normalization files in the encoding of 2019: read, checked and written.
+"""Normalization files in the encoding of ReAgent 2019: read, checked and written.
 
 file ─► read_normalization ─► NormalizationSpec ─► write_normalization ─► file
 """
@@ -13,6 +13,7 @@ from pydantic import Field
 
 from reagent_lite.categories import MOST_CHARACTERS, code_of
 from reagent_lite.config.embedding_config import LARGEST_TABLE
+from reagent_lite.config.image_config import ImageConfig
 from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.data.features.feature_types import FEATURE_TYPES
@@ -51,10 +52,11 @@ class _Parameters(Section):
     min_value: float = 0.0
     max_value: float = 1.0
     embedding: _Table | None = None
+    image: ImageConfig | None = None
 
 
 def read_normalization(path: str) -> NormalizationSpec:
-    """Reads a normalization file: `{"<feature id>": parameters}`, each a JSON string (2019) or a plain object.
+    """Reads a normalization file: `{"<feature id>": parameters}`, each a JSON string (ReAgent 2019) or a plain object.
 
     Args:
         path: local path (`~` is expanded) or URL of an allowed protocol.
@@ -83,7 +85,7 @@ def parse_normalization(document: Mapping[str, object], *, where: str) -> Normal
             problems.append(Problem(where_feature, "one entry per feature id", f"{feature.feature_id} a second time"))
         features[feature.feature_id] = feature
     raise_any(problems)
-    return NormalizationSpec.ordered(features)
+    return NormalizationSpec.from_features(features)
 
 
 def _document(path: str) -> dict[str, object]:
@@ -142,7 +144,11 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
         got = "nothing" if parameters.embedding is None else f"one of {name}"
         raise DataError(Problem(f"{where}: embedding", f"a table of {FeatureType.EMBEDDING}", got))
     table = None if parameters.embedding is None else Embedding(**parameters.embedding.model_dump())
-    numbers = {**parameters.model_dump(exclude={"embedding"}), "embedding": table}
+    if (parameters.image is not None) != (name == FeatureType.IMAGE):
+        got = "nothing" if parameters.image is None else f"one of {name}"
+        raise DataError(Problem(f"{where}: image", f"the shape of an {FeatureType.IMAGE}", got))
+    image = None if parameters.image is None else parameters.image.image
+    numbers = {**parameters.model_dump(exclude={"embedding", "image"}), "embedding": table, "image": image}
     feature = FeatureSpec(feature_id=identity, feature_type=FeatureType(name), **numbers)
     rule = FEATURE_TYPES[feature.feature_type]
     expected = f"a value, which {feature.feature_type} needs"
@@ -169,7 +175,7 @@ def _level_faults(name: object, parameters: _Parameters, where: str) -> Iterator
 
 
 def normalization_json(spec: NormalizationSpec) -> dict[str, str]:
-    """Returns the 2019 file's content: feature id → JSON string of its parameters, null where there is none."""
+    """Returns the content of the file: feature id → JSON string of its parameters, null where there is none."""
     return {str(feature.feature_id): json.dumps(_encode_feature(feature), allow_nan=False) for feature in spec.features}
 
 
@@ -177,8 +183,10 @@ def _encode_feature(feature: FeatureSpec) -> dict[str, object]:
     written: dict[str, object] = {"feature_type": feature.feature_type}
     for key, default in _Parameters().model_dump().items():
         value = getattr(feature, key)
-        if key in ("levels", "embedding") and not value:  # a file without categories stays as it was in 2019
+        if key in ("levels", "embedding", "image") and not value:  # a file of numbers stays as it was in ReAgent 2019
             continue
+        if key == "image":
+            value = ImageConfig.of(value).model_dump(exclude_none=True)
         if key == "embedding":
             value = asdict(value)
         used = key in (*FEATURE_TYPES[feature.feature_type].needs, "mean", "stddev", "min_value", "max_value")
@@ -187,7 +195,7 @@ def _encode_feature(feature: FeatureSpec) -> dict[str, object]:
 
 
 def write_normalization(file: Path, spec: NormalizationSpec) -> None:
-    """Writes a normalization file in the encoding of 2019, whole or not at all; reading it gives the same spec.
+    """Writes a normalization file in the encoding of ReAgent 2019, whole or not at all; reading it gives the same spec.
 
     Raises:
         DataError: the file cannot be written.

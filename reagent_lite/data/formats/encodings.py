@@ -67,7 +67,20 @@ def csv_cells(table: pa.Table) -> pa.Table:
 
 
 def _columns(table: pa.Table) -> dict[str, pa.Array]:
-    return {name: table[name].combine_chunks() for name in table.column_names}
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    return {name: _as_lists(array) if _is_image(name, array) else array for name, array in columns.items()}
+
+
+def _is_image(name: str, array: pa.Array) -> bool:
+    return kind_of_column(name) == "features" and bool(pa.types.is_fixed_size_binary(array.type))
+
+
+def _as_lists(images: pa.Array) -> pa.Array:
+    """Returns images of bytes as lists of integers, null where they are null."""
+    numbers = pc.fill_null(images, bytes(images.type.byte_width)).cast(pa.binary())
+    pixels = pa.array(np.frombuffer(b"".join(numbers.to_pylist()), np.uint8))
+    offsets = pa.array(np.arange(len(images) + 1, dtype=np.int32) * images.type.byte_width)
+    return pa.ListArray.from_arrays(offsets, pixels, mask=images.is_null())
 
 
 def _require_strings(name: str, array: pa.Array) -> None:
@@ -111,7 +124,7 @@ def _texts(array: pa.Array) -> pa.Array:
 
 
 def _numbers(array: pa.Array) -> pa.Array:
-    """Returns the shortest texts that read back as the same numbers, null for NaN."""
+    """Returns the shortest strings that read back as the same numbers, null for NaN."""
     if pc.any(pc.is_inf(array)).as_py():
         raise DataError(Problem("a column that is copied as it is", "numbers that JSON has", "infinity"))
     texts = pc.if_else(pc.is_nan(array), None, array.cast(pa.string()))
@@ -126,7 +139,7 @@ def _by_distinct(strings: pa.Array) -> pa.Array:
 
 
 def _join_texts(opening: str, array: pa.Array, elements: pa.Array, closing: str) -> pa.Array:
-    """Returns the texts of lists or maps, whose elements are texts, null where `array` is."""
+    """Returns the strings of lists or maps, whose elements are strings, null where `array` is."""
     offsets = pc.subtract(array.offsets, array.offsets[0])
     texts = pc.binary_join(pa.ListArray.from_arrays(offsets, elements), ",")
     return pc.binary_join_element_wise(opening, pc.if_else(array.is_valid(), texts, None), closing, "")

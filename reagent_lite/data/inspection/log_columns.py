@@ -83,7 +83,7 @@ class LogColumn:
 
     @property
     def is_answers(self) -> bool:
-        """Whether values are texts that say yes or no."""
+        """Whether values are strings that say yes or no."""
         return self.kind == "text" and all(text.strip().lower() in ANSWERS for text in self.counts)
 
     @property
@@ -121,14 +121,14 @@ class LogColumn:
 
     @property
     def is_numerals(self) -> bool:
-        """Whether values are strings that look like numbers or times; texts of digits alone may be codes."""
+        """Whether values are strings that look like numbers or times; strings of digits alone may be codes."""
         return self.kind == "text" and all(
             NUMERAL.fullmatch(text) and not (text.isascii() and text.isdigit()) for text in self.counts
         )
 
     @property
     def is_category(self) -> bool:
-        """Whether values are texts, each in several rows, and nearly all of them are among a few."""
+        """Whether values are strings, each in several rows, and nearly all of them are among a few."""
         if self.kind != "text" or self.is_numerals or max(map(len, self.counts)) > MOST_CHARACTERS:
             return False
         of_levels = sum(list(self.counts.values())[:MOST_LEVELS])
@@ -200,6 +200,16 @@ def _column(name: str, values: Values, counts: Counter[str], given: Raw | None) 
         column = RawColumn.of(raw)
         values = [column.read(value)[0] for value in values]
         counts = Counter(write_value(value) for value in values if value is not None) if column.map else counts
+    return LogColumn(name=name, kind=_kind_of_values(values), values=values, counts=dict(counts.most_common()), raw=raw)
+
+
+def column_of_values(name: str, values: Values) -> LogColumn:
+    """Returns the values of a feature in maps as a column; they are read as they are."""
+    counts = Counter(write_value(value) for value in values if value is not None)
+    return LogColumn(name=name, kind=_kind_of_values(values), values=values, counts=dict(counts.most_common()))
+
+
+def _kind_of_values(values: Values) -> ValueKind:
     kinds = {_kind(type_) for type_ in set(map(type, values)) - {type(None)}}
     kind: ValueKind = "empty"
     if len(kinds) == 1:
@@ -210,7 +220,7 @@ def _column(name: str, values: Values, counts: Counter[str], given: Raw | None) 
         kind = "mixed"
     if kind == "text" and all(microseconds_of(value) is not None for value in values if value is not None):
         kind = "time"
-    return LogColumn(name=name, kind=kind, values=values, counts=dict(counts.most_common()), raw=raw)
+    return kind
 
 
 def _kind(of: type) -> ValueKind:
