@@ -4,31 +4,31 @@ page ─► limit: rows ─► terms of each episode (rl.sums.EpisodeSums) ─�
 """
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.errors import pluralize
 from reagent_lite.evaluation.calibration import Calibration
-from reagent_lite.evaluation.evaluation_rows import EvaluationRows, episode_groups, tables_of
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.hidden_cause import HiddenCause
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import (
     Overlap,
     RareOutcomes,
+    are_flags,
     match_rare_outcomes,
     measure_overlap,
     outlying_outcomes,
 )
+from reagent_lite.evaluation.page_sums import Draws, limit, sums_of_page
 from reagent_lite.evaluation.segment import StateFeatures
-from reagent_lite.evaluation.shared_draws import Repeats, SharedDraws, is_sorted, shared_draws
+from reagent_lite.evaluation.shared_draws import SharedDraws, find_shared_draws
 from reagent_lite.evaluation.verdict import (
     Reasoned,
     Verdict,
@@ -42,7 +42,7 @@ from reagent_lite.evaluation.verdict import (
     with_calibration,
 )
 from reagent_lite.memory import give_back_memory
-from reagent_lite.rl.bootstrap import Resamples, percentile_interval, resamples
+from reagent_lite.rl.bootstrap import percentile_interval
 from reagent_lite.rl.estimators import (
     CHEAP_ESTIMATORS,
     ESTIMATORS,
@@ -52,7 +52,7 @@ from reagent_lite.rl.estimators import (
     logged_rewards,
     mean_return,
     mean_reward,
-    mean_weight,
+    simpler_evidence,
 )
 from reagent_lite.rl.likelihood import Alternatives, Contributions, Question, intervals
 from reagent_lite.rl.sums import EVERY, OF_LOG, EpisodeSums, Estimator, Evidence
@@ -62,14 +62,7 @@ ESTIMATE: Final = 'evaluation.propensities to "estimate"'
 WEIGHTED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estimator.weighted)
 MODELED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estimator.model)
 
-# Limits of a group of episodes, padding included; a longer episode is a group of its own.
-_GROUP_ROWS = 2**17
-_GROUP_BYTES = 2**24
 _OUTCOMES_AT_ONCE = 32
-# More episodes are drawn in so many bags of equal size: the deviation of a resampled mean is off by 0.7 % then, by
-# 2.2 % with the fewest bags, which limit memory if episodes are long.
-_MOST_BAGS = 10_000
-_FEWEST_BAGS = 1_000
 _CHECKS = {False: "Self_Normalized_IPS_Reward", True: "Weighted_Per_Decision_Importance_Sampling"}
 """The weighted estimate that checks an estimate by a model alone; the key is `Estimator.sequential`."""
 _CHECK_OF_CUT: Final = "Weighted_Sequential_Doubly_Robust"
@@ -215,41 +208,53 @@ class CPEResult:
         return self.overlap is not None and (self.gamma == 0 or self.overlap.horizon == 1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageSettings:
+    """Settings of the evaluation of a page, and what is known about its log and policy.
+
+    Attributes:
+        gamma: discount per step.
+        config: horizon, level, range of rewards and number of resamples.
+        missing: result of missing_estimates: these estimates are undefined and not to be used.
+        calibration: calibration of the propensities, if they are estimated.
+        features: state features of the rows that `page.number` names; None if they are unknown.
+    """
+
+    gamma: float
+    config: EvaluationConfig
+    missing: Mapping[str, str] = field(default_factory=dict)
+    calibration: Calibration | None = None
+    features: StateFeatures | None = None
+
+
 def evaluate_reward(
     page: EvaluationRows,
+    settings: PageSettings,
     *,
-    gamma: float,
-    config: EvaluationConfig,
     generator: torch.Generator,
     estimator: Estimator,
-    missing: Mapping[str, str],
-    calibration: Calibration | None,
-    features: StateFeatures | None,
     shared: SharedDraws,
 ) -> tuple[ReturnOrReward, Overlap]:
     """Evaluates the page's policy for the reward by one weighted estimator without a model.
 
     Args:
         page: a row or more, and none beyond the horizon.
-        gamma: as in `evaluate_page`, like all arguments that are not listed otherwise.
-        config: the same.
-        generator: the same.
+        settings: settings of the evaluation.
+        generator: draws the resamples; on the CPU.
         estimator: the estimator; the others are undefined.
-        missing: the same.
-        calibration: the same.
-        features: the same.
         shared: result of `find_shared_draws` for the whole log.
     """
+    config = settings.config
     others = (name for name in ESTIMATORS if name != estimator.name)
-    missing = {**missing, **dict.fromkeys(others, "not asked for")}
+    missing = {**settings.missing, **dict.fromkeys(others, "not asked for")}
     page = page.only(0, 1)
     alternatives = _alternatives(page)
-    sums = sums_of_page(page, gamma, OF_LOG)
-    (samples,) = _Draws.of(page, config, generator).estimates(sums, missing)
+    sums = sums_of_page(page, settings.gamma, OF_LOG)
+    (samples,) = Draws.of(page, config, generator).estimates(sums, missing)
     overlap = replace(
         measure_overlap(page, sums, samples["mean_weight"], alternatives, config),
-        calibration=calibration,
-        untried_segment=_untried_segment(page, alternatives, features),
+        calibration=settings.calibration,
+        untried_segment=_untried_segment(page, alternatives, settings.features),
         shared_draws=shared,
     )
     give_back_memory()
@@ -265,13 +270,9 @@ def evaluate_reward(
 
 def evaluate_page(
     page: EvaluationRows,
+    settings: PageSettings,
     *,
-    gamma: float,
-    config: EvaluationConfig,
     generator: torch.Generator,
-    missing: Mapping[str, str] | None = None,
-    calibration: Calibration | None = None,
-    features: StateFeatures | None = None,
     left_out: int = 0,
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> CPEResult:
@@ -282,32 +283,33 @@ def evaluate_page(
 
     Args:
         page: rows of episodes that the policy's models were not fitted to.
-        gamma: discount per step.
-        config: horizon, level, range of rewards and number of resamples.
+        settings: settings of the evaluation.
         generator: draws the resamples; on the CPU.
-        missing: result of missing_estimates: these estimates are undefined and not to be used.
-        calibration: calibration of the propensities, if they are estimated.
-        features: state features of the rows that `page.number` names; None if they are unknown.
         left_out: number of the log's episodes that are not on the page because of config.max_episodes.
         show: called with the number of outcomes done and the number of all outcomes.
     """
-    missing = missing or {}
+    config = settings.config
+    missing = settings.missing
     weighted = not set(WEIGHTED) <= set(missing)
     page, beyond = limit(page, config)
     outcomes: list[OutcomeResult] = []
     overlap = None
+    hidden_cause = None
     if len(page):
-        shared = find_shared_draws(page, features)
+        if weighted and len(page.lengths) == len(page):
+            hidden_cause = _hidden_cause(page)
+        shared = find_shared_draws(page, settings.features)
         alternatives = _alternatives(page)
-        draws = _Draws.of(page, config, generator)
+        draws = Draws.of(page, config, generator)
+        give_back_memory()
         for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
             part = page.only(first, first + _OUTCOMES_AT_ONCE)
-            sums = sums_of_page(part, gamma, OF_LOG if set(MODELED) <= set(missing) else EVERY)
+            sums = sums_of_page(part, settings.gamma, OF_LOG if set(MODELED) <= set(missing) else EVERY)
             samples = draws.estimates(sums, missing)
             overlap = overlap or replace(
                 measure_overlap(page, sums, samples[0]["mean_weight"], alternatives, config),
-                calibration=calibration,
-                untried_segment=_untried_segment(page, alternatives, features),
+                calibration=settings.calibration,
+                untried_segment=_untried_segment(page, alternatives, settings.features),
                 shared_draws=shared,
             )
             give_back_memory()
@@ -337,11 +339,11 @@ def evaluate_page(
         outcomes=tuple(outcomes),
         overlap=overlap,
         weighted=weighted,
-        gamma=gamma,
+        gamma=settings.gamma,
         level=config.level,
         num_episodes_left_out=left_out,
         num_rows_beyond_horizon=beyond,
-        hidden_cause=_hidden_cause(page) if overlap is not None and overlap.horizon == 1 and weighted else None,
+        hidden_cause=hidden_cause,
     )
 
 
@@ -354,12 +356,14 @@ class _Observed:
         outcomes: [n] outcomes, or discounted sums of them.
         counts: [n] relative sample weights.
         unexplained: result of _measure_unexplained; empty if it is unknown.
+        of_flags: whether the rewards that episodes add up are flags; false for rows.
     """
 
     weights: Tensor
     outcomes: Tensor
     counts: Tensor
     unexplained: Mapping[bool, float]
+    of_flags: bool = False
 
     @classmethod
     def of_rows(cls, page: EvaluationRows, outcome: int) -> "_Observed":
@@ -373,7 +377,7 @@ class _Observed:
             return of_rows
         counts = sums.per_episode("episodes", outcome)
         returns = sums.per_episode("discounted_reward", outcome) / counts
-        return cls(sums.episode_weights, returns, counts, {})
+        return cls(sums.episode_weights, returns, counts, {}, are_flags(of_rows.outcomes, of_rows.counts))
 
     @classmethod
     def of_both(cls, page: EvaluationRows, sums: EpisodeSums, outcome: int) -> tuple["_Observed", "_Observed"]:
@@ -382,7 +386,7 @@ class _Observed:
 
     @cached_property
     def events(self) -> RareOutcomes | None:
-        return match_rare_outcomes(self.weights, self.outcomes, self.counts)
+        return match_rare_outcomes(self.weights, self.outcomes, self.counts, of_flags=self.of_flags)
 
     @cached_property
     def outlying(self) -> str:
@@ -398,46 +402,6 @@ class _Observed:
 def _alternatives(page: EvaluationRows) -> Alternatives:
     alternatives = Alternatives.of(page.at_logged(page.model_propensities), page.propensity)
     return replace(alternatives, wanted=alternatives.wanted * page.relative_sample_weight)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Draws:
-    """Resamples of episodes, of units of episodes, or of bags of many of these.
-
-    Attributes:
-        samples: resamples of the bags.
-        bag: [units] bag of each unit.
-    """
-
-    samples: Resamples
-    bag: Tensor
-
-    @classmethod
-    def of(cls, page: EvaluationRows, config: EvaluationConfig, generator: torch.Generator) -> "_Draws":
-        count = len(page.lengths) if page.unit is None else len(torch.unique(page.unit))
-        bags = _bags(count, len(page), int(page.lengths.max()))
-        # resamples of one unit are all alike: no interval rather than one of width 0
-        samples = resamples(bags, config.bootstrap_resamples if count > 1 else 0, generator)
-        bag = torch.arange(bags) if bags == count else torch.randperm(count, generator=generator) % bags
-        return cls(samples=samples, bag=bag)
-
-    def estimates(self, sums: EpisodeSums, missing: Mapping[str, str]) -> tuple[dict[str, Tensor], ...]:
-        """Returns the estimates of EpisodeSums.estimates of all estimators but the missing ones.
-
-        If every interval comes from the likelihood, only the mean weight is resampled.
-        """
-        estimators = [estimator for estimator in (*LOGGED, *ESTIMATORS.values()) if estimator.name not in missing]
-        if all(estimator.evidence is not None or estimator is mean_weight for estimator in estimators):
-            whole = sums.estimates([torch.ones(1, sums.num_episodes, dtype=torch.uint8)], estimators)
-            weights = sums.only(mean_weight.takes)
-            return tuple(map(operator.or_, whole, self._resample(weights, [mean_weight])))
-        return self._resample(sums, estimators)
-
-    def _resample(self, sums: EpisodeSums, estimators: Sequence[Estimator]) -> tuple[dict[str, Tensor], ...]:
-        bags = self.samples.num_episodes
-        of_episode = self.bag if sums.unit is None else self.bag[sums.unit]
-        units = None if bags == sums.num_episodes else sums.join(of_episode, bags)
-        return sums.estimates(self.samples.blocks(), estimators, units)
 
 
 def _hidden_cause(page: EvaluationRows) -> HiddenCause:
@@ -481,90 +445,25 @@ def _untried_segment(page: EvaluationRows, alternatives: Alternatives, features:
     return features.describe(page.number[own_rows].numpy(), inside[own_rows].numpy())
 
 
-def find_shared_draws(page: EvaluationRows, features: StateFeatures | None) -> SharedDraws:
-    """Returns which rows share draws of the action; in a log of several machines, of the first process's rows.
-
-    Args:
-        page: the scored rows.
-        features: state features of the rows; without them the order of the file is unknown, and nothing is found.
-    """
-    if features is None or page.number is None:
-        return SharedDraws()
-    index = _file_order(page.number, features)
-    if not len(index):
-        return SharedDraws()
-    context = torch.from_numpy(features.context(page.number[index].numpy())) if features.ids else None
-    episode = page.episode[index]
-    unit = episode if page.unit is None else page.unit[index]
-    ordered = any(is_sorted(column, index) for column in (page.action, page.outcomes[:, 0], page.propensity))
-    # estimated propensities leave out what a logger learned meanwhile, which repeats actions too
-    are_logged = page.predicted_reward is None and bool((page.action != page.action[0]).any())
-    return shared_draws(
-        # s (w - 1) has expectation 0, w - 1 only in a log of which no row was dropped
-        (page.relative_sample_weight * (page.weight - 1))[index],
-        episode,
-        unit,
-        context,
-        repeats=repeats_of(page, index) if are_logged else None,
-        is_sorted=ordered,
-    )
-
-
-def repeats_of(page: EvaluationRows, index: Tensor) -> Repeats:
-    """Returns the function for `shared_draws`, given the indices of the log's rows, [n]."""
-    counts = page.relative_sample_weight
-
-    def repeats(earlier: Tensor, later: Tensor) -> Tensor:
-        action = page.action[index[earlier]]
-        rows = index[later]
-        difference = (page.action[rows] == action) / page.propensity[rows] - 1
-        return torch.where(page.mask[rows, action], counts[rows] * difference, 0.0)
-
-    return repeats
-
-
-def _file_order(number: Tensor, features: StateFeatures) -> Tensor:
-    """Returns the indices of the first process's rows in the order of the files, given all rows' numbers [N]."""
-    index_of = torch.full((max(int(number.max()), -1) + 1,), -1)
-    numbered = (number >= 0).nonzero().squeeze(1)
-    index_of[number[numbered]] = numbered
-    index = index_of[index_of >= 0]
-    position = features.position(number[index].numpy())
-    if (position[1:] >= position[:-1]).all():
-        return index
-    return index[torch.from_numpy(np.argsort(position, kind="stable"))]
-
-
-def estimates_of_page(
-    page: EvaluationRows, *, gamma: float, config: EvaluationConfig, missing: Mapping[str, str]
-) -> dict[str, float]:
+def estimates_of_page(page: EvaluationRows, settings: PageSettings) -> dict[str, float]:
     """Returns every estimate but MAGIC, without intervals, by tag: {`CPE/{outcome}/{estimator}`: value}.
 
     Used during training, before anything is decided. The arguments are those of evaluate_page.
     """
-    page, _ = limit(page, config)
+    page, _ = limit(page, settings.config)
     tags: dict[str, float] = {}
     if not len(page):
         return tags
     for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
         part = page.only(first, first + _OUTCOMES_AT_ONCE)
-        sums = sums_of_page(part, gamma)
+        sums = sums_of_page(part, settings.gamma)
         whole = torch.ones(1, sums.num_episodes, dtype=torch.uint8)
         for name, estimates in zip(part.names, sums.estimates([whole], (*LOGGED, *CHEAP_ESTIMATORS)), strict=True):
-            keys = [estimator.name for estimator in CHEAP_ESTIMATORS if estimator.name not in missing]
+            keys = [estimator.name for estimator in CHEAP_ESTIMATORS if estimator.name not in settings.missing]
             tags |= {f"CPE/{name}/{key}": float(estimates[key]) for key in keys}
             tags[f"CPE/{name}/Logged_Reward"] = float(estimates[mean_reward.name])
             tags[f"CPE/{name}/Logged_Return"] = float(estimates[mean_return.name])
     return {tag: value for tag, value in tags.items() if math.isfinite(value)}
-
-
-def effective_episodes(page: EvaluationRows, *, gamma: float, config: EvaluationConfig) -> float:
-    """Returns only Overlap.effective_episodes; the arguments are those of evaluate_page."""
-    page, _ = limit(page, config)
-    if not len(page):
-        return 0.0
-    sums = sums_of_page(page.only(0, 1), gamma)
-    return float(sums.effective_episodes()[sums.effective_horizon])
 
 
 def missing_estimates(*, rows: int, without_propensity: int, unfitted: str, unestimated: str = "") -> dict[str, str]:
@@ -615,43 +514,6 @@ def _difference(model: Estimate, against: Estimate, figure: Interval) -> Estimat
     return replace(model, figure=figure, normalized=math.nan, difference=figure, verdict=worse.verdict, reason=reason)
 
 
-def limit(page: EvaluationRows, config: EvaluationConfig) -> tuple[EvaluationRows, int]:
-    """Returns the page of the first config.max_horizon rows of each episode, and how many others are left out."""
-    beyond = int((page.lengths - config.max_horizon).clamp(min=0).sum())
-    if not beyond:
-        return page, 0
-    return page.rows((page.position < config.max_horizon).nonzero().squeeze(1)), beyond
-
-
-def _bags(episodes: int, rows: int, horizon: int) -> int:
-    """Returns in how many bags episodes are drawn: as many as there are, if these are few.
-
-    Sums by step of all bags take no more memory than those of the rows, or than 1 000 bags of the longest length.
-    """
-    return episodes if episodes <= _MOST_BAGS else min(_MOST_BAGS, max(_FEWEST_BAGS, rows // horizon))
-
-
-def sums_of_page(page: EvaluationRows, gamma: float, names: Sequence[str] = EVERY) -> EpisodeSums:
-    """Returns the terms of a page's episodes."""
-    # the rows of a group are copied: without a limit in bytes, many choices or outcomes would double the page
-    groups = episode_groups(page.lengths, max_cells=min(_GROUP_ROWS, max(1, _GROUP_BYTES // page.row_bytes)))
-    sums = EpisodeSums.of((tables_of(page.rows(group), gamma) for group in groups), names)
-    if page.unit is None and page.sample_weight is None:
-        return sums
-    first = torch.cat([group[_starts(page.episode[group])] for group in groups])
-    if page.sample_weight is not None:
-        weight = page.sample_weight[first]
-        sums = sums.weigh(weight / weight.mean())
-    if page.unit is not None:
-        sums = replace(sums, unit=torch.unique(page.unit[first], return_inverse=True)[1])
-    return sums
-
-
-def _starts(episode: Tensor) -> Tensor:
-    """Returns the indices of the first row of each episode, [n], given a code per row."""
-    return torch.cat((torch.ones(1, dtype=torch.bool), episode[1:] != episode[:-1])).nonzero().squeeze(1)
-
-
 def _bases(
     sums: EpisodeSums,
     outcome: int,
@@ -673,7 +535,11 @@ def _bases(
         values: outcome of each scored row.
     """
     contributions: dict[Evidence, Contributions] = {}
-    logged = {False: logged_rewards(sums, outcome).outcome, True: logged_returns_of(sums, outcome).outcome}
+    same = simpler_evidence(sums, outcome) if sums.num_episodes == len(values) else {}
+    logged = {
+        sequential: float(evidence(sums, outcome).outcome.mean())
+        for sequential, evidence in ((False, logged_rewards), (True, logged_returns_of))
+    }
     bases = {}
     for estimator in (*LOGGED, *ESTIMATORS.values()):
         name = estimator.name
@@ -681,10 +547,10 @@ def _bases(
             undefined = torch.full_like(samples[mean_reward.name], torch.nan)
             bases[name] = IntervalInput(samples=undefined, question=None, missing=missing[name])
             continue
-        evidence = estimator.evidence
+        evidence = None if estimator.evidence is None else same.get(estimator.evidence, estimator.evidence)
         if evidence is not None and evidence not in contributions:
             contribution = evidence(sums, outcome)
-            shift = float((logged[estimator.sequential] - contribution.outcome).mean())
+            shift = logged[estimator.sequential] - float(contribution.outcome.mean())
             if sums.unit is not None:
                 contribution = contribution.join(sums.unit)
             if bounds is not None:
@@ -692,8 +558,7 @@ def _bases(
             if estimator.weighted:
                 of_row = None if estimator.sequential else (float(values.min()) - shift, float(values.max()) - shift)
                 contribution = replace(contribution, alternatives=alternatives, of_row=of_row)
-            # returns of single rows are their rewards
-            contributions[evidence] = next(filter(contribution.equals, contributions.values()), contribution)
+            contributions[evidence] = contribution
         bases[name] = IntervalInput(
             samples=samples[name], question=None if evidence is None else (contributions[evidence], None)
         )

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
 from reagent_lite.distributed.group import Group
+from reagent_lite.evaluation.interval import chi_square
 
 _STEPS = torch.arange(1, 20, dtype=torch.float64) / 20
 MOST_TERMS = 40
@@ -88,7 +88,7 @@ class Terms:
         useful = information > 0
         score = (slope.square() / torch.where(useful, information, 1.0)).sum(1)
         kept = torch.argsort(score, descending=True, stable=True)[:most]
-        kept = kept[score[kept] > _chi_square(_LEVEL, residuals)]
+        kept = kept[score[kept] > chi_square(_LEVEL, residuals)]
         products = kept[kept < width**2]
         steps = kept[kept >= width**2] - width**2
         terms = cls(
@@ -137,9 +137,3 @@ def _statistics(parts: Sequence[tuple[Tensor, Tensor]], edges: Tensor, residuals
         if rows <= 0:
             break
     return sums
-
-
-def _chi_square(level: float, freedom: int) -> float:
-    """Returns a quantile of the chi-square distribution, by Wilson and Hilferty (1931)."""
-    variance = 2 / (9 * freedom)
-    return float(freedom * (1 - variance + NormalDist().inv_cdf(level) * variance**0.5) ** 3)

@@ -45,6 +45,23 @@ _NAMED_FEATURES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLog:
+    """The rows of a log, as they were read.
+
+    Attributes:
+        copy: rows of the log.
+        columns: probabilities in columns of the log, by the key of the policy.
+        by_episode: units and weights of episodes.
+        items: the item table; None without one.
+    """
+
+    copy: TrainingCopy
+    columns: Mapping[str, PolicyColumn]
+    by_episode: EpisodeColumns = NO_COLUMNS
+    items: ItemTable | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationLog:
     """A log prepared for the evaluation of policies.
 
@@ -91,11 +108,8 @@ class EvaluationLog:
         cls,
         config: EvaluateConfig,
         policies: Sequence[EvaluatedPolicy],
-        copy: TrainingCopy,
-        columns: Mapping[str, PolicyColumn],
+        log: ReadLog,
         gamma: float,
-        items: ItemTable | None = None,
-        by_episode: EpisodeColumns = NO_COLUMNS,
         seen: tuple[bool, ...] = (),
     ) -> "EvaluationLog":
         """Prepares a log for policies that decide among the same choices.
@@ -103,16 +117,15 @@ class EvaluationLog:
         Args:
             config: config of the workflow.
             policies: the policies.
-            copy: rows of the log.
-            columns: probabilities in columns of the log, by the key of the policy.
+            log: rows of the log.
             gamma: discount per step.
-            items: the item table; None without one.
-            by_episode: units and weights of episodes.
             seen: whether each policy has learned from this log, or was made from it.
 
         Raises:
             DataError: rows with problems; no feature of a model in them; no episode to score.
         """
+        copy = log.copy
+        columns = log.columns
         warnings = [*copy.notes]
         models = [policy for policy in policies if isinstance(policy, ExportedModel)]
         for policy, has_seen in zip(policies, seen, strict=True):
@@ -136,8 +149,8 @@ class EvaluationLog:
         estimated = settings.propensities == "estimate"
         reading = _reading(copy, config, models, fitted=fitted or estimated)
         state = stack_columns_of(copy, open_raw_columns(copy.state), reading.history, absent=np.nan)
-        rows = build_rows(copy, spans, np.arange(len(copy)), state, features)
-        rows = by_episode.weigh_rows(rows, copy.episode)
+        rows = build_rows(copy, spans, None, state, features)
+        rows = log.by_episode.weigh_rows(rows, copy.episode)
         behavior = None
         if estimated:
             checked = reading.normalization["action" if copy.parametric else "state"].column_names
@@ -156,8 +169,8 @@ class EvaluationLog:
             settings=config.evaluation.model_copy(update={"confidence_level": config.level}),
             seed=config.seed,
             behavior=behavior,
-            items=items,
-            by_episode=by_episode,
+            items=log.items,
+            by_episode=log.by_episode,
         )
         return cls(
             copy=copy,

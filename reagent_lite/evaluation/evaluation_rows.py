@@ -30,6 +30,7 @@ BY_CHOICE = frozenset({"mask", "model_propensities", "reward_model", "q_values"}
 BY_OUTCOME = frozenset({"outcomes", "reward_model", "q_values", "next_value"})
 """Columns whose last axis is T."""
 _KNOWN_BEFORE = ("number", "unit", "sample_weight", "predicted_reward")  # in the log, not by the policy
+_OFTEN_EQUAL = frozenset({"mask", "steps", "bootstrap"})  # in all rows: the columns are one row repeated then
 _ROUNDING = 1e-6  # of probabilities, which are float32 in logs and exported models
 _DTYPES = {"action": torch.int64, "mask": torch.bool}  # the others are float64
 
@@ -86,7 +87,7 @@ class EvaluationRows:
         start = int(index[0]) if adjacent else 0
 
         def at_index(values: Tensor) -> Tensor:
-            if adjacent or _are_zeros(values):
+            if adjacent or values.stride(0) == 0:
                 return values.narrow(0, start, len(index))
             return values.index_select(0, index)  # half the time of values[index]
 
@@ -181,7 +182,8 @@ def build_evaluation_rows(
             columns[name] = torch.from_numpy(np.ascontiguousarray(values))[order]
     for name in [*parts[0]]:  # parts are emptied meanwhile, so that memory holds the page once
         whole = torch.cat([pad_column(name, part.pop(name), num_choices) for part in parts])
-        columns[name] = whole.index_select(0, order)
+        column = _repeat_equal(whole) if name in _OFTEN_EQUAL else whole
+        columns[name] = column if column.stride(0) == 0 else column.index_select(0, order)
     if models is None:
         zero = torch.zeros(1, 1, 1, dtype=torch.float64)
         predicted = zero.expand(len(order), num_choices, len(names))
@@ -347,6 +349,12 @@ def _are_zeros(values: Tensor) -> bool:
     """Returns whether a column is a single 0 repeated for all rows, as predictions are without models."""
     repeated = all(step == 0 or size == 1 for step, size in zip(values.stride(), values.shape, strict=True))
     return len(values) > 0 and repeated and not bool(values[(0,) * values.dim()])
+
+
+def _repeat_equal(values: Tensor) -> Tensor:
+    """Returns a column as its first row repeated, which takes no memory, if all rows are equal."""
+    equal = len(values) > 1 and bool((values == values[:1]).all())
+    return values[:1].clone().expand_as(values) if equal else values
 
 
 def _normalize(propensities: Tensor) -> Tensor:

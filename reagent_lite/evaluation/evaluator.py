@@ -29,7 +29,7 @@ from reagent_lite.evaluation.behavior import Behavior
 from reagent_lite.evaluation.candidates import candidate_choices
 from reagent_lite.evaluation.cpe import (
     CPEResult,
-    effective_episodes,
+    PageSettings,
     estimates_of_page,
     evaluate_page,
     missing_estimates,
@@ -37,6 +37,7 @@ from reagent_lite.evaluation.cpe import (
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows, build_evaluation_rows, gather_page
 from reagent_lite.evaluation.explanation import Explanation, Reader, explain
 from reagent_lite.evaluation.interval import number
+from reagent_lite.evaluation.page_sums import effective_episodes
 from reagent_lite.evaluation.policy_models import (
     Learning,
     PolicyModels,
@@ -254,7 +255,7 @@ class PolicyEvaluator:
     def values(self, page: EvaluationRows) -> dict[str, float]:
         """Returns the cheap estimates by TensorBoard tag, without intervals."""
         log = self.log
-        return estimates_of_page(page, gamma=log.gamma, config=log.settings, missing=self.missing)
+        return estimates_of_page(page, PageSettings(gamma=log.gamma, config=log.settings, missing=self.missing))
 
     def result(self, page: EvaluationRows) -> CPEResult:
         """Returns all estimates with intervals and verdicts."""
@@ -262,13 +263,15 @@ class PolicyEvaluator:
         with progress(f"estimating {self._title}", "outcomes", brief=True) as show:
             return evaluate_page(
                 page,
-                gamma=log.gamma,
-                config=log.settings,
+                PageSettings(
+                    gamma=log.gamma,
+                    config=log.settings,
+                    missing=self.missing,
+                    calibration=None if log.behavior is None else log.behavior.calibration,
+                    features=StateFeatures.of(log.sides.scored),
+                ),
                 generator=torch.Generator().manual_seed(log.seed),
-                missing=self.missing,
                 left_out=log.split.scored.left_out,
-                calibration=None if log.behavior is None else log.behavior.calibration,
-                features=StateFeatures.of(log.sides.scored),
                 show=show,
             )
 

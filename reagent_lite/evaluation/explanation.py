@@ -20,8 +20,9 @@ from torch import Tensor
 from reagent_lite.algorithms.reward_and_q_models import PolicyProbabilities
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.evaluation.candidates import gather_candidate_features
-from reagent_lite.evaluation.cpe import WEIGHTED, limit
+from reagent_lite.evaluation.cpe import WEIGHTED
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows
+from reagent_lite.evaluation.page_sums import limit
 from reagent_lite.evaluation.scored_episodes import spread
 from reagent_lite.evaluation.segment import StateFeatures, categories_of
 from reagent_lite.evaluation.segment_effects import EffectSettings, Segments, choosing_rows, effects_by_segment

@@ -97,3 +97,9 @@ def effective(count: float, unit: str) -> str:
 def percent(share: float | None) -> str:
     """Returns a share as a percentage with three digits; "–" if it is undefined."""
     return "–" if share is None or not math.isfinite(share) else f"{100 * share:.3g}%"
+
+
+def chi_square(level: float, freedom: int) -> float:
+    """Returns a quantile of the chi-square distribution, by Wilson and Hilferty (1931)."""
+    variance = 2 / (9 * freedom)
+    return float(freedom * (1 - variance + NormalDist().inv_cdf(level) * variance**0.5) ** 3)

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.calibration import Calibration
-from reagent_lite.evaluation.cpe import ReturnOrReward, evaluate_reward, limit, sums_of_page
+from reagent_lite.evaluation.cpe import PageSettings, ReturnOrReward, evaluate_reward
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows, held_out
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.evaluation.overlap import Overlap
+from reagent_lite.evaluation.page_sums import limit, sums_of_page
 from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.shared_draws import SharedDraws
 from reagent_lite.evaluation.small_tree import grow_tree
@@ -172,6 +173,23 @@ class EffectSettings:
     seed: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ChosenSegments:
+    """S segments that some of the rows chose.
+
+    Attributes:
+        words: which rows are in each.
+        shares: share of each in the rows, or episodes, that did not choose.
+        of_row: [N] int8 number of each row's segment, -1 for rows that chose.
+        choosing: number of rows, or episodes, that chose.
+    """
+
+    words: tuple[str, ...]
+    shares: tuple[float, ...]
+    of_row: NDArray[np.int8]
+    choosing: int
+
+
 def effects_by_segment(page: EvaluationRows, features: StateFeatures, settings: EffectSettings) -> Segments | None:
     """Chooses segments in which a policy's effect differs, and estimates it in each.
 
@@ -184,13 +202,47 @@ def effects_by_segment(page: EvaluationRows, features: StateFeatures, settings: 
         None if the rows that choose or those that estimate are missing.
     """
     config = settings.config
-    gamma = settings.gamma
     page, _ = limit(page, config)
-    by_row = gamma == 0 or len(page.lengths) == len(page)
+    by_row = settings.gamma == 0 or len(page.lengths) == len(page)
+    segments = _choose_segments(page, features, settings.gamma, by_row=by_row)
+    if segments is None:
+        return None
+    # the level of the config may be divided among guardrails already
+    level = 1 - (1 - config.confidence_level) / (1 + len(segments.words))
+    divided = PageSettings(
+        gamma=settings.gamma,
+        config=config.model_copy(update={"confidence_level": level, "bootstrap_resamples": _RESAMPLES}),
+        missing=settings.missing,
+        calibration=settings.calibration,
+        features=features,
+    )
+    effects = []
+    for number, (words, share) in enumerate(zip(segments.words, segments.shares, strict=True)):
+        family, overlap = evaluate_reward(
+            page.rows(torch.from_numpy(np.flatnonzero(segments.of_row == number))),
+            divided,
+            generator=torch.Generator().manual_seed(settings.seed),
+            estimator=_ESTIMATORS[by_row],
+            shared=settings.shared_draws,
+        )
+        effects.append(_effect_of(family, overlap, words, share, seen=settings.seen, by_row=by_row))
+    return Segments(
+        effects=tuple(effects),
+        total=_total(effects),
+        level=config.level,
+        unit="row" if by_row else "episode",
+        segment=segments.of_row.astype(np.int64),
+        choosing=segments.choosing,
+    )
+
+
+def _choose_segments(
+    page: EvaluationRows, features: StateFeatures, gamma: float, *, by_row: bool
+) -> _ChosenSegments | None:
     first = _first_rows(page, by_row=by_row)
-    of_first = torch.from_numpy(np.repeat(np.arange(len(first)), np.diff(first, append=len(page))))
-    choosing = choosing_rows(page)
-    chooser = np.flatnonzero(choosing[first])
+    of_first = np.repeat(np.arange(len(first)), np.diff(first, append=len(page)))
+    choosing = choosing_rows(page)[first]
+    chooser = np.flatnonzero(choosing)
     if not len(chooser) or len(chooser) == len(first):
         return None
     chooser = chooser[:: -(-len(chooser) // _MOST_CHOOSING)]
@@ -209,37 +261,15 @@ def effects_by_segment(page: EvaluationRows, features: StateFeatures, settings: 
         least_gain=(_LEAST_EXPLAINED + 2 * math.log(max(values.shape[1], 1))) / len(chooser),
     )
     leaf = tree.leaf_by_columns(lambda column: np.asarray(features.values[numbers, column]), len(numbers))
-    leaf[choosing[first]] = -1
-    used = [number for number in range(len(tree.leaves)) if (leaf == number).any()]
-    segment = leaf[of_first]
-    # the level of the config may be divided among guardrails already
-    level = 1 - (1 - config.confidence_level) / (1 + len(used))
-    divided = config.model_copy(update={"confidence_level": level, "bootstrap_resamples": _RESAMPLES})
-    effects = []
-    counts = page.relative_sample_weight.numpy()[first]
-    for number in used:
-        family, overlap = evaluate_reward(
-            page.rows(torch.from_numpy(np.flatnonzero(segment == number))),
-            gamma=gamma,
-            config=divided,
-            generator=torch.Generator().manual_seed(settings.seed),
-            estimator=_ESTIMATORS[by_row],
-            missing=settings.missing,
-            calibration=settings.calibration,
-            features=features,
-            shared=settings.shared_draws,
-        )
-        share = float(counts[leaf == number].sum() / counts[leaf >= 0].sum())
-        effects.append(_effect_of(family, overlap, tree.words[number], share, seen=settings.seen, by_row=by_row))
-    whole = np.full(len(segment), -1, np.int64)
-    for index, number in enumerate(used):
-        whole[segment == number] = index
-    return Segments(
-        effects=tuple(effects),
-        total=_total(effects),
-        level=config.level,
-        unit="row" if by_row else "episode",
-        segment=whole,
+    leaf[choosing] = -1
+    counts = np.bincount(leaf[~choosing], page.relative_sample_weight.numpy()[first][~choosing], len(tree.leaves))
+    (used,) = np.nonzero(np.bincount(leaf[~choosing], minlength=len(tree.leaves)))
+    number_of_leaf = np.full(len(tree.leaves) + 1, -1, np.int8)  # the last one is that of -1
+    number_of_leaf[used] = np.arange(len(used))
+    return _ChosenSegments(
+        words=tuple(tree.words[index] for index in used),
+        shares=tuple((counts[used] / counts.sum()).tolist()),
+        of_row=number_of_leaf[leaf][of_first],
         choosing=len(chooser),
     )
 

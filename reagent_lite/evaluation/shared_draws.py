@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reagent_lite.evaluation.evaluation_rows import EvaluationRows
+from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.rl.likelihood import Contributions, intervals
 
 _LEVEL = 0.9995  # of the interval of a mean; on the upper side 1 of 4 000 honest logs lies outside it
@@ -79,6 +81,60 @@ def shared_draws(
         between = between or any(_is_positive(difference[other_unit]) for difference in differences)
         within = within or any(_is_positive(difference[same_episode]) for difference in differences)
     return SharedDraws(between=between, within=within)
+
+
+def find_shared_draws(page: EvaluationRows, features: StateFeatures | None) -> SharedDraws:
+    """Returns which rows share draws of the action; in a log of several machines, of the first process's rows.
+
+    Args:
+        page: the scored rows.
+        features: state features of the rows; without them the order of the file is unknown, and nothing is found.
+    """
+    if features is None or page.number is None:
+        return SharedDraws()
+    index = _file_order(page.number, features)
+    if not len(index):
+        return SharedDraws()
+    context = torch.from_numpy(features.context(page.number[index].numpy())) if features.ids else None
+    episode = page.episode[index]
+    unit = episode if page.unit is None else page.unit[index]
+    ordered = any(is_sorted(column, index) for column in (page.action, page.outcomes[:, 0], page.propensity))
+    # estimated propensities leave out what a logger learned meanwhile, which repeats actions too
+    are_logged = page.predicted_reward is None and bool((page.action != page.action[0]).any())
+    return shared_draws(
+        # s (w - 1) has expectation 0, w - 1 only in a log of which no row was dropped
+        (page.relative_sample_weight * (page.weight - 1))[index],
+        episode,
+        unit,
+        context,
+        repeats=repeats_of(page, index) if are_logged else None,
+        is_sorted=ordered,
+    )
+
+
+def repeats_of(page: EvaluationRows, index: Tensor) -> Repeats:
+    """Returns the function for `shared_draws`, given the indices of the log's rows, [n]."""
+    counts = page.relative_sample_weight
+
+    def repeats(earlier: Tensor, later: Tensor) -> Tensor:
+        action = page.action[index[earlier]]
+        rows = index[later]
+        difference = (page.action[rows] == action) / page.propensity[rows] - 1
+        return torch.where(page.mask[rows, action], counts[rows] * difference, 0.0)
+
+    return repeats
+
+
+def _file_order(number: Tensor, features: StateFeatures) -> Tensor:
+    """Returns the indices of the first process's rows in the order of the files, given all rows' numbers [N]."""
+    index_of = torch.full((max(int(number.max()), -1) + 1,), -1)
+    numbered = (number >= 0).nonzero().squeeze(1)
+    index_of[number[numbered]] = numbered
+    index = index_of[index_of >= 0]
+    position = features.position(number[index].numpy())
+    if (position[1:] >= position[:-1]).all():
+        return index
+    return index[torch.from_numpy(np.argsort(position, kind="stable"))]
 
 
 def is_sorted(column: Tensor, index: Tensor) -> bool:

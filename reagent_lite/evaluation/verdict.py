@@ -143,8 +143,8 @@ def estimate_verdict(
         return Verdict.DO_NOT_USE, _UNDEFINED
     if weights[0] is Verdict.TRUSTWORTHY and events and events.unsized:
         return Verdict.SUPPORT, (
-            f"{events.unsized} of the log's rare outcomes differ too much in size to show how large one may be: "
-            f"{advice}"
+            f"{events.unsized} of the log's rare outcomes are too few, for how their sizes differ, to show how large "
+            f"one may be: {advice}"
         )
     if weights[0] is Verdict.TRUSTWORTHY and outlying:
         return Verdict.SUPPORT, f"{outlying}: {advice}"

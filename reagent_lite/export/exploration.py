@@ -19,7 +19,8 @@ def certain_share(propensities: NDArray[Any], choices: NDArray[np.bool_]) -> flo
         choices: [N, K] choices that exist and are allowed.
     """
     several = choices.sum(1) > 1
-    return float((propensities[several].max(1) >= _CERTAIN).mean()) if several.any() else 0.0
+    certain = several & (propensities.max(1) >= _CERTAIN)
+    return float(certain.sum() / several.sum()) if several.any() else 0.0
 
 
 def lack_of_exploration(share: float) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from reagent_lite.rl.likelihood import Contributions
@@ -89,8 +88,16 @@ def continued_returns(sums: EpisodeSums, outcome: int) -> Contributions:
     return _weigh_equally(returns, sums.per_episode("episodes", outcome))
 
 
+def simpler_evidence(sums: EpisodeSums, outcome: int) -> dict[Evidence, Evidence]:
+    """Returns which contributions of episodes of one row each are those of another estimator, whose row is a return."""
+    same: dict[Evidence, Evidence] = {logged_returns_of: logged_rewards, returns_of_episodes: rewards_of_rows}
+    if not sums.per_episode("tail", outcome).any():
+        same[continued_returns] = logged_rewards
+    return same
+
+
 def _weigh_equally(total: Tensor, size: Tensor) -> Contributions:
-    return Contributions(total=total, size=size, weight=torch.ones_like(size), outcome=total / size)
+    return Contributions(total=total, size=size, weight=size.new_ones(()).expand_as(size), outcome=total / size)
 
 
 def estimator(

@@ -19,7 +19,6 @@ ratio of a count of k outcomes misses on one side in up to 14 % of all logs (k =
 that of the exact interval of a Poisson count; Garwood (1936).
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -159,18 +158,6 @@ class Contributions:
             earned=None if self.earned is None else add(self.size * self.earned) / size,
         )
 
-    def equals(self, other: "Contributions") -> bool:
-        """Returns whether another estimate has the same contributions and possible outcomes, but for rounding."""
-        tensors = ("total", "size", "weight", "outcome")
-        return (
-            math.isclose(self.offset, other.offset, rel_tol=_ZERO)
-            and self.outcomes == other.outcomes
-            and (self.alternatives is None) == (other.alternatives is None)
-            and (self.alternatives is None or self.untried_outcomes == other.untried_outcomes)
-            and all(_are_equal(getattr(self, name), getattr(other, name)) for name in tensors)
-            and _are_equal(*(part.outcome if part.earned is None else part.earned for part in (self, other)))
-        )
-
     @cached_property
     def value(self) -> float:
         """The estimate."""
@@ -213,11 +200,12 @@ class Contributions:
     def informative(self) -> float:
         """Effective number of episodes that show the error of the estimate, (sum d^2)^2 / sum d^4.
 
-        d is an episode's deviation from the estimate that its weight does not explain. For a rare outcome the number is
-        how often the evaluated policy met it; for normally distributed outcomes it is a third of the effective
-        episodes. Predictions of a model do not count: they say nothing about outcomes that were never met.
+        d is an episode's deviation from the estimate that its weight does not explain; a constant added to all
+        outcomes does not change it. For a rare outcome the number is how often the evaluated policy met it; for
+        normally distributed outcomes it is a third of the effective episodes. Predictions of a model do not count: they
+        say nothing about outcomes that were never met.
         """
-        control = self.control.unsqueeze(0)
+        control = _centre(self.control.unsqueeze(0), self.size)
         informative = _informative(self.total - self.value * self.size, control)
         if self.earned is None:
             return informative
@@ -261,11 +249,6 @@ def intervals(questions: Sequence[Question], level: float) -> list[tuple[float, 
     ]
 
 
-def _are_equal(values: Tensor, others: Tensor) -> bool:
-    """Returns whether values differ by rounding only; products over steps are computed by logarithms."""
-    return bool(torch.dist(values, others, torch.inf) <= _ZERO * torch.linalg.vector_norm(others, torch.inf))
-
-
 def _without_rounding(end: float, contributions: Contributions) -> float:
     """Returns the end of an interval, or 0 if it differs from 0 by rounding only."""
     return 0.0 if abs(end) < _ZERO * contributions.largest else end
@@ -296,7 +279,8 @@ class _IntervalProblem:
             return None
         informative = [part.informative for part in parts if minus is None or not part.is_logged]
         if minus is not None:
-            informative.append(_informative(total - float(total.sum() / first.size.sum()) * first.size, controls))
+            deviation = total - float(total.sum() / first.size.sum()) * first.size
+            informative.append(_informative(deviation, _centre(controls, first.size)))
         corners = _corners(parts)
         points = total.new_empty(2 + len(controls), len(total) + corners.shape[1])
         for row, (episodes, of_corners) in zip(
@@ -401,6 +385,11 @@ def _merge_points(points: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     size = int(number.max()) + 1
     representative = number.new_zeros(size).scatter_(0, number, torch.arange(len(number)))
     return points[:, representative], counts.new_zeros(size).index_add_(0, number, counts)
+
+
+def _centre(controls: Tensor, size: Tensor) -> Tensor:
+    """Returns controls [k, n] minus their mean for each unit of size [n]."""
+    return controls - (controls.sum(1, keepdim=True) / size.sum()) * size
 
 
 def _informative(residual: Tensor, controls: Tensor) -> float:

@@ -36,11 +36,10 @@ from reagent_lite.data.copy.copy_summaries import content_of
 from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.logs import Log
-from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.disk_room import require_writable
 from reagent_lite.errors import BundleError, ConfigError, Problem, needing
 from reagent_lite.evaluation.document import Findings
-from reagent_lite.evaluation.estimates import EvaluatedPolicy, EvaluationLog, estimates_of
+from reagent_lite.evaluation.estimates import EvaluatedPolicy, EvaluationLog, ReadLog, estimates_of
 from reagent_lite.evaluation.evaluator import EpisodeColumns, describe_weights
 from reagent_lite.evaluation.exported_model import ExportedModel, FeatureReader
 from reagent_lite.evaluation.given_policy import GivenPolicy
@@ -159,10 +158,10 @@ def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> 
     if config.data_path:
         config = _with_columns(config, models)
         items = _items(config, models)
-        copy, columns, by_episode = _read(config, policies, items)
-        gamma = _gamma_of_single_rows(copy) if gamma is None else gamma
-        seen = _find_seen(config, policies, copy)
-        log = EvaluationLog.of(config, policies, copy, columns, gamma, items, by_episode, seen)
+        read = _read(config, policies, items)
+        gamma = _gamma_of_single_rows(read.copy) if gamma is None else gamma
+        seen = _find_seen(config, policies, read.copy)
+        log = EvaluationLog.of(config, policies, read, gamma, seen)
         give_back_memory()  # what reading took
     assert gamma is not None, "without a log there are only models, which have a gamma"
     played = None if arena is None else arena.play(gamma)
@@ -212,10 +211,8 @@ def open_policies(config: EvaluateConfig) -> tuple[EvaluatedPolicy, ...]:
     return policies
 
 
-def _read(
-    config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], items: ItemTable | None
-) -> tuple[TrainingCopy, dict[str, PolicyColumn], EpisodeColumns]:
-    """Returns the rows, after the stages that the log needs, the policies' columns by key, and those by episode.
+def _read(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], items: ItemTable | None) -> ReadLog:
+    """Returns the rows, after the stages that the log needs.
 
     Raises:
         DataError: the rows or columns have faults.
@@ -239,7 +236,8 @@ def _read(
         weights = read_weight_column(log, copy)
         of_rows = weights[copy.episode]
         logger.info(describe_weights(len(copy), float(of_rows.sum()), float(np.square(of_rows).sum())))
-    return copy, policy_columns, EpisodeColumns(units=units, weights=weights)
+    by_episode = EpisodeColumns(units=units, weights=weights)
+    return ReadLog(copy=copy, columns=policy_columns, by_episode=by_episode, items=items)
 
 
 def _find_seen(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], copy: TrainingCopy) -> tuple[bool, ...]:

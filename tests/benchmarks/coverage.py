@@ -78,6 +78,27 @@ REGIMES: dict[str, list[Any]] = {
             {"episodes": 2_000, "logging": "greedy", "policy": "far"},
         )
     ],
+    "purchases": [
+        *(
+            Regime(outcome=outcome, sigma=sigma, **size)
+            for outcome, sigma in (
+                ("purchase", 0.2),
+                ("purchase", 0.5),
+                ("purchase", 0.8),
+                ("purchase", 2.0),
+                ("price", 0.0),
+            )
+            for size in (
+                {"episodes": 300, "actions": 2, "policy": "near"},
+                {"episodes": 1_000, "actions": 4},
+                {"episodes": 3_000, "actions": 10, "logging": "softmax", "policy": "near"},
+                {"episodes": 8_000, "actions": 4, "logging": "softmax", "policy": "near", "near": 0.5},
+            )
+        ),
+        # similar sizes, and a better policy
+        Regime(outcome="purchase", sigma=0.2, episodes=4_000, actions=4, gain=2.5),
+        Regime(outcome="purchase", sigma=0.2, episodes=1_500, actions=2, rate=0.05, gain=1.8),
+    ],
     "steps": [
         *(
             Regime(episodes=2_000, actions=4, policy="near", near=near, outcome=outcome, horizon=horizon)

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.evaluation.cpe import evaluate_page
+from reagent_lite.evaluation.cpe import PageSettings, evaluate_page
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.rl.td import expected_value
 from tests.benchmarks.turns import options_of, run, show
@@ -71,7 +71,7 @@ def dot_pass(page: EvaluationRows) -> None:
 
 
 def everything(page: EvaluationRows) -> None:
-    evaluate_page(page, gamma=0.99, config=CONFIG, generator=torch.Generator().manual_seed(0))
+    evaluate_page(page, PageSettings(gamma=0.99, config=CONFIG), generator=torch.Generator().manual_seed(0))
 
 
 def seconds(work: Callable[[EvaluationRows], None], page: EvaluationRows) -> tuple[float, float]:

@@ -12,10 +12,12 @@ from helpers.pages import bandit_page, estimate_of, evaluated, weighing
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation import cpe
-from reagent_lite.evaluation.cpe import Estimate, differences, limit
+from reagent_lite.evaluation.cpe import Estimate, differences
 from reagent_lite.evaluation.document import as_json, reward_model_scalars, scalars
 from reagent_lite.evaluation.evaluation_rows import BY_OUTCOME, EvaluationRows
+from reagent_lite.evaluation.page_sums import limit, sums_of_page
 from reagent_lite.evaluation.verdict import Verdict
+from reagent_lite.rl.estimators import continued_returns, simpler_evidence
 
 REWARDS = (3 + np.random.default_rng(0).standard_normal(200)).tolist()
 
@@ -205,3 +207,20 @@ def test_reward_model_means_are_over_rows_that_allow_the_action() -> None:
     page.reward_model[:, :, 0] = torch.tensor([[1.0, 5.0], [3.0, 9.0]], dtype=torch.float64)
     page.mask[1, 1] = False
     assert reward_model_scalars(page, ("a", "b")) == {"reward/model/a/mean": 2.0, "reward/model/b/mean": 5.0}
+
+
+def test_returns_of_single_rows_are_their_rewards() -> None:
+    """They share a question, and so an interval, unless records are cut, which a value model continues."""
+    page = weighing(bandit_page([float(number % 3) for number in range(40)]), [0.5, 1.5] * 20)
+    for rows, continued in ((page, False), (dataclasses.replace(page, bootstrap=page.bootstrap + 1), True)):
+        following = rows.bootstrap.unsqueeze(1)
+        sums = sums_of_page(dataclasses.replace(rows, q_values=rows.q_values + 1, next_value=following), 0.9)
+        same = simpler_evidence(sums, 0)
+        assert (continued_returns in same) is not continued
+        for evidence, simpler in same.items():
+            for name in ("total", "size", "weight", "outcome"):
+                pair = getattr(evidence(sums, 0), name), getattr(simpler(sums, 0), name)
+                assert torch.allclose(*pair, rtol=1e-12, atol=0)
+    ips = estimate_of(evaluated(page), "IPS_Reward")
+    pdis = estimate_of(evaluated(page), "Per_Decision_Importance_Sampling")
+    assert dataclasses.astuple(ips.difference) == pytest.approx(dataclasses.astuple(pdis.difference), rel=1e-12)

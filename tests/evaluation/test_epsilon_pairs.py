@@ -16,7 +16,7 @@ from scipy.stats import binom
 from torch import Generator
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.evaluation.cpe import Estimate, evaluate_page
+from reagent_lite.evaluation.cpe import Estimate, PageSettings, evaluate_page
 from reagent_lite.evaluation.verdict import Verdict
 from reagent_lite.rl.estimators import ESTIMATORS
 
@@ -43,8 +43,8 @@ def cases(seeds: range, resamples: int = 500) -> list[Case]:
         # random episodes are long: cut at 200 steps, rows are 0.7 standard errors worth less than the exact value
         log = gridworld.simulate(gridworld.epsilon_greedy(logged), 1000, rng, max_steps=1000)
         page = gridworld_page(log, policy, noisy_q(policy, 0.1, rng))
-        (outcome,) = evaluate_page(page, gamma=gridworld.GAMMA, config=EvaluationConfig(bootstrap_resamples=resamples),
-                                   generator=Generator().manual_seed(seed)).outcomes  # fmt: skip
+        settings = PageSettings(gamma=gridworld.GAMMA, config=EvaluationConfig(bootstrap_resamples=resamples))
+        (outcome,) = evaluate_page(page, settings, generator=Generator().manual_seed(seed)).outcomes
         exact = Study(
             behavior=logged, evaluated=evaluated, num_episodes=1000, start=gridworld.fixed_start(), model_error=0.1
         )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.pages import bandit_page
 
-from reagent_lite.evaluation.cpe import sums_of_page
+from reagent_lite.evaluation.page_sums import sums_of_page
 
 # 15 episodes of 10 000 rows, three outcomes, 95 MB: sums by step of 256 resamples at once would be 140 MB
 LONG = """

@@ -14,7 +14,7 @@ from oracles.regimes import CONFIG, Regime, measure, page_of
 from oracles.segments import Segment
 from oracles.users import Users
 
-from reagent_lite.evaluation.cpe import evaluate_page
+from reagent_lite.evaluation.cpe import PageSettings, evaluate_page
 from reagent_lite.evaluation.decision import Conclusion, FindingSource, decide_findings, evidence_of
 from reagent_lite.evaluation.played import MODEL, RANDOM, EstimatedReturn, Played
 
@@ -83,7 +83,9 @@ def test_a_policy_that_plays_as_the_logging_policy_is_seldom_told_apart_from_it(
         rng = np.random.default_rng(seed)
         half = np.full((1000, 1), 0.5)
         page = page_of(half, half, (rng.random((1000, 1)) < rate).astype(float), 0 * half, 0 * half, 0 * half)
-        result = evaluate_page(page, gamma=1.0, config=CONFIG, generator=torch.Generator().manual_seed(seed))
+        result = evaluate_page(
+            page, PageSettings(gamma=1.0, config=CONFIG), generator=torch.Generator().manual_seed(seed)
+        )
         returns = torch.from_numpy(rng.random((2, 100)) < rate).double()
         tables = torch.stack((returns, returns, torch.ones(2, 100), torch.zeros(2, 100)), 1)
         played = Played.of(cast(Any, SimpleNamespace(name="events", parameters={})), 1,

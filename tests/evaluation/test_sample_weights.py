@@ -14,7 +14,7 @@ import torch
 import reagent_lite
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.errors import DataError
-from reagent_lite.evaluation.cpe import CPEResult, evaluate_page, missing_estimates
+from reagent_lite.evaluation.cpe import CPEResult, PageSettings, evaluate_page, missing_estimates
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 
 COLUMNS = {"state_features": ["x"]}
@@ -48,7 +48,7 @@ def page_of_pairs(episodes: int, steps: int) -> EvaluationRows:
 
 def evaluated(page: EvaluationRows, resamples: int = 100) -> CPEResult:
     config = EvaluationConfig(bootstrap_resamples=resamples)
-    return evaluate_page(page, gamma=0.9, config=config, generator=torch.Generator().manual_seed(0))
+    return evaluate_page(page, PageSettings(gamma=0.9, config=config), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -126,7 +126,7 @@ def test_intervals_of_a_log_of_events_hold_the_truth(rare: float) -> None:
         )
         config = EvaluationConfig(bootstrap_resamples=100)
         generator = torch.Generator().manual_seed(0)
-        result = evaluate_page(page, gamma=0.0, config=config, generator=generator, missing=missing)
+        result = evaluate_page(page, PageSettings(gamma=0.0, config=config, missing=missing), generator=generator)
         (row,) = (row for row in result.outcomes[0].one_step.estimates if row.name == "IPS_Reward")
         truth = rare  # tanh is odd: both actions pay the same on average
         logged = rare * (1 + TANH / 2)

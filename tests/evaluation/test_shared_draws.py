@@ -13,8 +13,7 @@ from oracles.shared_draws import SharedDraws as Log
 
 import reagent_lite
 from reagent_lite.errors import DataError
-from reagent_lite.evaluation.cpe import find_shared_draws, repeats_of
-from reagent_lite.evaluation.shared_draws import SharedDraws, is_sorted, shared_draws
+from reagent_lite.evaluation.shared_draws import SharedDraws, find_shared_draws, is_sorted, repeats_of, shared_draws
 
 RNG = np.random.default_rng(0)
 

@@ -59,15 +59,29 @@ UNUSABLE = Verdict.DO_NOT_USE
             (-100.0, TRUSTWORTHY, "200 effective rows"),
             (-200.0, SUPPORT, "the 5 lowest outcomes, -200 to -20, lie farther out"),
         )),
-        (bandit_page([1.0] * 197 + [1e6] * 3), {}, ("IPS_Reward",), TRUSTWORTHY,
+        (bandit_page([1.0] * 197 + [2.0] * 3), {}, ("IPS_Reward",), TRUSTWORTHY,
          "200 effective rows, mean weight 1, 3 rare outcomes in matching decisions, 3 expected by chance"),
-        # 120 events of one size, and two larger ones on the other side: 15 and 25 deviate by 0.25 of their mean
-        *((bandit_page([0.0] * 130 + [-sign] * 120 + [sign * size for size in sizes]), {}, ("IPS_Reward",), verdict,
-           reason) for sign, sizes, verdict, reason in (
-            (-1.0, (15.0, 25.0), TRUSTWORTHY, "252 effective rows"),
-            (-1.0, (14.0, 26.0), SUPPORT, "2 of the log's rare outcomes differ too much in size to show how large"),
-            (1.0, (14.0, 26.0), SUPPORT, "2 of the log's rare outcomes differ too much in size to show how large"),
-            (-1.0, (1.0, 1.9), TRUSTWORTHY, "252 effective rows"),
+        # equal sizes that are no flags: 1.5^2 is more than 0.5^2 times the 5 % quantile of chi-square up to 17 of them
+        *((bandit_page([1.0] * (200 - count) + [size] * count), keys, ("IPS_Reward",), verdict, reason)
+          for count, size, keys, verdict, reason in (
+            (1, 37.2, {}, SUPPORT, "1 of the log's rare outcomes are too few"),
+            (17, 1e6, {}, SUPPORT, "17 of the log's rare outcomes are too few, for how their sizes differ, to show"),
+            (17, 1e6, {"reward_range": (0.0, 1e6)}, TRUSTWORTHY, "200 effective rows"),
+            (18, 1e6, {}, TRUSTWORTHY, "18 rare outcomes in matching decisions"),
+        )),
+        # sizes of 1 and 1 + d, 10 each, deviate by d / (2 + d); 20 times its square may be 10.851 / 4 - 2.25
+        *((bandit_page([0.0] * 180 + [1.0] * 10 + [1 + d] * 10), {}, ("IPS_Reward",), verdict, reason)
+          for d, verdict, reason in (
+            (0.35, TRUSTWORTHY, "20 rare outcomes"),
+            (0.37, SUPPORT, "20 of the log's rare outcomes are too few, for how their sizes differ"),
+        )),
+        # 120 events of one size, and larger ones on the other side
+        *((bandit_page([0.0] * 250 + [-sign] * 120 + [sign * size] * count), {}, ("IPS_Reward",), verdict,
+           reason) for sign, size, count, verdict, reason in (
+            (-1.0, 20.0, 18, TRUSTWORTHY, "388 effective rows"),
+            (-1.0, 20.0, 17, SUPPORT, "17 of the log's rare outcomes are too few"),
+            (1.0, 20.0, 17, SUPPORT, "17 of the log's rare outcomes are too few"),
+            (-1.0, 1.5, 2, TRUSTWORTHY, "372 effective rows"),
         )),
         # 40 of 200 rows weigh 0, the others 1.25 = 0.625 / 0.5
         (weighing(bandit_page(REWARDS), [1.25] * 160 + [0.0] * 40), {}, ("Switch_Doubly_Robust_Reward",), SUPPORT,

@@ -8,7 +8,7 @@ import torch
 from oracles import gridworld
 
 from reagent_lite.config.evaluation import EvaluationConfig
-from reagent_lite.evaluation.cpe import CPEResult, Estimate, evaluate_page
+from reagent_lite.evaluation.cpe import CPEResult, Estimate, PageSettings, evaluate_page
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 
 
@@ -73,8 +73,7 @@ def evaluated(page: EvaluationRows, *, gamma: float = 0.9, seed: int = 0, **keys
     """The evaluation of a page, with 200 resamples unless the config's keys say otherwise."""
     return evaluate_page(
         page,
-        gamma=gamma,
-        config=EvaluationConfig(**{"bootstrap_resamples": 200, **keys}),
+        PageSettings(gamma=gamma, config=EvaluationConfig(**{"bootstrap_resamples": 200, **keys})),
         generator=torch.Generator().manual_seed(seed),
     )
 

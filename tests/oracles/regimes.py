@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.calibration import Calibration
-from reagent_lite.evaluation.cpe import MODELED, evaluate_page
+from reagent_lite.evaluation.cpe import MODELED, PageSettings, evaluate_page
 from reagent_lite.evaluation.decision import Choice, Evidence, compare_with_log, decide_findings
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.segment import StateFeatures
@@ -30,6 +30,7 @@ CONFIG = EvaluationConfig(max_episodes=2**40, bootstrap_resamples=100)
 ROUNDING = 1e-9
 FEWEST_TRUSTED = 40  # logs, from which a share is meant to say something
 LOSS = 0.2
+PRICES = (10.0, 20.0, 200.0)
 
 softmax = partial(scipy.special.softmax, axis=1)
 
@@ -45,8 +46,8 @@ class Regime:
         policy: "equal" to the logging policy, "near" it (80 % of it, or what `near` says), "far" from it (nearly one
             action a context), "one" (one action a context).
         outcome: "event" (0 or 1), "cost" (0 or -1), "normal", "heavy" (lognormal), "heavy cost", "purchase" (an event
-            that earns a lognormal amount), "loss" (normal; what the policy likes earns LOSS more, which a rare
-            lognormal loss takes back on average).
+            that earns a lognormal amount), "price" (one that earns one of PRICES), "loss" (normal; what the policy
+            likes earns LOSS more, which a rare lognormal loss takes back on average).
         rate: of events; of losses where the policy is certain.
         horizon: rows of an episode; an event comes with its last row, other rewards with every row.
         gain: factor of the mean outcome of actions that the policy likes; 1: what is done makes no difference.
@@ -92,7 +93,7 @@ class Regime:
             size = rng.lognormal(np.log(LOSS / self.rate) - self.sigma**2 / 2, self.sigma, reward.shape)
             reward += LOSS * taken - size * (rng.random(reward.shape) < self.rate * taken)
         lognormal = np.exp(self.sigma**2 / 2)
-        amount = lognormal if self.outcome == "purchase" else 1.0
+        amount = {"purchase": lognormal, "price": float(np.mean(PRICES))}.get(self.outcome, 1.0)
         exact = self.sign * (amount * mean + (lognormal if self.outcome.startswith("heavy") else 0.0))
         error = rng.normal(size=mean.shape)
         model = exact * (1 + error / 3) if self.sparse else exact + 0.3 * error
@@ -108,7 +109,7 @@ class Regime:
     @property
     def sparse(self) -> bool:
         """Whether only the last row of an episode has an outcome."""
-        return self.outcome in ("event", "cost", "purchase")
+        return self.outcome in ("event", "cost", "purchase", "price")
 
     @property
     def sign(self) -> float:
@@ -148,6 +149,8 @@ def _rewards(regime: Regime, mean: Array, rng: np.random.Generator) -> Array:
     if regime.outcome.startswith("heavy"):
         return regime.sign * (mean + lognormal)
     events = (rng.random(mean.shape) < mean).astype(float)
+    if regime.outcome == "price":
+        return events * rng.choice(PRICES, size=mean.shape)
     return events * lognormal if regime.outcome == "purchase" else regime.sign * events
 
 
@@ -190,12 +193,14 @@ def outcome_of(regime: Any, seed: int) -> tuple[dict[str, tuple[bool, ...]], str
     log = regime.draw(np.random.default_rng(seed))
     result = evaluate_page(
         log.page,
-        gamma=log.gamma,
-        config=CONFIG,
+        PageSettings(
+            gamma=log.gamma,
+            config=CONFIG,
+            calibration=log.calibration,
+            features=log.features,
+            missing={} if log.modeled else dict.fromkeys(MODELED, "a column of numbers"),
+        ),
         generator=torch.Generator().manual_seed(seed),
-        calibration=log.calibration,
-        features=log.features,
-        missing={} if log.modeled else dict.fromkeys(MODELED, "a column of numbers"),
     )
     families = [(result.outcomes[0].one_step, regime.horizon), (result.outcomes[0].sequential, 1)]
     misses = {

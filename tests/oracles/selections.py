@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from reagent_lite.evaluation.cpe import MODELED, evaluate_page
+from reagent_lite.evaluation.cpe import MODELED, PageSettings, evaluate_page
 from reagent_lite.evaluation.decision import Choice, Evidence, compare_with_log, decide_findings
 
 from .gridworld import Array
@@ -62,10 +62,12 @@ class Selection:
         zero = np.zeros_like(reward)
         result = evaluate_page(
             page_of(*(column[:, None] for column in (taken, propensity, reward, zero, zero, zero))),
-            gamma=0.0,
-            config=CONFIG.model_copy(update={"confidence_level": level, "bootstrap_resamples": 100}),
+            PageSettings(
+                gamma=0.0,
+                config=CONFIG.model_copy(update={"confidence_level": level, "bootstrap_resamples": 100}),
+                missing=dict.fromkeys(MODELED, "a column of numbers"),
+            ),
             generator=torch.Generator().manual_seed(seed),
-            missing=dict.fromkeys(MODELED, "a column of numbers"),
         )
         return decide_findings(Evidence(result=result, comparisons=tuple(compare_with_log(result)))).choice
 

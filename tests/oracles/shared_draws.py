@@ -74,11 +74,12 @@ class SharedDraws:
         )  # fmt: skip
         names = torch.from_numpy(unit)
         exact = self._mean()
+        states = np.asarray(state, np.float32)
         return LogOfRegime(
             page=replace(page, number=torch.arange(count), unit=names if self.named else None),
             value=exact,
             logged=exact,
-            features=StateFeatures(names=("0", "1"), ids=(0, 1), values=np.asarray(state, np.float32)),
+            features=StateFeatures(names=("0", "1"), ids=(0, 1), values=states, states=states),
         )
 
     def _reward(self, mean: Array, rng: np.random.Generator) -> Array:

@@ -51,6 +51,27 @@ def test_what_was_never_tried_may_be_better() -> None:
     assert 0.008 < high < 0.03
 
 
+def test_a_constant_added_to_all_rewards_moves_the_value_alone() -> None:
+    """Weights whose mean is not 1, episodes of one to three rows."""
+    generator = torch.Generator().manual_seed(3)
+    weight, outcome = torch.rand(2, 60, generator=generator, dtype=torch.float64)
+    weight = 4 * weight.square()
+    size = 1.0 + torch.arange(60).double() % 3
+
+    def measured(constant: float) -> tuple[list[tuple[float, float]], float]:
+        earned = outcome + constant
+        ones = torch.ones_like(weight)
+        evaluated = Contributions(total=size * weight * earned, size=size, weight=weight, outcome=earned)
+        logged = Contributions(total=size * earned, size=size, weight=ones, outcome=earned)
+        return intervals([(evaluated, None), (evaluated, logged)], 0.95), evaluated.informative
+
+    (value, difference), informative = measured(0.0)
+    (moved, same), as_informative = measured(100.0)
+    assert moved == pytest.approx([end + 100 for end in value], abs=1e-7)
+    assert same == pytest.approx(difference, abs=1e-7)
+    assert as_informative == pytest.approx(informative, rel=1e-9)
+
+
 def test_rounding_is_not_a_difference() -> None:
     """All weights are 1 or 0, and rows with weight 0 earn 0: what remains of the difference is rounding."""
     weight = torch.ones(300, dtype=torch.float64)
@@ -79,15 +100,3 @@ def test_rewards_that_hardly_differ_beside_their_mean() -> None:
     # the number of informative episodes counts deviations from the unweighted estimate, which differ
     assert moved == pytest.approx([low, high], abs=0.02 * (high - low))
     assert 1e-4 < high - low < 4e-4
-
-
-def test_the_returns_of_single_rows_are_their_rewards() -> None:
-    """Products of weights are computed by logarithms: what differs by rounding is one question with one interval."""
-    weight = torch.linspace(0.5, 1.5, 50, dtype=torch.float64)
-    outcome = torch.arange(50, dtype=torch.float64) % 3
-    ones = torch.ones_like(weight)
-    rewards = Contributions(total=weight * outcome, size=ones, weight=weight, outcome=outcome)
-    rho = weight.log().exp()
-    returns = Contributions(total=rho * outcome, size=ones, weight=rho, outcome=outcome, earned=outcome)
-    assert returns.equals(rewards)
-    assert not replace(returns, earned=outcome + 1).equals(rewards)
