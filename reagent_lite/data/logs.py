@@ -219,7 +219,7 @@ class Log:
                     problems = problems or list(error.problems)
             first = first_block(files) if first is None else first
             if first is not None:
-                yield replace(first, file=next(file for file in files if file.path == first.file.path))
+                yield replace(first, file=files[first.file_number])
         if not seen:
             raise_any(problems)
 
