@@ -108,7 +108,7 @@ def split_log(
 
 def fit_passes(settings: EvaluationConfig, *, final: bool) -> int:
     """Returns the largest number of passes of the final fit, or of a fit after an epoch."""
-    return (settings.final_fit_passes or _FINAL_PASSES) if final else (settings.fit_passes or 1)
+    return (settings.models.final_fit_passes or _FINAL_PASSES) if final else (settings.models.fit_passes or 1)
 
 
 def fit_plan(
@@ -123,13 +123,13 @@ def fit_plan(
         passes: number of passes over these rows.
         seed: seed of the order.
     """
-    minibatch = settings.minibatch_size * shards.group.world_size
+    minibatch = settings.models.minibatch_size * shards.group.world_size
     return ReadPlan(shards=counts, minibatch=minibatch, epochs=passes, seed=seed, reads=shards.of_rank)
 
 
 def num_steps(plan: ReadPlan, settings: EvaluationConfig) -> int:
     """Returns the number of a plan's steps, limited by max_fit_rows."""
-    return min(plan.num_steps, max(settings.max_fit_rows // settings.minibatch_size, 1))
+    return min(plan.num_steps, max(settings.models.max_fit_rows // settings.models.minibatch_size, 1))
 
 
 def fit_steps(
@@ -148,9 +148,9 @@ def fit_steps(
         final: the fit at the end of a run instead of one after an epoch.
     """
     steps = num_steps(fit_plan(shards, counts, settings, fit_passes(settings, final=final)), settings)
-    if learning is None or (settings.final_fit_passes if final else settings.fit_passes) is not None:
+    if learning is None or (settings.models.final_fit_passes if final else settings.models.fit_passes) is not None:
         return steps
-    rows_per_step = settings.minibatch_size * shards.group.world_size
+    rows_per_step = settings.models.minibatch_size * shards.group.world_size
     if final:
         return min(
             steps, max(round(_FINAL_SHARE * learning.rows * learning.epochs / rows_per_step), _FEWEST_FINAL_STEPS)
@@ -179,8 +179,8 @@ class PolicyModels:
         trained = [parameter for parameter in heads.parameters() if parameter.requires_grad]
         groups = by_learning_rate(trained, learned_tables(heads))
         for part in groups:
-            part["lr"] = settings.learning_rate * part.pop(RATE_FACTOR, 1.0)
-        self._optimizer = optimizer_class("Adam")(groups, lr=settings.learning_rate, fused=True)
+            part["lr"] = settings.models.learning_rate * part.pop(RATE_FACTOR, 1.0)
+        self._optimizer = optimizer_class("Adam")(groups, lr=settings.models.learning_rate, fused=True)
 
     def state_dict(self) -> Tree:
         """Returns the models, the optimizer's moments and the number of passes."""

@@ -67,7 +67,7 @@ class GymnasiumBackend:
             from gymnasium import spaces
 
             self.first_action, count, size = self._read_spaces(opened)
-            with self.named("reset and step"):
+            with self.name_errors("reset and step"):
                 self._check_returned(opened)
                 _, info = opened.reset(seed=0)
                 allowed = np.asarray(info.get(MASK, np.ones(count)))
@@ -123,14 +123,14 @@ class GymnasiumBackend:
             self._check_returned(env)
             return opened.enter_context(closing(FlatEnv(env)))
 
-        with self.named("environments"), ExitStack() as opened:
+        with self.name_errors("environments"), ExitStack() as opened:
             same_step = gymnasium.vector.AutoresetMode.SAME_STEP
             envs = gymnasium.vector.SyncVectorEnv([opened_env] * num, autoreset_mode=same_step)
             opened.pop_all()  # leaves them open
             return envs
 
     @contextmanager
-    def named(self, what: str) -> Iterator[None]:
+    def name_errors(self, what: str) -> Iterator[None]:
         """Turns an error in the environment's code into a SimulationError with the environment's name and location."""
         try:
             yield
@@ -142,20 +142,20 @@ class GymnasiumBackend:
     def _check_returned(self, env: Env[Any, Any]) -> None:
         """Makes `reset` and `step` of an environment raise SimulationError if they return values as of old gym."""
         for method in _RETURNED:
-            setattr(env.unwrapped, method, self._checked(method, getattr(env.unwrapped, method)))
+            setattr(env.unwrapped, method, self._wrap_method(method, getattr(env.unwrapped, method)))
 
-    def _checked(self, method: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_method(self, method: str, call: Callable[..., Any]) -> Callable[..., Any]:
         number, expected, todo = _RETURNED[method]
 
         @wraps(call)  # Gymnasium's own checker reads the signature
-        def checked(*arguments: Any, **settings: Any) -> Any:
+        def check_values(*arguments: Any, **settings: Any) -> Any:
             values = call(*arguments, **settings)
             if not isinstance(values, tuple | list) or len(values) != number:
                 got = f"{len(values)} values" if isinstance(values, tuple | list) else f"one {type(values).__name__}"
                 raise SimulationError(Problem(f"{method} of {self.name}", expected, got, todo))
             return values
 
-        return checked
+        return check_values
 
     def _new_env(self) -> Env[Any, Any]:
         with needing("gymnasium", _WHERE, error=SimulationError):

@@ -24,7 +24,7 @@ from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.csv import json_cell, words_as_texts
 from reagent_lite.data.formats.format_table import read_blocks
 from reagent_lite.data.formats.schema import is_text, microseconds_of
-from reagent_lite.data.inspection.raw_columns import Raw, is_read, raw_column_of, why_no_amounts
+from reagent_lite.data.inspection.raw_columns import Raw, explain_units, is_read, raw_column_of
 from reagent_lite.data.rows.block_columns import ANSWERS
 from reagent_lite.data.rows.column_mapping import OriginalNames, csv_of
 from reagent_lite.raw_values import RawColumn
@@ -83,7 +83,7 @@ class LogColumn:
 
     @property
     def is_answers(self) -> bool:
-        """Whether values are texts that say yes or no."""
+        """Whether values are strings that say yes or no."""
         return self.kind == "text" and all(text.strip().lower() in ANSWERS for text in self.counts)
 
     @property
@@ -121,7 +121,7 @@ class LogColumn:
 
     @property
     def is_numerals(self) -> bool:
-        """Whether values are strings that look like numbers or times; texts of digits alone may be codes."""
+        """Whether values are strings that look like numbers or times; strings of digits alone may be codes."""
         return self.kind == "text" and all(
             NUMERAL.fullmatch(text) and not (text.isascii() and text.isdigit()) for text in self.counts
         )
@@ -129,11 +129,11 @@ class LogColumn:
     @property
     def unlike_amounts(self) -> str:
         """Why strings with numbers and units are not amounts of one unit; "" for others."""
-        return why_no_amounts(self.counts) if self.kind == "text" and self.raw is None else ""
+        return explain_units(self.counts) if self.kind == "text" and self.raw is None else ""
 
     @property
     def is_category(self) -> bool:
-        """Whether values are texts, each in several rows, and nearly all of them are among a few."""
+        """Whether values are strings, each in several rows, and nearly all of them are among a few."""
         if self.kind != "text" or self.is_numerals or max(map(len, self.counts)) > MOST_CHARACTERS:
             return False
         if self.unlike_amounts:

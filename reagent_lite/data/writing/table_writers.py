@@ -87,11 +87,11 @@ def without_formulas(table: pa.Table) -> pa.Table:
     """
     for index, field in enumerate(table.schema):
         if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
-            table = table.set_column(index, field, _escaped(table.column(index)))
-    return table.rename_columns(_escaped(pa.array(table.column_names, pa.string())).to_pylist())
+            table = table.set_column(index, field, _escape_formulas(table.column(index)))
+    return table.rename_columns(_escape_formulas(pa.array(table.column_names, pa.string())).to_pylist())
 
 
-def _escaped(cells: pa.Array) -> pa.Array:
+def _escape_formulas(cells: pa.Array) -> pa.Array:
     escaped = pc.replace_substring_regex(cells, r"\A([=+\-@\t\r\n＝＋－＠])", r"'\1")
     return pc.if_else(pc.match_substring_regex(cells, r"\A[-+]?[0-9]*[.,]?[0-9]+([eE][-+]?[0-9]+)?\z"), cells, escaped)
 
