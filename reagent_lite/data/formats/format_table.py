@@ -48,7 +48,8 @@ def parsers_of(
     file: InputFile, number: int, position: Position, readers: Mapping[str, Reader] | None = None
 ) -> Generator[Callable[[], Block]]:
     """Yields the functions that parse the blocks of a file, see Reader; columns get the standard names."""
-    reader = (ALL_COLUMNS if file.columns is not None or file.id_columns else readers or READERS)[file.extension]
+    needs_all = (file.columns is not None and file.columns.own_names) or file.id_columns
+    reader = (ALL_COLUMNS if needs_all else readers or READERS)[file.extension]
     for parse in reader(file, number, position):
         yield partial(_read, file, parse)
 
