@@ -149,10 +149,10 @@ def explain_units(texts: Iterable[str]) -> str:
     units = _units_of(texts) - {""}
     without_sign = {unit: "".join(sign for sign in unit if unicodedata.category(sign) != "Sc") for unit in units}
     scales = sorted(unit for unit, rest in without_sign.items() if rest in _SCALES)
-    known = all(unit in _MEASURES or _is_currency(unit) or unit in scales or unit == "%" for unit in units)
-    if scales and known:
+    are_units = all(unit in _MEASURES or _is_currency(unit) or unit in scales or unit == "%" for unit in units)
+    if scales and are_units:
         return f"numbers with {join_names(scales)}, which may stand for thousands or millions; write 5000 for 5k"
-    if len(units) > 1 and known:
+    if len(units) > 1 and are_units:
         return f"numbers in several units, {join_names(sorted(units))}; write them in one"
     return ""
 
