@@ -37,6 +37,7 @@ class GymnasiumEnv(VectorEnv):
         super().__init__(backend, time_limit=time_limit, **settings)
         self._gymnasium = backend
         self._envs = backend.make(self.num_envs, self.time_limit)
+        self._dtype = self.observation.numpy().dtype
         weakref.finalize(self, self._envs.close)
 
     def step(self, *, stay: bool = False) -> None:
@@ -93,7 +94,7 @@ class GymnasiumEnv(VectorEnv):
             self.mask.copy_(self._masks(info, np.ones(self.num_envs, np.bool_)))
 
     def _as_numbers(self, observations: NDArray[Any], envs: NDArray[np.int64], steps: NDArray[np.int64]) -> Tensor:
-        """Returns observations [n, S] as float32.
+        """Returns observations [n, S] as the numbers of the buffers: float32, or uint8 as they are.
 
         Args:
             observations: observations of n environments.
@@ -104,7 +105,7 @@ class GymnasiumEnv(VectorEnv):
             SimulationError: a value is not finite, or too large for float32; names the environment and the step.
         """
         with np.errstate(over="ignore"):
-            numbers = observations.astype(np.float32)
+            numbers = observations.astype(self._dtype, copy=False)
         wrong = ~np.isfinite(numbers)
         if wrong.any():
             row = int(wrong.any(axis=1).argmax())
