@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -106,6 +107,17 @@ class ItemTable:
         ):
             raise ValueError(f"expected a finite number for each of {len(ids)} items and {len(feature_ids)} features")
         return cls(ids=tuple(ids), feature_ids=feature_ids, values=values)
+
+
+WHOLE_ID = r"^\s*(?:-?(0)|(-?[1-9][0-9]*))(?:\.0+)?\s*$"
+"""A number that is an integer, without leading zeros; spaces may be around it, and pandas writes the id 7 as 7.0 if a
+column has gaps. Its two groups are 0 and any other integer."""
+
+
+def whole_id(text: str) -> str:
+    """Returns an id, one that is a whole number in one spelling: "7" for " 7.0"."""
+    whole = re.match(WHOLE_ID, text, re.ASCII)
+    return text if whole is None else str(whole[1] or whole[2])
 
 
 def id_text(value: object) -> str | None:

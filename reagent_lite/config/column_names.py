@@ -140,11 +140,12 @@ class RawColumnConfig(Section):
     column: str = ""
     """Name of the column."""
     kind: RawKind = ""
-    """date: its weekday; time: its weekday and hour; list: 0 or 1 for each of levels; currency, percent: a number."""
+    """date: its weekday; time: its weekday and hour; list: 0 or 1 for each of levels; currency, percent: a number, of
+    money or with another unit such as 70 kg."""
     format: str = ""
     """Format of dates and times as of Python's strptime, such as %d.%m.%Y; empty: ISO 8601."""
     unit: str = ""
-    """Sign or code of the currency."""
+    """Sign or code of the currency, or another unit."""
     decimal: Decimal = "."
     """Decimal mark of amounts and per cent."""
     levels: Names = ()

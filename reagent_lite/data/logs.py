@@ -345,6 +345,11 @@ class _InOneOfSeveral:
         return PLAIN_CSV if self.names is None else self.names.csv
 
     @property
+    def own_names(self) -> bool:
+        """Whether columns may have names of the user's own."""
+        return self.names is not None
+
+    @property
     def raw(self) -> tuple[str, ...]:
         """Names of the columns whose values are read from their texts."""
         return () if self.names is None else self.names.raw

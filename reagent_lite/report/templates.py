@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from reagent_lite.errors import pluralize
+from reagent_lite.errors import pluralize, printable
 from reagent_lite.evaluation.interval import Interval
 from reagent_lite.report.content import Cell, format_cell
 
@@ -15,7 +15,7 @@ _LONGEST_WORD = 15
 
 
 def fill_template(template: str, **figures: Any) -> str:
-    """Returns a rendered template; all text is escaped."""
+    """Returns a rendered template; all text is escaped, and control characters are visible, as in `printable`."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -25,7 +25,7 @@ def fill_template(template: str, **figures: Any) -> str:
     )
     environment.filters |= {"breakable": breakable, "written": format_cell, "full": full, "long": long}
     environment.globals |= {"counted": pluralize}
-    return environment.get_template(template).render(**figures)
+    return printable(environment.get_template(template).render(**figures))
 
 
 def breakable(text: str) -> Markup:

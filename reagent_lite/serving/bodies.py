@@ -28,7 +28,7 @@ from reagent_lite.export import Bundle
 from reagent_lite.export.bundle import ColumnNames
 from reagent_lite.feature_values import value_of
 from reagent_lite.id_values import IdFeature
-from reagent_lite.item_table import id_text
+from reagent_lite.item_table import id_text, whole_id
 from reagent_lite.raw_values import read_map
 from reagent_lite.serving.refusals import RefusedError
 
@@ -83,6 +83,13 @@ def _id(value: Any) -> Any:
     return value if text is None else text
 
 
+def _episode(value: Any) -> Any:
+    """Returns the id of an episode as training reads it."""
+    text = id_text(_whole(value))
+    return value if text is None else whole_id(text)
+
+
+_EPISODE = {"anyOf": [{"type": ["string", "integer"], "minLength": 1, "maxLength": 200}, {"type": "null"}]}
 ItemName = TypeAliasType(
     "ItemName", Annotated[str, BeforeValidator(_id), WithJsonSchema({"type": ["string", "integer"]})]
 )
@@ -111,8 +118,9 @@ class _StateRow(Body):
 
 
 class _EpisodeRow(_StateRow):
-    mdp_id: Name | None = None
-    """The episode; absent: the decision is an episode of its own and ends it."""
+    mdp_id: Annotated[Name | None, BeforeValidator(_episode), WithJsonSchema(_EPISODE)] = None
+    """The episode, a string or an integer; 7, "7" and "7.0" are one, as in training, and "007" is another one. Absent:
+    the decision is an episode of its own and ends it."""
     sequence_number: Annotated[int, Field(ge=-_ORDER, le=_ORDER), BeforeValidator(_whole)] | None = None
     """Position of the decision in its episode; gaps are allowed. Absent: microseconds since 1970."""
 

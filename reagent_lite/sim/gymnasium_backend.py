@@ -9,9 +9,10 @@ has an `action_mask` [K], as in Taxi, the mask in the info of every step gives t
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +32,15 @@ if TYPE_CHECKING:
 
 MASK = "action_mask"
 _WHERE = "simulation.env"
-_STEP_VALUES = 5
+_RETURNED = {
+    "reset": (2, "observation and info", "That of old gym returns the observation alone: add an info, which may be {}"),
+    "step": (
+        5,
+        "observation, reward, terminated, truncated and info",
+        "That of old gym has a single flag, done: return terminated and truncated in its place",
+    ),
+}
+"""{method: (number of values that it returns, their names, advice)}."""
 _OWN = "module:name imports a module that registers an environment of your own, from the working folder or PYTHONPATH"
 
 
@@ -64,9 +73,9 @@ class GymnasiumBackend:
             self.first_action, count, size = self._read_spaces(opened)
             image = image_of(opened.observation_space)
             with self.name_errors("reset and step"):
+                self._check_returned(opened)
                 _, info = opened.reset(seed=0)
                 allowed = np.asarray(info.get(MASK, np.ones(count)))
-                self._require_five_values(opened.unwrapped)
                 observation, *_ = opened.step(self.first_action + int(allowed.argmax()))
                 stepped_size = np.asarray(spaces.flatten(opened.observation_space, observation)).size
         if stepped_size != size:
@@ -119,7 +128,9 @@ class GymnasiumBackend:
 
         def opened_env() -> Env[Any, Any]:
             settings = {**self._parameters, "max_episode_steps": time_limit, "disable_env_checker": True}
-            return opened.enter_context(closing(FlatEnv(gymnasium.make(self.name, **settings))))
+            env = gymnasium.make(self.name, **settings)
+            self._check_returned(env)
+            return opened.enter_context(closing(FlatEnv(env)))
 
         with self.name_errors("environments"), ExitStack() as opened:
             same_step = gymnasium.vector.AutoresetMode.SAME_STEP
@@ -137,19 +148,23 @@ class GymnasiumBackend:
         except Exception as error:
             raise SimulationError(Problem(f"{what} of {self.name}", "no exception", _last_line(error))) from error
 
-    def _require_five_values(self, env: Env[Any, Any]) -> None:
-        """Makes the next step of an environment raise SimulationError if it returns other than five values."""
-        step = env.step
+    def _check_returned(self, env: Env[Any, Any]) -> None:
+        """Makes `reset` and `step` of an environment raise SimulationError if they return values as of old gym."""
+        for method in _RETURNED:
+            setattr(env.unwrapped, method, self._wrap_method(method, getattr(env.unwrapped, method)))
 
-        def check_action(action: Any) -> Any:
-            values = step(action)
-            if len(values) != _STEP_VALUES:
-                expected = "observation, reward, terminated, truncated and info"
-                todo = "That of old gym has a single flag, done: return terminated and truncated in its place"
-                raise SimulationError(Problem(f"step of {self.name}", expected, f"{len(values)} values", todo))
+    def _wrap_method(self, method: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        number, expected, todo = _RETURNED[method]
+
+        @wraps(call)  # Gymnasium's own checker reads the signature
+        def check_values(*arguments: Any, **settings: Any) -> Any:
+            values = call(*arguments, **settings)
+            if not isinstance(values, tuple | list) or len(values) != number:
+                got = f"{len(values)} values" if isinstance(values, tuple | list) else f"one {type(values).__name__}"
+                raise SimulationError(Problem(f"{method} of {self.name}", expected, got, todo))
             return values
 
-        env.step = check_action  # type: ignore[method-assign]
+        return check_values
 
     def _new_env(self) -> Env[Any, Any]:
         with needing("gymnasium", _WHERE, error=SimulationError):

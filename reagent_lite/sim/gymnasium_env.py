@@ -50,15 +50,14 @@ class GymnasiumEnv(VectorEnv):
         with self._gymnasium.name_errors("step"):
             observation, reward, terminated, truncated, info = self._envs.step(action)
         ended = terminated | truncated
-        self._write_observation(observation, info)
+        self._write_observation(observation, info, ended)
         self.next_observation.copy_(self.observation)
         if self.mask is not None and self.next_mask is not None:
             self.next_mask.copy_(self.mask)
         if ended.any():
             envs = torch.from_numpy(ended.nonzero()[0])
-            final = np.stack(info["final_obs"][ended]).astype(self._dtype)
-            self._require_numbers(final, envs.numpy())
-            self.next_observation[envs] = torch.from_numpy(final)
+            steps = self.step_count[envs].numpy() + 1
+            self.next_observation[envs] = self._as_numbers(np.stack(info["final_obs"][ended]), envs.numpy(), steps)
             if self.next_mask is not None:
                 self.next_mask[envs] = self._masks(info["final_info"], ended)
         self._write_rewards(reward, terminated, ended)
@@ -87,23 +86,35 @@ class GymnasiumEnv(VectorEnv):
             observation, info = self._envs.reset(seed=seeds)
         self.step_count.zero_()
         self.episode_return.zero_()
-        self._write_observation(observation, info)
+        self._write_observation(observation, info, np.ones(self.num_envs, np.bool_))
 
-    def _write_observation(self, observation: NDArray[Any], info: dict[str, Any]) -> None:
-        self.observation.copy_(torch.from_numpy(observation.astype(self._dtype, copy=False)))
-        self._require_numbers(observation, np.arange(self.num_envs))
+    def _write_observation(self, observation: NDArray[Any], info: dict[str, Any], began: NDArray[np.bool_]) -> None:
+        """Writes observations, those of a reset if `began` [N]."""
+        steps = np.where(began, 0, self.step_count.numpy() + 1)
+        self.observation.copy_(self._as_numbers(observation, np.arange(self.num_envs), steps))
         if self.mask is not None:
             self.mask.copy_(self._masks(info, np.ones(self.num_envs, np.bool_)))
 
-    def _require_numbers(self, observations: NDArray[Any], envs: NDArray[np.int64]) -> None:
-        """Raises SimulationError if observations of some environments are not finite; names the step."""
-        wrong = ~np.isfinite(observations) if observations.dtype.kind == "f" else np.zeros((1, 1), np.bool_)
+    def _as_numbers(self, observations: NDArray[Any], envs: NDArray[np.int64], steps: NDArray[np.int64]) -> Tensor:
+        """Returns observations [n, S] as the numbers of the buffers: float32, or uint8 as they are.
+
+        Args:
+            observations: observations of n environments.
+            envs: [n] number of each environment.
+            steps: [n] step of the episode that gave the observation; 0 for a reset.
+
+        Raises:
+            SimulationError: a value is not finite, or too large for float32; names the environment and the step.
+        """
+        with np.errstate(over="ignore"):
+            numbers = observations.astype(self._dtype, copy=False)
+        wrong = ~np.isfinite(numbers)
         if wrong.any():
             row = int(wrong.any(axis=1).argmax())
-            env = int(envs[row])
-            where = f"environment {self.first_env + env}, at step {int(self.step_count[env]) + 1} of an episode"
-            got = f"{observations[row][wrong[row]][0]} in {where}"
-            raise SimulationError(Problem(f"observations of {self.spec.name}", "finite numbers", got))
+            step = f"at step {steps[row]} of an episode" if steps[row] else "at the start of an episode"
+            got = f"{observations[row][wrong[row]][0]} in environment {self.first_env + envs[row]}, {step}"
+            raise SimulationError(Problem(f"observations of {self.spec.name}", "finite float32 numbers", got))
+        return torch.from_numpy(numbers)
 
     def _masks(self, info: dict[str, Any], rows: NDArray[np.bool_]) -> Tensor:
         """Returns the masks that the info has for some environments.

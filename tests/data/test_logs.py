@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers.cases import cases
 from helpers.event_files import write_events
@@ -250,6 +252,15 @@ def test_columns_that_only_one_log_has_are_as_in_files_of_one_folder(tmp_path: P
     copy, _ = copied(tmp_path, first, second, same_episodes=True)
     check_arrays(copy, state=[[1, np.nan], [np.nan, 2]], metrics=[[2], [0]], mask=[[1, 1], [1, 1]])
     assert (copy.state_ids, copy.counts["propensity_absent_rows"]) == ((0, 7), 1)
+
+
+def test_only_columns_that_training_reads_are_read(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        table = pa.table({"action": ["a"], "state_features": [{"1": 1.0}], "reward": [1.0], "note": ["long"]})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    paths = [str(tmp_path / f"{name}.parquet") for name in ("old", "new")]
+    for log in (Log(paths), Log(paths[0])):
+        assert all(block.table["note"].null_count == 1 for block in log.first_blocks())
 
 
 def test_own_names_of_an_old_log_beside_the_contracts_names_of_a_new_one(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from helpers.reports import (
 from helpers.runs import ROOT
 
 from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.errors import printable
 from reagent_lite.evaluation.decision import Choice, Evidence
 from reagent_lite.evaluation.explanation import Explanation
 from reagent_lite.evaluation.verdict import Verdict
@@ -47,9 +48,11 @@ from reagent_lite.rl.estimators import ESTIMATORS
 # ---- the document
 
 
-@pytest.mark.parametrize("name", ["one", "<script>alert(1)</script>\"'&"])
+@pytest.mark.parametrize("name", ["one", "<script>alert(1)</script>\"'&", "a\x1b[31m\x07\u202eb"])
 def test_a_full_page_is_well_formed_and_needs_nothing_but_itself(name: str) -> None:
     text = render(full(name))
+    name = printable(name)
+    assert text == printable(text)
     page = Page(text)
     assert (page.text["h1"], page.text["h2"]) == ([name], [
         "Estimates", "Who gains and who loses", "Who gets what", "Simulation", "Weights and overlap",

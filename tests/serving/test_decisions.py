@@ -78,7 +78,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("/decide", {"rows": [ROW, ROW | {"possible_actions": ["mail", "fax"]}]}, "rows.1.possible_actions", ""),
     ("/decide", {"rows": [ROW | {"possible_actions": ["mail", "mail"]}]}, "rows.0.possible_actions", ""),
     ("/decide", {"rows": [ROW | {"possible_actions": []}]}, "body.rows.0.possible_actions", ""),
-    ("/decide", {"rows": [ROW | {"mdp_id": 7}]}, "body.rows.0.mdp_id", ""),
+    ("/decide", {"rows": [ROW | {"mdp_id": 7.5}]}, "body.rows.0.mdp_id", ""),
     ("/decide", {"rows": [ROW | {"sequence_number": 2**53 + 1}]}, "body.rows.0.sequence_number", ""),
     ("/decide", {"row": [ROW]}, "body", "Did you mean 'rows'?"),
     ("/decide", {"rows": [ROW | {"mdp": "7"}]}, "body", "Did you mean 'mdp_id'?"),
@@ -288,3 +288,12 @@ def test_true_and_false_are_one_and_zero_and_the_log_has_numbers(worker: Worker)
     features = [{"3": True, "age": np.bool_(False)}, {"3": math.nan, "age": pd.NA}, {"3": None, "age": 2}]
     alike = [{"3": 1.0, "age": 0.0}, {}, {"age": 2.0}]
     assert bundle.predict_rows(features).q.tolist() == bundle.predict_rows(alike).q.tolist()
+
+
+def test_an_id_of_an_episode_has_one_spelling_as_in_training(worker: Worker) -> None:
+    """A repeated request is known by it, and a unit of a rollout stays with its model."""
+    ids = [7, 7.0, "7", "7.0", " 7 ", "-0", "007", "7.5", "a7"]
+    for number, mdp_id in enumerate(ids):
+        worker.post("/decide", rows=[ROW | {"mdp_id": mdp_id, "sequence_number": number}])
+    assert [row["mdp_id"] for row in worker.waiting_rows()] == ["7"] * 5 + ["0", "007", "7.5", "a7"]
+    assert worker.refusal("/decide", rows=[ROW | {"mdp_id": True}])[0] == 422

@@ -39,7 +39,10 @@ class Odd(gymnasium.Env[dict[str, Any], int]):
     mask_size = 3
     drops = 0  # numbers of an observation that are left out
     values = 5  # of a step
-    unknown_at = None  # count at which an observation has NaN
+    unknown_at = None  # count at which an observation has `unknown`
+    unknown = np.nan
+    values_from = 0  # count from which a step has `values`
+    bare = False  # whether a reset returns the observation alone
 
     def __init__(self, **changes: Any) -> None:
         vars(self).update(changes)
@@ -47,7 +50,7 @@ class Odd(gymnasium.Env[dict[str, Any], int]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         super().reset(seed=seed)
         self.count = 0
-        return self.shown()
+        return self.shown()[0] if self.bare else self.shown()  # type: ignore[return-value]
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, Any]:
         if self.count == self.fails_at:
@@ -55,7 +58,8 @@ class Odd(gymnasium.Env[dict[str, Any], int]):
         assert action != 5 + self.count % 3
         self.count += 1
         observation, info = self.shown()
-        return (observation, 0.5 * int(action), self.count == 10, self.count == 10, info)[-self.values :]  # type: ignore[return-value]
+        values = (observation, 0.5 * int(action), self.count == 10, self.count == 10, info)
+        return values[-self.values :] if self.count >= self.values_from else values  # type: ignore[return-value]
 
     def shown(self) -> tuple[Any, Any]:
         info = {"shape": np.zeros(self.np_random.integers(1, 9))}  # another one in each environment
@@ -63,7 +67,7 @@ class Odd(gymnasium.Env[dict[str, Any], int]):
             info["action_mask"] = np.arange(self.mask_size) != self.count % 3
         lot = self.np_random.normal(size=(2, 2))
         if self.count == self.unknown_at:
-            lot[1, 0] = np.nan
+            lot[1, 0] = self.unknown
         return {"count": self.count, "lot": lot.flatten()[self.drops :] if self.drops else lot}, info
 
 
@@ -204,6 +208,10 @@ def test_a_saved_rollout_goes_on_with_new_episodes_that_no_window_joins_to_the_o
         ("Odd-v0", {"values": 4}, r"step of Odd-v0: .* truncated and info, got 4 values\. That of old gym"),
         ("Odd-v0", {"unknown_at": 4}, "observations of Odd-v0: .*, got nan in environment 0, at step 4 of an episode"),
         ("Odd-v0", {"unknown_at": 10}, "observations of Odd-v0: .* nan in environment 0, at step 10 of an episode"),
+        ("Odd-v0", {"unknown_at": 0}, "observations of Odd-v0: .* nan in environment 0, at the start of an episode"),
+        ("Odd-v0", {"unknown_at": 4, "unknown": 1e300}, r"float32 numbers, got 1e\+300 in environment 0, at step 4"),
+        ("Odd-v0", {"values": 4, "values_from": 3}, r"step of Odd-v0: .*, got 4 values\. That of old gym"),
+        ("Odd-v0", {"bare": True}, "reset of Odd-v0: expected observation and info, got one dict. That of old gym"),
         ("Odd-v0", {"forgets_at": 4}, "info of Odd-v0: expected action_mask"),
         ("Odd-v0", {"fails_at": 0}, r"reset and step of Odd-v0: .* broken at 0 \(.*test_gymnasium\.py:\d+\)"),
     ],

@@ -152,15 +152,15 @@ def test_a_text_that_is_kept_is_the_same_beside_values_of_other_types(named: Pat
 
 
 def test_formulas_are_escaped_in_csv_on_request(named: Path, tmp_path: Path) -> None:
-    keys = ["=1+1", "+1", "-1", "@x", "\tx", "a=1", "'", None]
-    log = write_lines(tmp_path / "rows.jsonl", [{"state_features": STATE, "key": key} for key in keys])
+    keys = ["=1+1", "+1+1", "-A1", "@x", "\tx", "\n=x", "＝1", "a=1", "'", "-1", "+0.5", "-1e-3", None]
+    log = write_lines(tmp_path / "rows.jsonl", [{"state_features": STATE, "=key": key} for key in keys])
     read = []
     for escape in (False, True):
-        keys_of = {"keep": ["key"], "escape_formulas": escape, "output_path": str(tmp_path / "scores.csv")}
+        keys_of = {"keep": ["=key"], "escape_formulas": escape, "output_path": str(tmp_path / "scores.csv")}
         score(check(ScoreConfig, {"model": str(named), "data_path": str(log), **keys_of}))
         with (tmp_path / "scores.csv").open(newline="") as stream:
-            read.append([row["key"] or None for row in csv.DictReader(stream)])
-    assert read == [keys, ["'=1+1", "'+1", "'-1", "'@x", "'\tx", *keys[5:]]]
+            read.append([row["'=key" if escape else "=key"] or None for row in csv.DictReader(stream)])
+    assert read == [keys, ["'=1+1", "'+1+1", "'-A1", "'@x", "'\tx", "'\n=x", "'＝1", *keys[7:]]]
     with pytest.raises(ConfigError, match="escape_formulas: expected false unless output_path is CSV"):
         check(ScoreConfig, {"model": "m", "data_path": "d", "output_path": "s.parquet", "escape_formulas": True})
 

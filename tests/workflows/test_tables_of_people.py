@@ -210,16 +210,66 @@ def test_days_and_months_that_may_be_swapped_are_not_guessed(tmp_path: Path) -> 
     assert reagent_lite.inspect(log, columns=columns).config["data"]["columns"]["state_features"] == ["age", given]
 
 
-def test_texts_of_other_currencies_and_codes_are_no_amounts(tmp_path: Path) -> None:
-    frame = pd.DataFrame(people()).drop(columns=["tags", "joined"])
-    frame["price"] = ["5 USD", "6 EUR", "7 USD"] * 100
-    frame["code"] = ["v1", "v2", "v3"] * 100
-    frame.to_csv(tmp_path / "log.csv", index=False)
-    features = reagent_lite.inspect(tmp_path / "log.csv", columns={"reward": "bought"}).config["data"]["columns"]
-    assert [part for part in features["state_features"] if "price" in str(part) or "code" in str(part)] == [
-        "price",
-        "code",
-    ]
+def test_numbers_with_units_are_amounts_and_codes_are_categories(tmp_path: Path) -> None:
+    cells = {
+        "weight": ["70 kg", "81.5 kg", "64kg"],
+        "speed": ["5 km/h", "12 km/h", "7 km/h"],
+        "code": ["v1", "v2", "v3"],
+        "size": ["S", "M", "XL"],
+        "range": ["18-25", "26-35", "36-45"],
+        "price": ["5 USD", "6 EUR", "7 USD"],
+        "mass": ["70 kg", "154 lb", "81 kg"],
+        "views": ["5k", "12k", "7k"],
+        "paid": ["$5k", "$12k", "$7k"],
+    }
+    frame = pd.DataFrame(people())[["action", "p", "bought"]]
+    frame.assign(**{name: of_column * 100 for name, of_column in cells.items()}).to_csv(
+        tmp_path / "log.csv", index=False
+    )
+    inspected = reagent_lite.inspect(tmp_path / "log.csv", columns={"reward": "bought"})
+    columns = inspected.config["data"]["columns"]
+    amounts = [{"column": "weight", "kind": "currency", "unit": "kg"},
+               {"column": "speed", "kind": "currency", "unit": "km/h"}]  # fmt: skip
+    assert columns["state_features"] == [*amounts, "code", "size", "range"]
+    left_out = "\n".join(inspected.decide)
+    for words in (
+        "price left out, numbers in several units, EUR, USD",
+        "mass left out, numbers in several units, kg, lb",
+        "views left out, numbers with k, which may stand for",
+        "paid left out, numbers with $k",
+    ):
+        assert words in left_out
+    copy = prepare_training_copy(
+        Log(str(tmp_path / "log.csv"), actions=ACTIONS, columns=columns, directory=str(tmp_path / "copies"))
+    )
+    weight = copy.state[:][np.argsort(copy.origin_line[:]), [str(name) for name in copy.state_ids].index("weight")]
+    np.testing.assert_array_equal(weight[:3], [70, 81.5, 64])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "cities", "is_known"),
+    [
+        ("cp1252", ("Zürich", "Málaga", "Graz"), True),
+        ("cp1252", ("Tromsø €", "5 °C", "“Åre”"), True),
+        ("cp1251", ("Москва", "Казань", "Perm"), False),
+        ("cp1250", ("Łódź", "Kraków", "Gdańsk", "Wałbrzych"), False),
+        ("shift_jis", ("東京", "大阪", "Nara"), False),
+    ],
+)
+def test_an_encoding_that_shows_other_letters_is_not_guessed(
+    encoding: str, cities: tuple[str, ...], is_known: bool, tmp_path: Path
+) -> None:
+    """Categories would have other names than those that a server is sent."""
+    frame = pd.DataFrame(people())[["age", "action", "p", "bought"]].assign(city=np.resize(cities, ROWS))
+    frame.to_csv(tmp_path / "log.csv", index=False, encoding=encoding)
+    if is_known:
+        inspected = reagent_lite.inspect(tmp_path / "log.csv", columns={"reward": "bought"})
+        assert inspected.config["data"]["columns"]["csv"]["encoding"] == encoding
+    else:
+        with pytest.raises(DataError, match="name its encoding"):
+            reagent_lite.inspect(tmp_path / "log.csv", columns={"reward": "bought"})
+        given = {"reward": "bought", "csv": {"encoding": encoding}}
+        assert reagent_lite.inspect(tmp_path / "log.csv", columns=given).problems == ()
 
 
 def test_texts_of_rewards_are_mapped_on_request(tmp_path: Path) -> None:

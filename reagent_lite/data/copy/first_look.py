@@ -110,7 +110,7 @@ def first_rows(log: Log, *, refuses: bool = True) -> FirstRows:
 def _first_rows_of(block: Block, actions: tuple[str, ...] | None, *, refuses: bool) -> FirstRows:
     events = are_events(block)
     contract = Contract(actions=actions, events=events)
-    contract.require_columns(block.table.column_names, block.where(0))
+    contract.require_columns(block)
     rows = read_rows(block, contract)
     if refuses:
         rows.faults.require_none()

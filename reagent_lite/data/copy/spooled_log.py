@@ -138,7 +138,7 @@ class SpooledLog(ABC, Generic[T]):
     def read(self, block: Block) -> Rows:
         """Returns the checked rows of a block; called in any thread."""
         if block.file_number not in self._checked:
-            self.contract.require_columns(block.table.column_names, block.where(0))
+            self.contract.require_columns(block)
             self._checked.add(block.file_number)
         return read_rows(block, self.contract)
 

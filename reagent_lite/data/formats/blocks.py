@@ -45,6 +45,11 @@ class ColumnNames(Protocol):
         """Names of the columns whose values are read from their texts."""
         ...
 
+    @property
+    def own_names(self) -> bool:
+        """Whether columns may have names of the user's own, so that all columns are read."""
+        ...
+
     def meaning(self, name: str) -> str:
         """Returns the field that a column holds; `field.name` if it holds one of the field's features."""
         ...

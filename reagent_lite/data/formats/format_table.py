@@ -19,6 +19,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from reagent_lite.config.column_names import kind_of_column
 from reagent_lite.data.formats.arrow import read_ipc, read_parquet
 from reagent_lite.data.formats.blocks import JSON_LINES, Block, InputFile, Position, Reader, Show, num_threads
 from reagent_lite.data.formats.csv import read_csv
@@ -30,7 +31,7 @@ from reagent_lite.data.formats.encodings import (
     Encoding,
 )
 from reagent_lite.data.formats.input_files import MINARI
-from reagent_lite.data.formats.jsonl import read_json_lines
+from reagent_lite.data.formats.jsonl import count_keys, read_json_lines
 from reagent_lite.data.formats.minari import read_minari
 from reagent_lite.data.formats.schema import in_one_piece
 from reagent_lite.errors import DataError, NoRowsError, Problem, pluralize
@@ -38,6 +39,8 @@ from reagent_lite.errors import DataError, NoRowsError, Problem, pluralize
 T = TypeVar("T")
 _MOST_MAPPED = 1 << 22
 """Values of a matrix of features, 4 bytes each: rows with few of many features are read in small parts."""
+_OF_MAPS = ("features", "metrics", "actions", "action")
+"""Kinds of columns whose values may be maps."""
 _REWARDS = ("reward", "rewards")
 
 
@@ -45,7 +48,8 @@ def parsers_of(
     file: InputFile, number: int, position: Position, readers: Mapping[str, Reader] | None = None
 ) -> Generator[Callable[[], Block]]:
     """Yields the functions that parse the blocks of a file, see Reader; columns get the standard names."""
-    reader = (ALL_COLUMNS if file.columns is not None or file.id_columns else readers or READERS)[file.extension]
+    needs_all = (file.columns is not None and file.columns.own_names) or file.id_columns
+    reader = (ALL_COLUMNS if needs_all else readers or READERS)[file.extension]
     for parse in reader(file, number, position):
         yield partial(_read, file, parse)
 
@@ -68,16 +72,23 @@ def _read(file: InputFile, parse: Callable[[], Block]) -> Block:
 def _parts(block: Block) -> Iterator[Block]:
     """Yields a block in parts whose maps have at most _MOST_MAPPED values when each key is a column of a matrix."""
     rows = block.table.num_rows
-    values = sum(_mapped_values(column) for column in block.table.columns)
+    table = block.table
+    values = sum(_mapped_values(name, table.column(index)) for index, name in enumerate(table.column_names))
     step = max(rows * _MOST_MAPPED // max(values, 1), 1)
     for start in range(0, rows, step):
         part = slice(start, start + step)
         yield block if step >= rows else replace(block, table=block.table.slice(start, step), lines=block.lines[part])
 
 
-def _mapped_values(column: pa.ChunkedArray) -> int:
-    """Returns the number of values of a column of maps, or of lists of maps, as a matrix of all keys; 0 for others."""
+def _mapped_values(name: str, column: pa.ChunkedArray) -> int:
+    """Returns the number of values of a column of maps, or of lists of maps, as a matrix of all keys; 0 for others.
+
+    Maps may be JSON texts, also in a list or as pairs.
+    """
     maps = in_one_piece(column)
+    if kind_of_column(name) in _OF_MAPS and (pa.types.is_string(maps.type) or pa.types.is_large_string(maps.type)):
+        text = "\n".join(maps.drop_null().to_pylist())
+        return len(maps) * count_keys(text.encode()) if "{" in text else 0
     if _is_list(maps.type) and not _holds_pairs(maps.type):
         maps = maps.flatten()
     if pa.types.is_map(maps.type) and len(maps):

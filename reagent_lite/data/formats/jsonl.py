@@ -29,7 +29,8 @@ from reagent_lite.errors import MAX_PROBLEMS, DataError, Problem
 from reagent_lite.strict_json import MAX_DEPTH, is_deep, parse_json
 
 _OBJECT = re.compile(rb"\s*\{.*\}\s*")
-_KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:')
+_KEY = re.compile(rb'"key"\s*:\s*(?:"((?:[^"\\]|\\.)*)"|([0-9]+))|"((?:[^"\\]|\\.)*)"\s*:')
+"""A key of an object, or of a map as a list of pairs, {"key": 7, "value": 1}."""
 _EXACT_BELOW = float(1 << 53)  # integers at or above it are not exact as float64
 NamedArray = tuple[pa.Field, pa.Array]
 """A column: its name with its type, and its values."""
@@ -44,9 +45,14 @@ def read_json_lines(file: InputFile, number: int, position: Position) -> Iterato
     return read_text(file, position, lambda text: text.rfind(b"\n") + 1, partial(_block, file, number), _table_bytes)
 
 
+def count_keys(text: bytes) -> int:
+    """Returns the number of distinct keys of JSON objects and maps."""
+    return len({*_KEY.findall(text)})
+
+
 def _table_bytes(text: bytes) -> int:
     """Returns the bytes of a table with a number for every key in every row."""
-    return 8 * text.count(b"\n") * len({*_KEY.findall(text)})
+    return 8 * text.count(b"\n") * count_keys(text)
 
 
 def _block(file: InputFile, number: int, text: bytes, line: int) -> Block:

@@ -30,6 +30,10 @@ _MARKS: dict[Decimal, re.Pattern[str]] = {
     ".": re.compile(r"[-+]?(?:[0-9]+\.(?:[0-9]{1,2}|[0-9]{4,})|0\.[0-9]+|[0-9]{1,3}(?:[, '][0-9]{3})+\.[0-9]+)"),
 }
 """Numbers that can have one decimal mark only: 1.234 may be either."""
+_WORD = re.compile(r"(?:[^\x00-\x40\x5b-\x60\x7b-\x7f\xa0]){2,}")
+"""Two or more letters, or signs beyond ASCII."""
+_AROUND_WORDS = "\u20ac\u201c\u201d\u201e\u2018\u2019\u2013\u2014\u2026\u00b0\u00ab\u00bb"
+"""Signs that stand before and after words."""
 _GROUPS = re.compile(r"[-+]?[0-9]{1,3}(?:[,. '][0-9]{3})+(?:[,.][0-9]+)?")
 
 
@@ -67,7 +71,11 @@ def csv_format_of(file: InputFile) -> dict[str, Any]:
 
 
 def _encoding_of(start: bytes) -> str | None:
-    """Returns utf-8, utf-16 by its mark, or cp1252 if it has all bytes; None for bytes that are no text."""
+    """Returns utf-8, utf-16 by its mark, or cp1252 if the text has words as it then has; None for other bytes.
+
+    In cp1251 and other encodings the same bytes are other letters, so that cp1252 would show words of letters with
+    accents alone, or signs inside of words.
+    """
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
     if b"\0" in start:
@@ -76,8 +84,11 @@ def _encoding_of(start: bytes) -> str | None:
         start[: len(start) - 4 if len(start) == _BYTES else None].decode()  # the last character may be cut
         return "utf-8"
     with suppress(UnicodeDecodeError):
-        start.decode("cp1252")
-        return "cp1252"
+        words = [word.strip(_AROUND_WORDS) for word in _WORD.findall(start.decode("cp1252"))]
+        words = [word for word in words if len(word) > 1 and not word.isascii()]
+        usual = sum(word.isalpha() and any(map(str.isascii, word)) for word in words)
+        if 4 * usual >= 3 * len(words):
+            return "cp1252"
     return None
 
 

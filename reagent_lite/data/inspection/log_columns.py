@@ -24,7 +24,7 @@ from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.csv import json_cell, words_as_texts
 from reagent_lite.data.formats.format_table import read_blocks
 from reagent_lite.data.formats.schema import is_text, microseconds_of
-from reagent_lite.data.inspection.raw_columns import Raw, is_read, raw_column_of
+from reagent_lite.data.inspection.raw_columns import Raw, explain_units, is_read, raw_column_of
 from reagent_lite.data.rows.block_columns import ANSWERS
 from reagent_lite.data.rows.column_mapping import OriginalNames, csv_of
 from reagent_lite.raw_values import RawColumn
@@ -127,9 +127,16 @@ class LogColumn:
         )
 
     @property
+    def unlike_amounts(self) -> str:
+        """Why strings with numbers and units are not amounts of one unit; "" for others."""
+        return explain_units(self.counts) if self.kind == "text" and self.raw is None else ""
+
+    @property
     def is_category(self) -> bool:
         """Whether values are strings, each in several rows, and nearly all of them are among a few."""
         if self.kind != "text" or self.is_numerals or max(map(len, self.counts)) > MOST_CHARACTERS:
+            return False
+        if self.unlike_amounts:
             return False
         of_levels = sum(list(self.counts.values())[:MOST_LEVELS])
         return of_levels >= _SHARE_OF_LEVELS * len(self.present) and 2 * self.distinct <= len(self.present)

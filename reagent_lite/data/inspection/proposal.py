@@ -522,7 +522,8 @@ class _Proposal:
             elif column.raw is not None:
                 features.append(column.raw)
                 of_column = join_names(RawColumn.of(column.raw).features)
-                self.decide.append(f"{column.name}: read as {column.raw['kind']}, with the features {of_column}")
+                unit = f" in {column.raw['unit']}" if "unit" in column.raw else ""
+                self.decide.append(f"{column.name}: read as {column.raw['kind']}{unit}, with the features {of_column}")
             elif column.near_equal:
                 features.append({"column": column.name, "map": column.near_equal})
                 self._note_near_equal(column)
@@ -627,6 +628,8 @@ class _Proposal:
             return f"values of several kinds: {join_names(examples.values())}; an absent value is an empty cell or null"
         if column.is_numerals:
             return "strings that look like numbers or times; write numbers as 1234.5"
+        if column.unlike_amounts:
+            return column.unlike_amounts
         if not column.is_number and not column.is_category:
             return f"a column of {column.kind} values"
         if words[0] == "next":

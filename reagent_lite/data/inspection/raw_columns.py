@@ -10,6 +10,7 @@ from datetime import date, datetime
 from typing import Any
 
 from reagent_lite.data.inspection.csv_format import decimal_of
+from reagent_lite.errors import join_names
 from reagent_lite.feature_ids import id_of
 from reagent_lite.raw_values import RawColumn, elements_of, plain_spaces
 
@@ -32,6 +33,16 @@ _CODES = (
     "TWD", "NZD", "THB", "IDR", "MYR", "PHP", "VND", "kr", "kr.", "zł", "Kč", "Ft", "Fr.", "Rs", "Rs.",
 )  # fmt: skip
 """Codes of currencies, and signs that are letters."""
+_MEASURES = {
+    "kg", "g", "mg", "t", "lb", "lbs", "oz", "km", "m", "cm", "mm", "mi", "ft", "in", "yd", "l", "L", "dl", "cl", "ml",
+    "gal", "h", "hr", "hrs", "min", "mins", "s", "sec", "ms", "d", "days", "weeks", "months", "years", "kWh", "MWh",
+    "kW", "W", "°C", "°F", "K", "km/h", "mph", "kB", "KB", "MB", "GB", "TB", "kcal", "kJ",
+}  # fmt: skip
+"""Units that may differ in one column."""
+_SCALES = ("k", "K", "M", "B", "bn", "mln", "Mio", "Mio.", "Mrd", "Mrd.", "Tsd", "Tsd.", "тыс", "тыс.", "млн", "млн.")
+"""Signs that multiply the number before them."""
+_WITH_UNIT = re.compile(r"\s*[-+\u2212]?[0-9][0-9.,'\s]*[°µ]?[^\W\d_]+(?:/[^\W\d_]+)?[²³]?\s*")
+"""A number and a unit after it."""
 _ROWS_OF_LEVEL = 2
 
 
@@ -111,17 +122,39 @@ def _of_compact_dates(name: str, values: Sequence[int]) -> Raw | None:
 def _of_amounts(name: str, texts: Sequence[str]) -> Raw | None:
     """Returns the unit of amounts, the same for every number; None if there is none, or another one."""
     numbers = [_NUMBER.search(text) for text in texts]
-    if not all(numbers):
-        return None
-    units = {re.sub(r"[-+\u2212()\s]", "", _NUMBER.sub("", text, count=1)) for text in texts} - {""}
+    units = _units_of(texts) - {""}
     if len(units) != 1:
         return None
     (unit,) = units
     decimal = decimal_of(plain_spaces(number[0]) for number in numbers if number is not None) or "."
     raw = {"column": name, "kind": "percent"} if unit == "%" else {"column": name, "kind": "currency", "unit": unit}
     raw |= {} if decimal == "." else {"decimal": decimal}
-    is_unit = unit == "%" or unit in _CODES or any(unicodedata.category(sign) == "Sc" for sign in unit)
+    is_unit = unit == "%" or _is_currency(unit) or (unit not in _SCALES and all(map(_WITH_UNIT.fullmatch, texts)))
     return raw if is_unit and is_read(raw, texts) else None
+
+
+def _units_of(texts: Iterable[str]) -> set[str]:
+    """Returns what stands beside the number of each text; empty if a text has no number."""
+    if not all(map(_NUMBER.search, texts)):
+        return set()
+    return {re.sub(r"[-+\u2212()\s]", "", _NUMBER.sub("", text, count=1)) for text in texts}
+
+
+def _is_currency(unit: str) -> bool:
+    return unit in _CODES or any(unicodedata.category(sign) == "Sc" for sign in unit)
+
+
+def explain_units(texts: Iterable[str]) -> str:
+    """Returns why texts that are numbers with units cannot be read as numbers; "" for other texts."""
+    units = _units_of(texts) - {""}
+    without_sign = {unit: "".join(sign for sign in unit if unicodedata.category(sign) != "Sc") for unit in units}
+    scales = sorted(unit for unit, rest in without_sign.items() if rest in _SCALES)
+    are_units = all(unit in _MEASURES or _is_currency(unit) or unit in scales or unit == "%" for unit in units)
+    if scales and are_units:
+        return f"numbers with {join_names(scales)}, which may stand for thousands or millions; write 5000 for 5k"
+    if len(units) > 1 and are_units:
+        return f"numbers in several units, {join_names(sorted(units))}; write them in one"
+    return ""
 
 
 def _opens_list(value: Any) -> bool:

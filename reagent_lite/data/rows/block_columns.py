@@ -38,6 +38,7 @@ from reagent_lite.data.formats.schema import (
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.errors import DataError, Problem, pluralize
+from reagent_lite.item_table import WHOLE_ID
 
 NONE = -1
 WRONG = -2
@@ -46,9 +47,6 @@ INTEGERS = "integers"
 TIMES = "times"
 CUT = "parts of a microsecond"
 """Kinds of sequence numbers; CUT: times that were finer than a microsecond."""
-_WHOLE_ID = r"^\s*(?:-?(0)|(-?[1-9][0-9]*))(?:\.0+)?\s*$"
-"""A number that is an integer, without leading zeros; spaces may be around it, and pandas writes the id 7 as 7.0 if a
-column has gaps."""
 _BELOW_MICROSECONDS = re.compile(r"[.,]\d{6}0*[1-9]")
 
 
@@ -145,7 +143,7 @@ def whole_ids(column: Column) -> pa.Array:
         return column.array
     quote = '"' if column.text else ""
     return pc.replace_substring_regex(
-        column.array, _WHOLE_ID.replace("^", f"^{quote}").replace("$", f"{quote}$"), rf"{quote}\1\2{quote}"
+        column.array, WHOLE_ID.replace("^", f"^{quote}").replace("$", f"{quote}$"), rf"{quote}\1\2{quote}"
     )
 
 

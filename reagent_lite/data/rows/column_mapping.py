@@ -79,6 +79,11 @@ class ColumnMapping:
         return name
 
     @property
+    def own_names(self) -> bool:
+        """Whether columns may have names of the user's own."""
+        return True
+
+    @property
     def raw(self) -> tuple[str, ...]:
         """Names of the columns whose values are not read as they are."""
         return tuple(column.column for column in self.raw_columns)
@@ -177,10 +182,12 @@ class OriginalNames:
 
     Attributes:
         csv: format of CSV files.
+        own_names: true, so that all columns are read.
     """
 
     csv: CsvFormat = PLAIN_CSV
     raw: tuple[str, ...] = ()
+    own_names: bool = True
 
     def meaning(self, name: str) -> str:
         """Returns "", which is the name of no field."""

@@ -81,9 +81,14 @@ class Contract:
     choices: bool = True
     texts: bool = False
 
-    def require_columns(self, names: list[str], where: str) -> None:
-        """Checks that a file has the columns that every log has, and the extra ones; see `require_columns` below."""
-        require_columns(names, (*(EVENT_COLUMNS if self.events else TRANSITION_COLUMNS), *self.extra), where)
+    def require_columns(self, block: Block) -> None:
+        """Checks that a file has the columns that every log has, and the extra ones; see `require_columns` below.
+
+        Rows of JSON lines have columns of their own, so that only the file's first block has to have all of them.
+        """
+        if not block.file.own_columns or block.lines[0] == 1:
+            wanted = (*(EVENT_COLUMNS if self.events else TRANSITION_COLUMNS), *self.extra)
+            require_columns(block.table.column_names, wanted, block.where(0))
 
 
 def require_columns(
@@ -219,7 +224,7 @@ def candidates(column: Callable[[str], Column], faults: Faults) -> tuple[Feature
     possible = column("possible_actions")
     lists = read_candidate_lists(possible, faults, TODO_NAMES).distinct()
     empty_list = possible.present & (lists.lengths == 0)
-    logged = empty_strings_as_null(column("action"), empty_list)
+    logged = empty_strings_as_null(column("action"), lists.lengths == 0)
     action, present = read_candidate_features(logged, faults, rule="action_infinite", todo=TODO_NAMES)
     present = present & ~(empty_list & np.isnan(action.values).all(axis=1))
     lists = offered_items(lists, present, possible, faults)

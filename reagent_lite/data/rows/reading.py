@@ -332,7 +332,7 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, co
     next_action, next_taken = read_candidate_features(empty_strings_as_null(column("next_action")), faults)
     # {} is a valid action, but as a next action it means that there is none
     next_taken = next_taken & ~np.isnan(next_action.values).all(axis=1)
-    without_choice = column("possible_actions").present & ~present & (lists.lengths == 0)
+    without_choice = ~present & (lists.lengths == 0)
     after = column("possible_next_actions")
     without = (lists.lengths == 0) if contract.choices else np.ones(len(index), bool)
     lists = lists.or_alone(action, present, without)

@@ -130,8 +130,12 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
 
 
 def rows_without_choice(action: pa.Array, possible: pa.Array) -> Mask:
-    """Returns [n] whether no action was taken and none was possible, which is a state after an end."""
-    none_possible: Mask = np.equal(fill_nulls(pc.list_value_length(possible), -1), 0)
+    """Returns [n] whether no action was taken and none was possible, which is a state after an end.
+
+    Without a list all named actions are possible, and no candidate is.
+    """
+    without_list = -1 if pa.types.is_string(action.type) else 0
+    none_possible: Mask = np.equal(fill_nulls(pc.list_value_length(possible), without_list), 0)
     return ~valid_rows(action) & none_possible
 
 

@@ -185,7 +185,7 @@ def select_rows(block: Block, config: TimelineConfig) -> tuple[Block, EventFacts
         facts.first_alone = block.where(0)
         facts.served_alone = SERVED_COLUMNS[0] in block.table.column_names
         block = _as_episodes(block)
-    contract.require_columns(block.table.column_names, block.where(0))
+    contract.require_columns(block)
     if config.query.tableSample < 100:
         ids = texts(column_of(block, "mdp_id"), Faults(block))
         limit = round(config.query.tableSample / 100 * HASHES)

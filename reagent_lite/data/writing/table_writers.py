@@ -81,12 +81,19 @@ def table_writer(target: Path, *, within: FolderIdentity | None = None) -> Itera
 
 
 def without_formulas(table: pa.Table) -> pa.Table:
-    """Returns a table with an apostrophe before strings that spreadsheets take for formulas (OWASP, CSV injection)."""
+    """Returns a table with an apostrophe before strings that spreadsheets take for formulas (OWASP, CSV injection).
+
+    Names of columns are among these strings; numbers stay as they are, also those that are strings, as -0.5.
+    """
     for index, field in enumerate(table.schema):
         if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
-            escaped = pc.replace_substring_regex(table.column(index), r"\A([=+\-@\t\r])", r"'\1")
-            table = table.set_column(index, field, escaped)
-    return table
+            table = table.set_column(index, field, _escape_formulas(table.column(index)))
+    return table.rename_columns(_escape_formulas(pa.array(table.column_names, pa.string())).to_pylist())
+
+
+def _escape_formulas(cells: pa.Array) -> pa.Array:
+    escaped = pc.replace_substring_regex(cells, r"\A([=+\-@\t\r\n＝＋－＠])", r"'\1")
+    return pc.if_else(pc.match_substring_regex(cells, r"\A[-+]?[0-9]*[.,]?[0-9]+([eE][-+]?[0-9]+)?\z"), cells, escaped)
 
 
 def encoding_of(target: Path) -> Encoding:

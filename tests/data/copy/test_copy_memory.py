@@ -1,5 +1,6 @@
 """Memory of building a copy: bounded by some numbers of 4 and 8 bytes a row, and independent of the parts."""
 
+import json
 import tracemalloc
 from pathlib import Path
 
@@ -129,6 +130,29 @@ def test_rows_with_few_of_many_features_are_read_in_small_parts(
     assert [block.table.num_rows for block in blocks] == [10] * 10
     assert [line for block in blocks for line in block.lines.tolist()] == list(range(1, 101))
     assert [reward for block in blocks for reward in block.table["reward"].to_pylist()] == list(range(100))
+
+
+MAPS = [{f"feature {number}": 1.0, "a": 2} for number in range(100)]
+PAIR_TEXTS = [json.dumps([{"key": name, "value": value} for name, value in of_row.items()]) for of_row in MAPS]
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("state_features", [json.dumps(of_row) for of_row in MAPS]),
+        ("state_features", PAIR_TEXTS),
+        ("action", [json.dumps(of_row) for of_row in MAPS]),
+        ("possible_actions", [json.dumps([of_row]) for of_row in MAPS]),
+    ],
+    ids=["maps", "pairs", "actions", "lists"],
+)
+def test_maps_as_json_texts_are_read_in_small_parts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, texts: list[str]
+) -> None:
+    """100 rows of 101 or 102 keys: 1 020 values are 10 rows."""
+    monkeypatch.setattr(format_table, "_MOST_MAPPED", 1020)
+    pq.write_table(pa.table({name: texts, "reward": range(100)}), tmp_path / "log.parquet")
+    assert [block.table.num_rows for block in blocks_of(tmp_path / "log.parquet")] == [10] * 10
 
 
 def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -96,12 +96,18 @@ def test_a_broken_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert ("to_json(path, orient='records', lines=True)" in problem.todo) == (line[0] + line[-1] != "{}")
 
 
-def test_sparse_rows_are_read_in_small_blocks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("extension", [".jsonl", ".csv"])
+def test_sparse_rows_are_read_in_small_blocks(tmp_path: Path, extension: str) -> None:
     """Another key in every row: a table of the first 256 KB alone would take 4,500 x 4,500 numbers, 160 MB."""
     rows = 12_000
-    lines = (json.dumps({"action": "a", "reward": 1, "state_features": {str(row): 1.5}}) for row in range(rows))
-    (tmp_path / "log.jsonl").write_text("\n".join(lines))
-    files = list_input(str(tmp_path / "log.jsonl"), (".jsonl",))
+    if extension == ".csv":
+        lines = ["reward,state_features", *(f'1,"{{""{row}"": 1.5}}"' for row in range(rows))]
+    else:
+        lines = [json.dumps({"action": "a", "reward": 1, "state_features": {str(row): 1.5}}) for row in range(rows)]
+    (tmp_path / f"log{extension}").write_text("\n".join(lines))
+    files = list_input(str(tmp_path / f"log{extension}"), (extension,))
     blocks = list(read_blocks(files, lambda block: (block.table.nbytes, block.lines)))
     assert max(nbytes for nbytes, _ in blocks) < 1.5 * TABLE_BYTES
-    np.testing.assert_array_equal(np.concatenate([lines for _, lines in blocks]), np.arange(1, rows + 1))
+    first = 2 if extension == ".csv" else 1
+    numbers = np.concatenate([lines for _, lines in blocks])
+    np.testing.assert_array_equal(numbers, np.arange(first, rows + first))

@@ -17,6 +17,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from helpers.event_files import EXTENSIONS, problems_of, rows_of
 from minari.data_collector import EpisodeBuffer
 
+import reagent_lite
 from reagent_lite.config import check
 from reagent_lite.config.normalize_config import NormalizeConfig
 from reagent_lite.data.copy.prepared_copy import prepare_training_copy
@@ -79,6 +80,15 @@ def test_cartpole_as_minari_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert rows == rows_of(folder / "data")
     norm = {"training_data_path": str(folder), "norm_params": {"output_dir": str(tmp_path / "norm")}}
     assert normalize(check(NormalizeConfig, norm)).rows == len(rows)
+
+
+def test_a_dataset_is_a_log_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kind and config come from the first rows, which the file main_data.hdf5 or the description gives."""
+    for data_format in ("hdf5", "parquet"):
+        folder = made(tmp_path / data_format, monkeypatch, cartpole(30), data_format=data_format)
+        assert Log(str(folder)).holds_events
+        inspected = reagent_lite.inspect(folder)
+        assert (inspected.problems, inspected.config["actions"]) == ((), ["0", "1"])
 
 
 def test_the_files_of_a_dataset_are_one_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

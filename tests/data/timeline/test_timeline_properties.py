@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,9 @@ def test_episodes_come_back_as_their_transitions(
     [
         (None, {"action": {}, "possible_actions": []}),
         (None, {"action": None, "possible_actions": []}),
+        (None, {"action": None, "possible_actions": None}),
+        (None, {"action": "", "possible_actions": None}),
+        (None, {"action": ..., "possible_actions": ...}),
         (NAMES, {"action": "", "possible_actions": []}),
         (NAMES, {"action": None, "possible_actions": [0] * len(NAMES)}),
     ],
@@ -52,13 +56,17 @@ def test_a_last_row_without_a_possible_action_is_an_end(
 ) -> None:
     """Of three decisions that earn 1 each the returns at 0.9 are 2.71, 1.9 and 1."""
     action: Any = {"0": 1.0} if actions is None else NAMES[0]
-    possible = [int(name == action) for name in NAMES] if nothing["possible_actions"] else [action]
+    possible = (
+        [action] if actions is None or not nothing["possible_actions"] else [int(name == action) for name in NAMES]
+    )
     rows = [
         {"mdp_id": name, "sequence_number": number, "state_features": {"0": number}, "reward": 1 + number // 3,
          "action": action, "possible_actions": possible, "action_probability": 1.0, **(nothing if number == 3 else {})}
         for name in ("one", "two") for number in range(4)
     ]  # fmt: skip
-    log = write_events(rows, tmp_path / "log", "jsonl")
+    rows = [{key: value for key, value in row.items() if value is not ...} for row in rows]
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(map(json.dumps, rows)))  # without a newline at the end the last row is a block of its own
     columns = {"actionDiscrete": actions is not None}
     query = {"query": {"actions": actions or ()}}
     for source in (
