@@ -44,8 +44,9 @@ class LogEvaluationConfig(EvaluationConfig):
     """Share of the log's episodes that are scored; reward and value models are fitted to the others. All episodes are
     scored if only the probability of the logged action is known for every policy."""
 
-    final_fit_passes: Count = 40
-    """Passes over the rows that these models are fitted to; fewer if the loss on held-out rows stops falling."""
+    final_fit_passes: Count | None = None
+    """Passes over the rows that these models are fitted to; fewer if the loss on held-out rows stops falling. Absent:
+    5, or at least 120 steps in at most 40 passes."""
 
     unsupported: ClassVar = dict.fromkeys(_TRAINING_KEYS, "Only used in training")
 
