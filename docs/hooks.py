@@ -1,4 +1,4 @@
-"""What mkdocs does to a page: links that lead out of this folder become the path in the checkout."""
+"""Hooks of mkdocs: links that lead out of this folder become the path in the checkout."""
 
 import re
 from typing import Any

@@ -1,6 +1,6 @@
 """Draws README's picture, the top of the demo's report, in a real browser: python docs/picture.py.
 
-It writes docs/report.png, and docs/report.sha256 with a hash of what the picture shows, which a test compares with the
+It writes docs/report.png, and docs/report.sha256 with a hash of its content, which a test compares with the
 report of today.
 """
 
@@ -26,12 +26,10 @@ _COLORS = 48  # as letters and lines need few, a fourth of the bytes
 
 
 def shown(page: str) -> str:
-    """Returns a hash of the texts in the picture, decision and chart, and of the page's style."""
-    verdict = re.search(r'<div class="verdict.*?</div>', page, re.DOTALL)
-    chart = re.search(r'<figure class="card">.*?</figure>', page, re.DOTALL)
-    assert verdict is not None
-    assert chart is not None
-    texts = re.findall(r">([^<]+)<", verdict[0] + chart[0])
+    """Returns a hash of the texts in the picture (title, decision, evidence and chart), and of the page's style."""
+    parts = re.findall(r'<h1.*?</h1>|<div class="verdict.*?</div>|<h2 id="estimates">.*?</figure>', page, re.DOTALL)
+    assert len(parts) == 3
+    texts = re.findall(r">([^<]+)<", "".join(parts))
     words = " ".join(" ".join(html.unescape(text).split()) for text in texts)
     return hashlib.sha256((words + _STYLE.read_text()).encode()).hexdigest()
 

@@ -1,8 +1,8 @@
 """Categories: features whose values are texts.
 
 A text is stored as its code, a float32 made of its hash. Machines, shards and services therefore agree without a table,
-and matrices of features stay numeric. Fitting the normalization chooses the levels: the texts that get a one-hot column
-each. All other texts count as other.
+and matrices of features stay numeric. Fitting the normalization chooses the levels: the strings that get a one-hot
+column each. All other strings count as other.
 """
 
 from __future__ import annotations

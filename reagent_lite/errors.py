@@ -91,11 +91,11 @@ def join_names(names: Iterable[object]) -> str:
 def named_counts(counts: Mapping[str, int]) -> str:
     """Returns nonzero counts as text: "3,470 rows, 1 terminal row" for {"rows": 3470, "terminal_rows": 1}."""
 
-    def named(key: str, count: int) -> str:
+    def name_count(key: str, count: int) -> str:
         name = key.replace("_", " ")
         return pluralize(count, re.sub("(row|episode|value|state)s", r"\1", name), name)
 
-    return ", ".join(named(key, count) for key, count in counts.items() if count)
+    return ", ".join(name_count(key, count) for key, count in counts.items() if count)
 
 
 def suggest_nearest(name: str, names: Sequence[str], advice: str = "Did you mean {!r}?", otherwise: str = "") -> str:
@@ -249,7 +249,7 @@ class UnavailableError(PeerError):
 
 
 class Preempted(BaseException):
-    """A signal ended the run early; `kept` says what was kept and what the same command does when run again.
+    """A signal ended the run early; `kept` says which results were kept and how the same command goes on.
 
     A signal handler may raise it anywhere. Like KeyboardInterrupt it is not an Exception, so that `except Exception`
     does not catch it.

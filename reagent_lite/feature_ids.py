@@ -1,4 +1,4 @@
-"""Feature ids: integers, as in the workflows of 2019, or names.
+"""Feature ids: integers, as in ReAgent 2019, or names.
 
 A log may call a feature `3` or `age`. The id of a name is a hash of the name, so that files, machines and executors
 agree without a table. Code computes with integers; an id that has a name is shown and written as the name.

@@ -42,10 +42,10 @@ class FolderIdentity:
         """Returns the identity of an existing folder; marks it if it has no marker."""
         if not _markers(folder):
             (folder / f"{_MARKER}{uuid.uuid4().hex[:12]}").touch(exist_ok=False)
-        return cls.used(folder)
+        return cls.read_mark(folder)
 
     @classmethod
-    def used(cls, folder: Path) -> "FolderIdentity":
+    def read_mark(cls, folder: Path) -> "FolderIdentity":
         """Returns the identity of a folder that a run has marked.
 
         Raises:

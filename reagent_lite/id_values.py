@@ -1,6 +1,6 @@
 """Features whose values are ids: one id, a list of ids, or ids with scores; the same in logs, bundles and the server.
 
-    "u17", 17                     one id; integers are the texts of their digits
+    "u17", 17                     one id; integers count by their digits
     ["a", "b"]                    a list of ids
     {"a": 0.5, "b": 1.0}          ids with scores; also [{"key": "a", "value": 0.5}, ...]
 

@@ -33,7 +33,7 @@ class ItemTable:
     Attributes:
         ids: [N], each once, in the order of the table.
         feature_ids: [F], ascending.
-        values: [N, F] float32; texts are their codes (categories.py).
+        values: [N, F] float32; strings are their codes (categories.py).
         texts: {id of a feature whose values are texts: {code: text}}; empty in a table read from ITEMS_FILE, which has
             codes only.
         all_possible: whether rows of a log that list no possible actions offer every item.

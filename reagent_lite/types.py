@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a process that only reads configs and data does not wait fo
     from torch import Tensor
 
 MISSING_VALUE = -1337.1337
-"""Marked an absent feature in dense data of the 2019 workflows; here an absent feature is NaN."""
+"""Marked an absent feature in dense data of ReAgent 2019; here an absent feature is NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,7 @@ class FeatureSpec:
         mean, stddev: mean and standard deviation of the values (for BOXCOX: after the transform).
         boxcox_lambda, boxcox_shift: x -> ((x + shift)^lambda - 1) / lambda.
         possible_values: the possible values of ENUM, in the order of its one-hot columns.
-        levels: the texts of these values, for a category (categories.py); empty for numbers.
+        levels: the strings of these values, for a category (categories.py); empty for numbers.
         quantiles: the quantiles of QUANTILE, increasing.
         min_value, max_value: smallest and largest value; CONTINUOUS_ACTION scales by them.
         embedding: table and form of EMBEDDING. Its possible_values are the codes of the ids that have a row of their
@@ -253,7 +253,7 @@ class NormalizationSpec:
     features: tuple[FeatureSpec, ...]
 
     @classmethod
-    def ordered(cls, features: dict[int, FeatureSpec]) -> Self:
+    def from_features(cls, features: dict[int, FeatureSpec]) -> Self:
         """Returns the spec with the features in column order."""
         order = list(FeatureType)
         return cls(tuple(sorted(features.values(), key=lambda f: (order.index(f.feature_type), f.feature_id))))
@@ -343,7 +343,7 @@ class BatchSource(Protocol):
 
     def __next__(self) -> TransitionBatch: ...
 
-    def learned(self, row_errors: Tensor) -> None:
+    def record_errors(self, row_errors: Tensor) -> None:
         """Records the errors [B] of the last batch's rows, the priorities of prioritized replay."""
         ...
 

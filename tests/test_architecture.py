@@ -33,7 +33,7 @@ LAYERS = {
 DATA_LAYERS = {
     "faults_by_kind": -1, "result_frames": -1,
     "formats": 0,
-    "rows": 1, "buckets": 1, "log_shares": 1, "served_log": 1,
+    "rows": 1, "log_shares": 1, "served_log": 1,
     "features": 2, "writing": 2, "stage_folder": 2,
     "partition": 3,
     "logs": 4,
@@ -41,6 +41,21 @@ DATA_LAYERS = {
     "copy": 6, "shard_files": 6,
     "sampling": 7, "episode_folder": 7, "inspection": 7,
 }  # fmt: skip
+VERBS_IN_ED = {"embed", "exceed", "feed", "need", "seed", "speed"}
+PARTICIPLES = {
+    "built",
+    "chosen",
+    "drawn",
+    "given",
+    "kept",
+    "known",
+    "left",
+    "made",
+    "shown",
+    "sent",
+    "taken",
+    "written",
+}
 SCIENCE = {("tasks", "scoring"), ("tasks", "run_statistics")}
 FILES = sorted((ROOT / "reagent_lite").rglob("*.py"))
 
@@ -68,6 +83,17 @@ def test_imports_go_down(file: Path) -> None:
     if own == "data":
         others = inner(modules, "reagent_lite.data", 2) - {rest[0]}
         assert all(DATA_LAYERS[name] < DATA_LAYERS[rest[0]] for name in others), sorted(modules)
+
+
+def test_a_function_is_called_by_a_verb() -> None:
+    names = {
+        part.name.strip("_")
+        for file in FILES
+        for part in ast.walk(ast.parse(file.read_text()))
+        if isinstance(part, ast.FunctionDef) and not any("property" in ast.unparse(d) for d in part.decorator_list)
+    }
+    participles = names & PARTICIPLES | {name for name in names - VERBS_IN_ED if re.fullmatch("[a-z]+ed", name)}
+    assert not participles
 
 
 def test_a_name_is_that_of_one_module_or_public_function() -> None:

@@ -17,7 +17,7 @@ from reagent_lite.errors import ConfigError, Problem, pluralize
 from reagent_lite.shipped import find_shipped
 from reagent_lite.whole_files import appearing_folder
 
-_HIDDEN = shutil.ignore_patterns(".*", "__pycache__")  # training copies beside a log, compiled scripts
+_HIDDEN = shutil.ignore_patterns(".*", "__pycache__")  # training copies next to a log, compiled scripts
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -14,7 +14,7 @@ COMMAND = Command(
     module="workflows.convert",
     model=ConvertConfig,
     example="configs/gymnasium/convert.json",
-    settings="--set input_path=log.csv --set output_path=log.parquet",
+    settings="--set data_path=log.csv --set output_path=log.parquet",
     outcome="log, rows, columns, rows_per_second, seconds",
 )
 

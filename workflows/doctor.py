@@ -18,8 +18,8 @@ from reagent_lite.tasks.doctor import examine
 from reagent_lite.tasks.train import WORKFLOWS
 
 _EPILOG = """\
-Run it on every machine at once, with the arguments of the run. Machines meet through a file beside that of init_method,
-so that a run with the same file is not disturbed; a tcp:// port is used directly.
+Run it on every machine at once, with the arguments of the run. Machines meet through a file next to that of
+init_method, so that a run with the same file is not disturbed; a tcp:// port is used directly.
 
 exit codes:
   0 nothing failed

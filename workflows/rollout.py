@@ -2,7 +2,7 @@
 
 1 read     the rows of the log that say which policy decided, with both policies' probabilities
 2 compare  unit by unit, with intervals that hold at every moment; as the server does, to the last digit
-3 audit    events of the server (shares, stop, promotion) beside the same figures from the files
+3 audit    events of the server (shares, stop, promotion) next to the same figures from the files
 """
 
 import os

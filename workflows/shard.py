@@ -19,12 +19,12 @@ COMMAND = Command(
     flags={
         "num_nodes": Flag("--num_nodes", "machines", int),
         "node_index": Flag(
-            "--node_index", "number of this machine, from 0: its episodes are written to local_path", int
+            "--node_index", "number of this machine, from 0: its episodes are written to output_path", int
         ),
     },
     notes="""\
-The command is the same on every machine but for --node_index, in any order: each reads training_data_path, which all of
-them have to see, and writes its own episodes to local_path. Rows that are up to date are not written again.""",
+The command is the same on every machine but for --node_index, in any order: each reads data_path, which all of
+them have to see, and writes its own episodes to output_path. Rows that are up to date are not written again.""",
 )
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ class PolicyLearner(nn.Module, ABC):
         "Take more optimizer steps (epochs, or a smaller training.minibatch_size), try another training.learning_rate, "
         "and check"
     )
-    """What to do about values that help no more than a constant; "that ..." follows."""
+    """Advice about values that help no more than a constant; "that ..." follows."""
 
     def __init__(
         self, online: nn.Module, head: nn.Module, settings: TargetSettings, reward_boost: Tensor | None

@@ -174,7 +174,7 @@ class TreeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What scores are fitted to.
+    """Targets of the scores.
 
     Attributes:
         loss: the loss of a score.
@@ -205,14 +205,14 @@ class Target:
 
     def constants(self) -> Tensor:
         """Returns the scores [FOLDS + 1] of constant predictions: without each fold, and of all rows."""
-        fitted = torch.stack([self.weighted((self.fold != f).double()) for f in range(FOLDS + 1)])
+        fitted = torch.stack([self.weigh((self.fold != f).double()) for f in range(FOLDS + 1)])
         return self.loss.constant(fitted @ self.value, fitted.sum(1))
 
     def predict_unseen(self, scores: Tensor) -> Tensor:
         """Returns the scores [n] of each row by the fit without its fold, of scores [FOLDS + 1, n]."""
         return scores.gather(0, self.fold.unsqueeze(0)).squeeze(0)
 
-    def weighted(self, values: Tensor, numbers: Tensor | None = None) -> Tensor:
+    def weigh(self, values: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Returns values [..., n] of the rows `numbers`, or of all rows, times their weights."""
         if self.weight is None:
             return values
@@ -220,18 +220,18 @@ class Target:
 
     def losses(self, scores: Tensor) -> Tensor:
         """Returns the weighted loss [n] of scores [n]."""
-        return self.weighted(self.loss.rows(scores, self.value))
+        return self.weigh(self.loss.rows(scores, self.value))
 
     def losses_of(self, scores: Tensor, numbers: Tensor) -> Tensor:
         """Returns the weighted losses [..., m] of scores [..., m] of the rows `numbers`, [m]."""
-        return self.weighted(self.loss.rows(scores, self.value[numbers]), numbers)
+        return self.weigh(self.loss.rows(scores, self.value[numbers]), numbers)
 
-    def linearized(self, scores: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor | None]:
+    def linearize(self, scores: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns the residuals of a Newton step, and weights, of the rows `numbers`, [..., m]; see `RewardLoss`."""
-        residual, curvature = self.loss.linearized(scores, self.value[numbers])
+        residual, curvature = self.loss.linearize(scores, self.value[numbers])
         if self.weight is None:
             return residual, curvature
-        return residual, self.weighted(torch.ones_like(residual) if curvature is None else curvature, numbers)
+        return residual, self.weigh(torch.ones_like(residual) if curvature is None else curvature, numbers)
 
     def total_unseen(self, scores: Tensor) -> float:
         """Returns the sum of the losses of all rows by fits that have not seen them, for scores [FOLDS + 1, n]."""
@@ -239,7 +239,7 @@ class Target:
 
     def error(self, scores: Tensor) -> float:
         """Returns the mean squared error of scores [n], in units of rewards."""
-        return self.span**2 * _weighted_mean((self.value - self.loss.expected(scores)).square(), self.weight)
+        return self.span**2 * _weighted_mean((self.value - self.loss.predict(scores)).square(), self.weight)
 
 
 def _weighted_mean(values: Tensor, weight: Tensor | None) -> float:
@@ -368,11 +368,11 @@ def _fit_terms(
     weights = x.new_zeros(len(groups), FOLDS + 1, x.shape[1])
     center = x.new_zeros(FOLDS + 1, x.shape[1])
 
-    def fitted(group: int, penalties: Sequence[float]) -> Tensor:
+    def fit_step(group: int, penalties: Sequence[float]) -> Tensor:
         """Returns the weights of the next step, [P, FOLDS + 1, D]."""
         numbers = groups[group]
         columns = of_group[group]
-        residual, row_weights = target.linearized(scores[:, numbers] + weights[group] @ columns.T, numbers)
+        residual, row_weights = target.linearize(scores[:, numbers] + weights[group] @ columns.T, numbers)
         regression = Regression(
             x=columns,
             targets=(weights[group] - center) @ columns.T + residual,
@@ -397,12 +397,12 @@ def _fit_terms(
     tried = range(len(PENALTIES))
     for _ in range(_MOST_STEPS if len(groups) > 1 else target.loss.steps):
         penalties = [PENALTIES[index] for index in tried]
-        solutions = {group: fitted(group, penalties) for group in leading}
+        solutions = {group: fit_step(group, penalties) for group in leading}
         total = torch.stack([losses(group, solutions[group]) for group in leading]).sum(0)
         best = int(total.argmin())
         if not total[best] < smallest * (1 - _LEAST_FALL):
             break
-        others = {group: fitted(group, penalties[best : best + 1])[0] for group in order[len(leading) :]}
+        others = {group: fit_step(group, penalties[best : best + 1])[0] for group in order[len(leading) :]}
         for group in order:
             weights[group] = solutions[group][best] if group in solutions else others[group]
         if len(groups) > 1:
@@ -479,7 +479,7 @@ def _mix(target: Target, base: Tensor, parts: Tensor) -> Tensor:
         shares.zero_()
         for _ in range(target.loss.steps):
             terms = x @ shares[kept]
-            residual, weight = target.linearized(base + terms, every)
+            residual, weight = target.linearize(base + terms, every)
             weighted = x if weight is None else x * weight.unsqueeze(1)
             vector = weighted.T @ (terms + residual)
             shares[kept] = torch.linalg.lstsq(weighted.T @ x, vector.unsqueeze(1)).solution.squeeze(1)
@@ -548,7 +548,7 @@ def _try_trees(
 
     gains = torch.stack([gain(output, most) for output in enough[:_FEWEST_LEADING]]).sum(0)
     best = int(gains.argmax())
-    squares = target.weighted(target.value.square())
+    squares = target.weigh(target.value.square())
     rounding = max(1e-9 * float(target.losses(base).sum()), 1e-26 * float(squares.sum()))
     if not gains[best] > rounding:
         return None
@@ -588,7 +588,7 @@ def grow_trees(
     start: NDArray[np.float64] | None = None,
     weight: NDArray[np.float64] | None = None,
 ) -> Trees:
-    """Returns `count` trees, each fitted to what those before leave.
+    """Returns `count` trees, each fitted to the residuals of those before.
 
     Args:
         inputs: [n, W].

@@ -21,7 +21,7 @@ class AlgorithmSection(Section):
     temperature: ClassVar[float] = Q_TEMPERATURE
     """Default of rl.temperature."""
     nearer: ClassVar[str] = "a larger rl.cql_alpha"
-    """What keeps the policy nearer to the log, beside rl.temperature and rl.epsilon, in words."""
+    """Keys that keep the policy nearer to the log, in addition to rl.temperature and rl.epsilon, in words."""
     takes_steps: ClassVar[bool] = True
     """Whether a run learns by optimizer steps; otherwise the model is fitted before the evaluation."""
     unused: ClassVar[tuple[str, ...]] = ()
@@ -29,7 +29,7 @@ class AlgorithmSection(Section):
 
 
 class ActorSection(AlgorithmSection):
-    """An algorithm with a policy network, the actor, beside the critic Q."""
+    """An algorithm with a policy network, the actor, in addition to the critic Q."""
 
     temperature: ClassVar[float] = 1.0
     """Default of rl.temperature: at 1 the softmax of the actor's logits is the policy that was learned."""

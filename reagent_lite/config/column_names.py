@@ -16,7 +16,7 @@ from reagent_lite.raw_values import RawColumn, RawKind
 ColumnKind = Literal[
     "text", "date", "order", "integer", "number", "value", "flag", "features", "metrics", "action", "actions", "any"
 ]
-"""Kind of a column's values. order: integers or times; value: numbers, or texts of a category; features: {id: value};
+"""Kind of a column's values. order: integers or times; value: numbers, or strings of a category; features: {id: value};
 metrics: {name: number}; action: a name, an index or features; actions: a list of them, or 0 and 1 per action."""
 
 
@@ -73,9 +73,9 @@ COLUMNS = {
 """Every column that a log may have; columns that training does not read are added to transitions by a timeline."""
 
 UNIT = "unit"
-"""Column of what is drawn and resampled as one, such as a user or an hour."""
+"""Column of the unit that is drawn and resampled as one, such as a user or an hour."""
 WEIGHT = "weight"
-"""Column of how many decisions a row stands for, in a log of which some rows were dropped by what happened in them."""
+"""Column of how many decisions a row stands for, in a log from which rows were dropped by their outcome."""
 ONLY_IF_NAMED = (UNIT, WEIGHT)
 """Columns that are only used if a config names them."""
 SERVED_COLUMNS = ("decision_id", "model", "items")
@@ -113,10 +113,10 @@ class CsvFormat(Section):
     delimiter: Delimiter | None = None
     """Sign between cells; absent: the one that gives the header the most cells."""
     decimal: Decimal | None = None
-    """Decimal mark of numbers; the other mark may be between groups of three digits. Absent: a point, and beside
+    """Decimal mark of numbers; the other mark may be between groups of three digits. Absent: a point, and next to
     another delimiter than the comma also a comma, without marks between groups."""
     null: Names = ()
-    """Further texts of cells without a value, such as - or n/a."""
+    """Further strings of cells without a value, such as - or n/a."""
     encoding: str = "utf-8"
     """Encoding of the text, such as cp1252 or utf-16."""
 

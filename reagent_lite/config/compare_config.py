@@ -1,4 +1,4 @@
-"""The whole JSON of `workflows.compare`: which runs are compared, and by what."""
+"""The whole JSON of `workflows.compare`: which runs are compared, and by which score."""
 
 import json
 import re

@@ -12,14 +12,15 @@ from reagent_lite.errors import Problem
 class ConvertConfig(Section):
     """`python -m workflows.convert`: writes a log in another format, row by row."""
 
-    input_path: str = ""
+    data_path: str = ""
     """The log: a file or folder of any format that training reads, a Minari dataset, or a URL."""
     columns: LogColumns = {}
     output_path: LocalPath = ""
     """Output file: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow or .csv; an older file is replaced once the new one
     is complete."""
 
-    required: ClassVar = {"input_path": ("a path or a URL",)}
+    required: ClassVar = {"data_path": ("a path or a URL",)}
+    renamed: ClassVar = {"input_path": "data_path"}
 
     def rules(self) -> Iterator[Problem]:
         """Yields Problems if the output is missing or a format is unknown."""

@@ -1,4 +1,4 @@
-"""Defaults of `"defaults": "2026"` that differ from those of 2019, which are the fields' own.
+"""Defaults of `"defaults": "2026"` that differ from those of ReAgent 2019, which are the fields' own.
 
 They are filled in for absent keys before a config is checked. `epochs` null, `training.minibatch_size` null and
 `rl.value_scale` "returns" become numbers once the data has been read.
@@ -51,7 +51,7 @@ _LARGEST_MINIBATCH = 4096
 
 
 def with_defaults_of_2026(tree: Mapping[str, Any]) -> Tree:
-    """Returns the keys of a config with those of 2026 that are absent, and have an effect beside the others."""
+    """Returns the keys of a config with those of 2026 that are absent, and have an effect together with the others."""
     algorithm = tree.get("algorithm", "dqn")
     levels_given = "max_unique_enum_values" in _keys(tree.get("norm_params"))
     if algorithm == "boosting":

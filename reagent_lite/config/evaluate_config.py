@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from reagent_lite.config.column_names import LogColumns
 from reagent_lite.config.environment import EnvironmentConfig
-from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.config.evaluation import EvaluationConfig, EvaluationModelsConfig
 from reagent_lite.config.items import WITHOUT_ITEMS, Name, PossibleItems
 from reagent_lite.config.paths import FOR_SEVERAL_LOGS, DataPath, SameEpisodes, logs_of
 from reagent_lite.config.section import (
@@ -25,7 +25,8 @@ from reagent_lite.config.simulate_config import output_problems
 from reagent_lite.config.timeline_config import QuerySection, TimelineSection
 from reagent_lite.errors import Problem, join_names
 
-_TRAINING_KEYS = ("calc_cpe_in_training", "choosing_share", "figures_share", "fit_passes", "learn_from_scored")
+_TRAINING_KEYS = ("calc_cpe_in_training", "choosing_share", "figures_share", "learn_from_scored")
+_ONLY_IN_TRAINING = "Only used in training"
 UNIFORM = "uniform"
 LOGGED = "logged"
 COLUMN = "column:"
@@ -37,18 +38,25 @@ def is_model(policy: str) -> bool:
     return policy not in (UNIFORM, LOGGED) and not policy.startswith(COLUMN)
 
 
+class LogEvaluationModelsConfig(EvaluationModelsConfig):
+    """Training of the reward model and the value model behind estimates."""
+
+    final_fit_passes: Count | None = None
+    """Passes over the rows that the models are fitted to; fewer if the loss on held-out rows stops falling. Absent: 5,
+    or at least 120 steps in at most 40 passes."""
+
+    unsupported: ClassVar = {"fit_passes": _ONLY_IN_TRAINING}
+
+
 class LogEvaluationConfig(EvaluationConfig):
     """Estimation of a policy's value from any log."""
 
     held_out_share: Fraction = 0.5
     """Share of the log's episodes that are scored; reward and value models are fitted to the others. All episodes are
     scored if only the probability of the logged action is known for every policy."""
+    models: LogEvaluationModelsConfig = LogEvaluationModelsConfig()
 
-    final_fit_passes: Count | None = None
-    """Passes over the rows that these models are fitted to; fewer if the loss on held-out rows stops falling. Absent:
-    5, or at least 120 steps in at most 40 passes."""
-
-    unsupported: ClassVar = dict.fromkeys(_TRAINING_KEYS, "Only used in training")
+    unsupported: ClassVar = dict.fromkeys(_TRAINING_KEYS, _ONLY_IN_TRAINING)
 
 
 class PlayedEnvironmentConfig(EnvironmentConfig):

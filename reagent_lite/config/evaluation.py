@@ -1,6 +1,6 @@
 """`evaluation`: counterfactual policy evaluation (CPE) on logged episodes."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,12 +16,34 @@ class GuardrailConfig(Section):
     """Whether lower values of the metric are better, such as complaints, or higher ones, such as revenue."""
 
 
+class EvaluationModelsConfig(Section):
+    """Training of the reward model and the value model behind estimates."""
+
+    learning_rate: Positive = 0.003
+    """Learning rate of both models (Adam)."""
+    target_update_rate: PositiveShare = 0.1
+    """Soft update of the value model's target network, which gives the estimates."""
+    minibatch_size: Count = 256
+    """Rows per process and step."""
+    fit_passes: Count | None = None
+    """Passes over the training rows when the models are fitted after an epoch. Absent: one, over at most an eighth of
+    the rows that the policy learns from in an epoch."""
+    final_fit_passes: Count | None = None
+    """Passes when the models are fitted at the end; fewer if the loss on held-out rows stops falling. Absent: 5, over
+    at most a sixteenth of the rows that the policy learned from in all epochs, but at least 120 steps in at most 40
+    passes. With an effective sample size below evaluation.min_effective_episodes the models are not fitted: nothing
+    could check them, and no decision could be based on them."""
+    max_fit_rows: Count = 4_000_000
+    """Largest number of rows that each process fits the models to, after an epoch and at the end, whatever the
+    passes."""
+
+
 class EvaluationConfig(Section):
     """Estimation of the learned policy's value from logged episodes."""
 
     calc_cpe_in_training: bool = True
-    """true: evaluate after every epoch as well, with fit_passes, without MAGIC and intervals (with more than 30 epochs
-    of fewer than 20 optimizer steps: after every few epochs); false: only at the end."""
+    """true: evaluate after every epoch as well, with models.fit_passes, without MAGIC and intervals (with more than 30
+    epochs of fewer than 20 optimizer steps: after every few epochs); false: only at the end."""
     propensities: Literal["logged", "estimate"] = "logged"
     """Source of the logging policy's probabilities in weights. logged: the log; without them there are no weighted
     estimates. estimate: a softmax of state and choice, curved where that helps, mixed with uniform choices, fitted to
@@ -63,23 +85,10 @@ class EvaluationConfig(Section):
     """Largest number of scored rows per episode, from its start; the report counts later rows."""
     min_effective_episodes: Annotated[float, Field(ge=1)] = 10.0
     """Effective sample size below which the verdict on weighted estimates is: do not use."""
-    learning_rate: Positive = 0.003
-    """Learning rate of the reward model and the value model (Adam)."""
-    target_update_rate: PositiveShare = 0.1
-    """Soft update of the value model's target network, which gives the estimates."""
-    minibatch_size: Count = 256
-    """Rows per process and step when the two models are fitted."""
-    fit_passes: Count | None = None
-    """Passes over the training rows when the models are fitted after an epoch. Absent: one, over at most an eighth of
-    the rows that the policy learns from in an epoch."""
-    final_fit_passes: Count | None = None
-    """Passes when the models are fitted at the end; fewer if the loss on held-out rows stops falling. Absent: 5, over
-    at most a sixteenth of the rows that the policy learned from in all epochs, but at least 120 steps in at most 40
-    passes. With an effective sample size below min_effective_episodes the models are not fitted: nothing could check
-    them, and no decision could be based on them."""
-    max_fit_rows: Count = 4_000_000
-    """Largest number of rows that each process fits the models to, after an epoch and at the end, whatever the
-    passes."""
+    models: EvaluationModelsConfig = EvaluationModelsConfig()
+    """How the reward model and the value model are trained; the defaults suit most logs."""
+
+    renamed: ClassVar = {name: f"models.{name}" for name in EvaluationModelsConfig.model_fields}
 
     @property
     def level(self) -> float:

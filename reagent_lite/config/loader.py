@@ -59,6 +59,7 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
     if beyond := list(_beyond_limits(tree)):
         raise ConfigError([*problems, *beyond])
     tree = json.loads(json.dumps(model.tree_of(tree)))
+    problems += _use_current_names(model, tree)
     while True:  # each pass removes at least one bad key
         try:
             config = model.model_validate_json(json.dumps(tree))
@@ -76,6 +77,27 @@ def check(model: type[Config], tree: dict[str, Any], problems: list[Problem] | N
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _use_current_names(model: type[Section], tree: dict[str, Any]) -> list[Problem]:
+    """Moves renamed keys to their current names, so that errors name keys as they are in the tree."""
+    problems = list[Problem]()
+    for path, section in _walk(model):
+        node: Any = tree
+        for name in path.split(".")[:-1]:
+            node = node.get(name) if isinstance(node, dict) else None
+        if isinstance(node, dict) and issubclass(section, Section):
+            moved, twice = section.with_current_names(dict(node))
+            problems += [within(path[:-1], problem) for problem in twice]
+            node.clear()
+            node.update(moved)
+    return problems
+
+
+def former_names(model: type[Section]) -> dict[str, str]:
+    """Returns {path of a key: its former path} for all renamed keys of a config."""
+    sections = [(path, section) for path, section in _walk(model) if issubclass(section, Section)]
+    return {path + now: path + former for path, section in sections for former, now in section.renamed.items()}
 
 
 def expand_config(config: Section) -> dict[str, Any]:

@@ -39,7 +39,7 @@ SameEpisodes = Annotated[
 
 
 FOR_SEVERAL_LOGS = ("absent for a single log", "Give a list of logs, or drop it")
-"""What errors expect and advise of `same_episodes` if there is one log."""
+"""Expected value and advice in errors about `same_episodes` if there is one log."""
 
 
 def logs_of(path: DataPath) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from reagent_lite.config.compare_config import CompareConfig
 from reagent_lite.config.convert_config import ConvertConfig
 from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.config.inspect_config import InspectConfig
+from reagent_lite.config.loader import former_names
 from reagent_lite.config.normalize_config import NormalizeConfig
 from reagent_lite.config.rollout_config import RolloutConfig
 from reagent_lite.config.score_config import ScoreConfig
@@ -46,6 +47,7 @@ def reference() -> str:
     shown = dict[str, str]()
     for title, model in _WORKFLOWS.items():
         schema = model.model_json_schema()
+        former = former_names(model)
         lines.append(f"## {title}\n")
         sections = [("", schema)]
         for path, section in sections:  # grows in the loop
@@ -54,8 +56,10 @@ def reference() -> str:
             lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
             for key, field in section["properties"].items():
                 kind = _section_of(field)
+                below = f"{path}{'.' if path else ''}{key}"
+                if below in former:
+                    field = {**field, "description": f"{field['description']} Also accepted: `{former[below]}`."}
                 if kind and kind not in shown:
-                    below = f"{path}{'.' if path else ''}{key}"
                     shown[kind] = f"{below} of {_name(title)}"
                     sections.append((below, schema["$defs"][kind]))
                 lines.append(_row(key, field, shown.get(kind, "")))

@@ -59,11 +59,11 @@ class ServedRolloutConfig(ComparisonConfig):
     units_per_share: Count = 2000
     """Number of units that count, without harm, after which the next share begins."""
     on_harm: Literal["stop", "report"] = "stop"
-    """What happens once the new model is worse, a guardrail is violated, or the comparison is invalid. stop: its share
-    is 0 from the next decision on, after restarts as well; report: the page says so."""
+    """Reaction if the new model is worse, a guardrail is violated, or the comparison is invalid. stop: its share
+    is 0 from the next decision on, after restarts as well; report: the page reports it."""
     on_better: Literal["promote", "report"] = "report"
-    """What happens once the new model is better, unless a guardrail is violated. promote: it decides alone from then
-    on, after restarts as well; report: the page says so."""
+    """Reaction if the new model is better, unless a guardrail is violated. promote: it decides alone from then
+    on, after restarts as well; report: the page reports it."""
 
     required: ClassVar = {"model": ("the folder of an exported model",)}
 

@@ -22,6 +22,7 @@ RULES = "rules"
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
+_ABSENT = object()
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -60,7 +61,7 @@ class NoEffect:
 
 
 def _complete(schema: dict[str, Any], section: type["Section"]) -> None:
-    """Adds descriptions to a schema, and removes the keys without an effect, which files of 2019 may have."""
+    """Adds descriptions to a schema, and removes the keys without an effect, which files of ReAgent 2019 may have."""
     properties = schema["properties"]
     for parent in reversed(section.__mro__):
         if issubclass(parent, Section) and parent is not Section:
@@ -99,24 +100,47 @@ class Section(BaseModel):
     required: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Keys of the section, or of an inner section, that must not be empty; for each the expected value, and advice."""
     unsupported: ClassVar[dict[str, str]] = {}
-    """Keys of 2019 that have no effect here, each with advice; only their default is accepted."""
+    """Keys of ReAgent 2019 that have no effect here, each with advice; only their default is accepted."""
     no_effect: ClassVar[tuple[NoEffect, ...]] = ()
     """Rules for keys that have no effect with some values of other keys."""
+    renamed: ClassVar[dict[str, str]] = {}
+    """{former path of a key: its path now}, both within the section; files with the former one are still read."""
 
     @model_validator(mode="before")
     @classmethod
     def _read_values(cls, tree: Any) -> Any:
-        """Reads 0 and 1 as false and true and strings of digits as numbers, as code of 2019 did; lists become tuples.
+        """Reads 0 and 1 as false and true and strings of digits as numbers, as ReAgent 2019 did; lists become tuples.
 
         Strict types alone would require tuples from Python code.
         """
         if not isinstance(tree, dict):
             return tree
+        tree, problems = cls.with_current_names(tree)
+        if problems:
+            raise PydanticCustomError(RULES, "every key under one name", {"problems": problems})
         fields = cls.model_fields
         return {
             key: _read_value(value, _types_in(fields[key].annotation)) if key in fields else value
             for key, value in tree.items()
         }
+
+    @classmethod
+    def with_current_names(cls, tree: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        """Returns the section's JSON object with renamed keys under their current names.
+
+        Also returns a Problem for each key that has two different values under its two names.
+        """
+        problems = list[Problem]()
+        for former, current in cls.renamed.items():
+            sections, value = _take(tree, former.split("."))
+            if value is _ABSENT:
+                continue
+            _, other = _take(sections, current.split("."))
+            tree = _put(sections, current.split("."), value) if other is _ABSENT else sections
+            if other not in (_ABSENT, value) and value not in (None, "", [], {}):  # empty: as if it were absent
+                both = f"is {_text(value)}, but {current}, its name now, is {_text(other)}"
+                problems.append(Problem.stating(former, both, "Give one of them"))
+        return tree, problems
 
     @classmethod
     def tree_of(cls, tree: dict[str, Any]) -> dict[str, Any]:
@@ -165,6 +189,36 @@ def within(path: str, problem: Problem) -> Problem:
     return replace(problem, where=".".join(filter(None, (path, problem.where))))
 
 
+def _take(tree: dict[str, Any], path: Sequence[str]) -> tuple[dict[str, Any], Any]:
+    """Returns an object without the key at a path, and the key's value, _ABSENT if there is no such key.
+
+    A section that has no other key is left out as well.
+    """
+    name, *inner = path
+    if name not in tree:
+        return tree, _ABSENT
+    rest = {key: value for key, value in tree.items() if key != name}
+    if not inner:
+        return rest, tree[name]
+    if not isinstance(tree[name], dict):
+        return tree, _ABSENT
+    section, value = _take(tree[name], inner)
+    if value is _ABSENT or section:
+        rest = {key: section if key == name else old for key, old in tree.items()}
+    return rest, value
+
+
+def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Returns an object with a value at a path; absent sections are made, and a value in place of one stays."""
+    name, *inner = path
+    section = tree.get(name)
+    if not inner:
+        return {**tree, name: value}
+    if isinstance(section, dict | None):
+        return {**tree, name: _put(section or {}, inner, value)}
+    return tree
+
+
 def _types_in(annotation: Any) -> set[Any]:
     """Returns the types of a key's values, lists and objects by their elements; for words of a Literal the words."""
     inner = get_args(annotation)
@@ -207,12 +261,12 @@ def _text(value: Any) -> str:
 def checked_by(check: Callable[[Any], Iterable[Problem]]) -> AfterValidator:
     """Returns a validator that refuses values with problems; `where` of a problem is relative to the value."""
 
-    def checked(value: Any) -> Any:
+    def validate(value: Any) -> Any:
         if problems := list(check(value)):
             raise PydanticCustomError(RULES, "a valid value", {"problems": problems})
         return value
 
-    return AfterValidator(checked)
+    return AfterValidator(validate)
 
 
 def type_in_words(field: dict[str, Any]) -> str:

@@ -14,11 +14,11 @@ from reagent_lite.errors import Problem
 class ShardConfig(Section):
     """`python -m workflows.shard`: writes one machine's part of the rows, or all rows in an order of its own."""
 
-    training_data_path: DataPath = ""
+    data_path: DataPath = ""
     """Folder of a timeline, another file or folder of rows in a format that training reads, or a list of several logs:
     on every machine the same files, such as those of a share or a bucket (s3://, gs://, abfs://)."""
     columns: LogColumns = {}
-    local_path: LocalPath = ""
+    output_path: LocalPath = ""
     """Folder on this machine's disk for its rows, which training reads; older ones there are replaced."""
     layout: Literal["shards", "replicas"] = "shards"
     """shards: each machine gets different whole episodes; replicas: each machine gets all episodes, in a different
@@ -30,7 +30,8 @@ class ShardConfig(Section):
     node_index: Number | None = None
     """Number of this machine, from 0; a single machine needs none."""
 
-    required: ClassVar = {"training_data_path": ("a path",), "local_path": ("a folder on this machine's disk",)}
+    required: ClassVar = {"data_path": ("a path",), "output_path": ("a folder on this machine's disk",)}
+    renamed: ClassVar = {"training_data_path": "data_path", "local_path": "output_path"}
 
     def rules(self) -> Iterator[Problem]:
         """Yields a Problem if node_index is missing or too large."""

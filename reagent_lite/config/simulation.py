@@ -75,14 +75,6 @@ class SimulationConfig(EnvironmentConfig):
     """Episodes of the policy in each evaluation."""
     stop_at_return: float | None = None
     """End the run once the mean return of an evaluation reaches this value."""
-    cuda_graph: bool = True
-    """Replay rollouts, evaluations and updates on simulated rows as CUDA graphs if environments run on a GPU.
-
-    Updates are not replayed with several processes, beside data, for candidates with batch normalization, and with
-    optimizers without `capturable`. Code that waits for the GPU is not replayed either; a warning names the call. Runs
-    of at least 50,000 optimizer steps fuse the kernels of replayed updates by torch.compile, except for a user's
-    network.
-    """
     pictures: bool = False
     """Write rollout.gif, an episode of the learned policy, next to the model; needs the extra `pictures`."""
 

@@ -38,7 +38,7 @@ Date = Annotated[str, checked_by(_date)]
 
 
 class TimelineSection(Section):
-    """Pairing of events to transitions. Keys in camelCase are those of 2019."""
+    """Pairing of events to transitions. Keys in camelCase are those of ReAgent 2019."""
 
     inputTableName: DataPath = ""
     """Events: a file or a folder of files, local or a URL, or a list of several logs."""

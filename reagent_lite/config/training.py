@@ -59,10 +59,13 @@ class TrainingConfig(Section):
     clip_grad_norm: Positive | None = None
     """Largest norm of the whole gradient."""
     cuda_graph: bool = True
-    """Replay updates on logged rows of named actions as CUDA graphs, compiled as described at simulation.cuda_graph.
+    """Replay updates, and rollouts of environments that run on the GPU, as CUDA graphs.
 
-    Has an effect in one process on one GPU with one minibatch per step, an optimizer with `capturable`, and no batch
-    normalization. For updates on simulated rows see simulation.cuda_graph.
+    Updates are replayed in one process on one GPU with an optimizer that has `capturable`, if all rows are logged or
+    all are simulated: on logged rows for named actions without batch normalization and with one minibatch per step; on
+    simulated rows except for candidates with batch normalization. Code that waits for the GPU is not replayed; a
+    warning names the call. Runs of at least 50,000 optimizer steps fuse the kernels of replayed updates by
+    torch.compile, except for a user's network.
     """
     warm_start_model_path: str | None = None
     """Output folder, checkpoint or exported model of an earlier run with the same network and order of actions. Inputs

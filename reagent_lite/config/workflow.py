@@ -48,14 +48,14 @@ class WorkflowConfig(AlgorithmConfig):
     """Keys of both `workflows.dqn` and `workflows.parametric_dqn`."""
 
     defaults: Literal["2019", "2026"] = "2019"
-    """Defaults of absent keys. 2019: those of this page, as in files of 2019. 2026: chosen by what is learned from logs
+    """Defaults of absent keys. 2019: those of this page, as in ReAgent 2019. 2026: chosen by what is learned from logs
     of many sizes and kinds, [as listed](training.md#defaults); what depends on the rows becomes a number once they have
     been read, in the log and in config.json."""
     training_data_path: DataPath = ""
     """JSON lines (plain, .gz, .bz2, .zst), Parquet, Arrow IPC, CSV, Minari, or a folder of files; the same local path
     on every node. Transitions, or events, which are paired to transitions first. A list of paths is several logs read
     as one, each with episodes of its own unless data.same_episodes is true, such as an old log and the decisions served
-    since. May be absent with a simulation."""
+    since. May be absent with a simulation. Also accepted: `timeline.inputTableName`."""
     eval_data_path: DataPath | None = None
     """Held-out data in the same format; absent: evaluation.held_out_share of the training episodes are scored."""
     state_norm_data_path: str | None = None
@@ -110,6 +110,7 @@ class WorkflowConfig(AlgorithmConfig):
     """Names of the actions, in the order of the network's outputs; absent with a simulation: the environment's
     actions."""
 
+    renamed: ClassVar = {"query.actions": "actions", "simulation.cuda_graph": "training.cuda_graph"}
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         NoEffect(
             lambda config: config.parallel != "ddp" and config.num_processes_per_node != 1,
@@ -174,12 +175,6 @@ class WorkflowConfig(AlgorithmConfig):
             lambda config: isinstance(config.training_data_path, str) and isinstance(config.eval_data_path, str | None),
             ("data.same_episodes",),
             *FOR_SEVERAL_LOGS,
-        ),
-        NoEffect(
-            lambda config: config.actions or config.parametric,
-            ("query.actions",),
-            "absent with actions, and for candidates",
-            "They are the same",
         ),
         NoEffect(
             lambda config: (

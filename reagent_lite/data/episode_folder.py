@@ -184,7 +184,7 @@ class EpisodeFolder:
             actions: names of discrete actions; () for candidates with features.
 
         Raises:
-            DataError: the file is gone or damaged, or rows break the contract.
+            DataError: the file is gone or damaged, or rows break a rule.
         """
         from reagent_lite.data.formats.format_table import read_blocks
         from reagent_lite.data.rows.contract import Contract

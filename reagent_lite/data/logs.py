@@ -85,7 +85,7 @@ class Log:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the standard rows of its files depend on, beside the files and the item table."""
+        """Settings that the standard rows depend on, in addition to the files and the item table."""
         columns = {"columns": self.columns} if self.columns else {}
         several = {"same_episodes": bool(self.same_episodes)} if self.is_several else {}
         return columns | several | ids_setting(self.id_features or ())
@@ -113,31 +113,36 @@ class Log:
                 version that lacks decisions, see `require_all_decisions`.
             NoRowsError: all logs are empty folders, or folders whose manifest says that they have no rows.
         """
-        return self._listed()
+        return self._listing.files
 
-    def _listed(self) -> tuple[InputFile, ...]:
+    @cached_property
+    def _listing(self) -> _Listing:
+        return self._list_files()
+
+    def _list_files(self) -> _Listing:
         from reagent_lite.data.rows.column_mapping import ColumnMapping  # needs Arrow
 
         names = ColumnMapping.of(self.columns, beside_others=self.is_several)
         files: dict[str, InputFile] = {}
-        empty: list[Problem] = []
+        empty: dict[str, tuple[Problem, ...]] = {}
         for number, path in enumerate(self.paths, 1 if self.is_several else 0):
             try:
-                listed = _files_of(path, names, self.items, self.id_features)
+                files_of_log = _files_of(path, names, self.items, self.id_features)
             except NoRowsError as error:
-                empty += error.problems
+                empty[path] = error.problems
                 continue
-            for file in listed:
+            for file in files_of_log:
                 if file.path in files:
                     expected = f"files that {self.path[files[file.path].log - 1]} does not have"
                     raise DataError(Problem(path, expected, file.path, "List each file in one log only"))
                 files[file.path] = replace(file, log=number)
         if not files:
-            raise NoRowsError(empty)
+            raise NoRowsError([problem for problems in empty.values() for problem in problems])
         require_all_decisions(files.values())
+        listed = tuple(files.values())
         if self.is_several and not self.same_episodes:
-            return tuple(replace(file, columns=_InOneOfSeveral(file.log, file.columns)) for file in files.values())
-        return tuple(files.values())
+            listed = tuple(replace(file, columns=_InOneOfSeveral(file.log, file.columns)) for file in listed)
+        return _Listing(files=listed, empty=empty)
 
     @property
     def read_files(self) -> tuple[InputFile, ...]:
@@ -154,15 +159,14 @@ class Log:
 
         sentences: list[str] = []
         for path in self.paths:
-            try:
-                _files_of(path, None, None, None)
-                manifest = StageManifest.read(path)
-                sentences += not_read(path, tuple(READERS))
-                sentences += [] if manifest is None else _left_out_before(manifest)
-                waiting = waiting_in(path)
-                sentences += [] if waiting is None else [f"{local_path(path)}: {waiting}"]
-            except NoRowsError as error:
-                sentences += [f"{problem.where}: no rows: {problem.got}" for problem in error.problems]
+            if path in self._listing.empty:
+                sentences += [f"{problem.where}: no rows: {problem.got}" for problem in self._listing.empty[path]]
+                continue
+            manifest = StageManifest.read(path)
+            sentences += not_read(path, tuple(READERS))
+            sentences += [] if manifest is None else _left_out_before(manifest)
+            waiting = waiting_in(path)
+            sentences += [] if waiting is None else [f"{local_path(path)}: {waiting}"]
         return tuple(sentences)
 
     def require_unchanged(self) -> None:
@@ -173,7 +177,7 @@ class Log:
         """
         expected = "a file that stays as it is while it is read"
         todo = "Run again when its writer has ended"
-        present = {(file.path, file.size, file.modified_ns, file.sha256) for file in self._listed()}
+        present = {(file.path, file.size, file.modified_ns, file.sha256) for file in self._list_files().files}
         changed = [file for file in self.files if (file.path, file.size, file.modified_ns, file.sha256) not in present]
         raise_any([Problem(file.path, expected, "one that changed", todo) for file in changed])
 
@@ -269,6 +273,19 @@ class Log:
         """
         if self.is_several:
             raise_any([problem for other in self._kinds[1:] for problem in self._kinds[0].unlike(other)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listing:
+    """The files of a log.
+
+    Attributes:
+        files: the files with rows, of all logs.
+        empty: {path of a log without rows: why}.
+    """
+
+    files: tuple[InputFile, ...]
+    empty: dict[str, tuple[Problem, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

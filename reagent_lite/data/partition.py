@@ -41,7 +41,7 @@ class Partition:
 
     @property
     def settings(self) -> dict[str, int]:
-        """The settings that the content of what is made of this part depends on."""
+        """The settings that files made of this part depend on."""
         return asdict(self)
 
     def files_of(self, files: tuple[InputFile, ...], manifest: StageManifest | None) -> tuple[InputFile, ...]:

@@ -32,7 +32,7 @@ from reagent_lite.folder_identity import names_in
 WAITING = ".waiting.json"
 """File in the folder of a log with its `WaitingDecisions`."""
 ROLLOUT_EVENTS = ".rollout.jsonl"
-"""File in the folder of a log with what happened in its rollouts, an event a line."""
+"""File in the folder of a log with the events of its rollouts, one a line."""
 _NAME = re.compile(r"[0-9]{8}T[0-9]{12}-([0-9a-f]{8})(?:-([0-9]+)-([0-9]+))?\.parquet")
 _NUMBER = re.compile(r"[0-9a-f]{8}-([0-9]{1,18})(?:-.*)?")
 

@@ -46,7 +46,7 @@ def log_of_shard(config: ShardConfig) -> Log:
     part = None
     if config.layout == "shards":
         part = Partition(num_nodes=config.num_nodes, node=config.node_index or 0, seed=config.seed)
-    return Log(config.training_data_path, columns=config.columns, partition=part)
+    return Log(config.data_path, columns=config.columns, partition=part)
 
 
 def write_shard(config: ShardConfig, log: Log, folder: Path, progress: Show | None = None) -> StageManifest:

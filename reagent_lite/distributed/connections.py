@@ -94,7 +94,7 @@ class Connections:
     def find_disconnected(self) -> list[Problem]:
         """Returns the pairs of machines without a connection, according to every machine's `try_again`."""
         with suppress(LostError):
-            return self._problems([table or {} for table in self._membership.given("disconnected")])
+            return self._problems([table or {} for table in self._membership.read_values("disconnected")])
         return []
 
     def _unreached_of(self, others: list[int], error_of: Callable[[int], str]) -> dict[str, str]:

@@ -174,7 +174,7 @@ class Group:
         return tuple(self.all_reduce(table).tolist())
 
     def gather_text(self, text: str) -> list[str]:
-        """Returns the texts of all ranks, in their order, on every rank."""
+        """Returns the strings of all ranks, in their order, on every rank."""
         return list(json.loads(self.broadcast_text(json.dumps([d.decode() for d in self.gather_bytes(text.encode())]))))
 
     def gather_bytes(self, data: bytes) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Node 0's key-value store: signed texts by key, and calls with deadlines that hold even if the store's machine hangs.
+"""Node 0's key-value store: signed strings by key, and deadlines of calls that hold even if the store's machine hangs.
 
 torch's TCPStore waits forever for a machine that accepts connections and stays silent (measured: its timeout covers
 the wait for a key, not for an answer). Calls therefore run on a separate thread, and the connection of a call that
@@ -65,13 +65,13 @@ class SignedStore:
         store = SignedStore(self._client, self._token, attempt)
         for key, text in texts.items():
             store.set(key, text)
-        self._client.set(_ATTEMPT, self._signed(_ATTEMPT, str(attempt)))
+        self._client.set(_ATTEMPT, self._sign(_ATTEMPT, str(attempt)))
         return store
 
     def set(self, key: str, text: str) -> None:
         """Replaces the text of a key."""
         key = self._full(key)
-        self._client.set(key, self._signed(key, text))
+        self._client.set(key, self._sign(key, text))
 
     def get(self, key: str) -> str | None:
         """Returns a key's text, or None; does not wait for another machine to set it."""
@@ -81,10 +81,10 @@ class SignedStore:
         """Sets a key unless it has a text; returns its text afterwards."""
         key = self._full(key)
         current = b""
-        signed = self._signed(key, text)
+        signed = self._sign(key, text)
         while True:
             current = self._client.compare_set(key, current, signed)
-            verified = self._verified(key, current)
+            verified = self._verify(key, current)
             if verified is not None:
                 return verified
 
@@ -98,12 +98,12 @@ class SignedStore:
     def _get(self, key: str) -> str | None:
         # a single request: the key may be deleted between `check` and `get`, and `get` would wait for it
         value = self._client.compare_set(key, _ABSENT, _ABSENT)
-        return None if value == _ABSENT.encode() else self._verified(key, value)
+        return None if value == _ABSENT.encode() else self._verify(key, value)
 
-    def _signed(self, key: str, text: str) -> bytes:
+    def _sign(self, key: str, text: str) -> bytes:
         return self._mac(key, text.encode()) + text.encode()
 
-    def _verified(self, key: str, value: bytes) -> str | None:
+    def _verify(self, key: str, value: bytes) -> str | None:
         mac = value[:_MAC_CHARS]
         text = value[_MAC_CHARS:]
         return text.decode() if hmac.compare_digest(mac, self._mac(key, text)) else None

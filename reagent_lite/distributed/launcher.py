@@ -245,7 +245,9 @@ class Attempt:
         while not checked.done():
             failure = self._membership.poll()
             if failure is None and self._stop.number:
-                failure = self._preempted("stopped by a signal before training began; run the same command again")
+                failure = self._describe_preemption(
+                    "stopped by a signal before training began; run the same command again"
+                )
             if failure is not None:
                 return failure
             time.sleep(_WATCH_SECONDS / 2)
@@ -278,18 +280,18 @@ class Attempt:
                 for worker in self._running:
                     worker.send_signal(signal.SIGTERM)
             done = self._done  # before the check for failures: a worker that fails in between must not count as done
-            failure = self._failed()
+            failure = self._find_failure()
             if failure is not None:
-                return self._agreed(failure)
+                return self._agree_on(failure)
             if done:
                 saved = any(worker.poll() == Preempted.exit_code for worker in self._running)
-                return self._preempted(f"stopped by a signal; {_CONTINUE}") if saved else None
+                return self._describe_preemption(f"stopped by a signal; {_CONTINUE}") if saved else None
             time.sleep(_WATCH_SECONDS)
 
-    def _preempted(self, reason: str) -> Failure:
+    def _describe_preemption(self, reason: str) -> Failure:
         return self._membership.abort(Failure(reason=reason, exit_code=Preempted.exit_code, restart=False))
 
-    def _agreed(self, failure: Failure) -> Failure:
+    def _agree_on(self, failure: Failure) -> Failure:
         """Returns the run's failure, the same on every machine.
 
         stopped by a signal    ─► no restart: the others would wait for this machine
@@ -326,15 +328,15 @@ class Attempt:
             with suppress(subprocess.TimeoutExpired):  # blocked by a disk or driver that does not answer
                 worker.wait(_END_SECONDS)
 
-    def _failed(self) -> Failure | None:
+    def _find_failure(self) -> Failure | None:
         """Returns the first cause once a worker has failed; preemption is not a failure."""
         codes = [worker.poll() for worker in self._running]
         # a worker that has reported a failure may hang in a GPU library while it exits
         if self._reports.failures or any(code not in (None, 0, Preempted.exit_code) for code in codes):
             if Preempted.exit_code in codes:  # its peers lost their connection to it
-                return self._preempted(f"a process was stopped by a signal; {_CONTINUE}")
+                return self._describe_preemption(f"a process was stopped by a signal; {_CONTINUE}")
             return self._cause()
-        return self._suspended()
+        return self._find_suspended()
 
     def _name(self, local: int) -> str:
         return self._membership.name_of(self._membership.first_rank + local)
@@ -351,7 +353,7 @@ class Attempt:
             reports = self._reports.failures
             for local, code in enumerate(codes):
                 if code not in (None, 0, Preempted.exit_code) and local not in reports:
-                    return self._killed(local)
+                    return self._describe_kill(local)
             if self._done or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
@@ -363,7 +365,7 @@ class Attempt:
             first_hand=not first["peer"],
         )
 
-    def _killed(self, local: int) -> Failure:
+    def _describe_kill(self, local: int) -> Failure:
         code = self._running[local].returncode
         how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
         todo = ""
@@ -373,7 +375,7 @@ class Attempt:
         problem = Problem(self._name(local), "a worker that trains to the end", f"ended by {how}", todo)
         return Failure(reason=str(problem))
 
-    def _suspended(self) -> Failure | None:
+    def _find_suspended(self) -> Failure | None:
         """Returns the failure of a worker that is suspended for too long while its peers wait for it."""
         now = time.monotonic()
         for local, worker in enumerate(self._running):

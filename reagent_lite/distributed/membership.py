@@ -242,7 +242,7 @@ class Membership:
             if text is not None:
                 return list(json.loads(text))
             if self.node == 0 or late:  # only node 0 collects: otherwise requests grow with the square of machines
-                values = self.given(key)
+                values = self.read_values(key)
                 absent = [str(node) for node, sent in enumerate(values) if sent is None]
                 if not absent:
                     self._put(gathered, values)
@@ -255,7 +255,7 @@ class Membership:
         """Sends a JSON value to all machines."""
         self._put(f"exchange/{key}/{self.node}", value)
 
-    def given(self, key: str) -> list[Any]:
+    def read_values(self, key: str) -> list[Any]:
         """Returns the value of each machine, None if it has not sent it yet."""
         keys = [f"exchange/{key}/{declaration.node}" for declaration in self.declarations]
         texts = self._link.call(lambda store: [store.get(machine_key) for machine_key in keys])

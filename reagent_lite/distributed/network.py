@@ -150,9 +150,9 @@ def listening(address: str, port: int, interface: str | None = None) -> socket.s
     """
     if interface is not None:
         with suppress(OSError):
-            return _bound("::", port, interface)
+            return _bind("::", port, interface)
     try:
-        return _bound(address, port)
+        return _bind(address, port)
     except OSError as error:
         todo = "Choose another rendezvous.port (0 takes a free one), or end the process that listens there"
         expected = "a free port on an address of this machine"
@@ -173,7 +173,7 @@ def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def _bound(address: str, port: int, interface: str | None = None) -> socket.socket:
+def _bind(address: str, port: int, interface: str | None = None) -> socket.socket:
     server = socket.socket(_family(address), socket.SOCK_STREAM)
     try:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -9,7 +9,7 @@ from typing import Literal
 from reagent_lite.errors import ReagentLiteError
 
 State = Literal["ok", "warning", "FAILED", "skipped"]
-_COLOURS: dict[State, str] = {"ok": "green", "warning": "yellow", "FAILED": "bold red", "skipped": "dim"}
+_COLORS: dict[State, str] = {"ok": "green", "warning": "yellow", "FAILED": "bold red", "skipped": "dim"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +85,14 @@ def show(title: str, rows: list[CheckResult]) -> None:
     for column in ("check", "state", "found", "what to do"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        cells = (row.name, Text(row.state, style=_COLOURS[row.state]), Text(row.found), Text(row.todo))
+        cells = (row.name, Text(row.state, style=_COLORS[row.state]), Text(row.found), Text(row.todo))
         table.add_row(*cells)
     Console(stderr=True).print(table)
 
 
 def summary(rows: list[CheckResult], **other: object) -> str:
     """Returns the JSON line: rows, counts by state, and whether no check failed."""
-    counts = {state: sum(row.state == state for row in rows) for state in _COLOURS}
+    counts = {state: sum(row.state == state for row in rows) for state in _COLORS}
     return json.dumps({"ok": not counts["FAILED"], "counts": counts, **other, "rows": [asdict(row) for row in rows]})
 
 

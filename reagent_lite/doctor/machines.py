@@ -206,7 +206,7 @@ def _clocks(membership: Membership, seconds: float) -> CheckResult:
     membership.give("here", True)
     while True:
         asked = time.time()
-        if None not in membership.given("here") or time.monotonic() > deadline:
+        if None not in membership.read_values("here") or time.monotonic() > deadline:
             break
         before = asked
         time.sleep(_ROUND_SECONDS)

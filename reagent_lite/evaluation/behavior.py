@@ -90,13 +90,13 @@ def estimated_behavior(
         return Behavior(propensity=propensity, reward=reward, calibration=None, problem=problem)
     width = _width(rows, spec)
     parts = list(_choices(rows, spread(fitted_rows, _most_rows(rows, _with_terms(spec))), folds, read, width))
-    model = _LoggingModel.fitted(parts, spec, group)
+    model = _LoggingModel.fit(parts, spec, group)
     certain = 1 - _RARE / sum(shards.counts(len(numbers)))
-    tally = Tally(spec.action_names, model.checked(features))
+    tally = Tally(spec.action_names, model.list_checked(features))
     for reader, part in zip(shards.readers, np.array_split(numbers, len(shards.readers)), strict=True):
         start = 0
         for choices in _choices(rows, part, folds, read, width):
-            choices = model.expanded(choices)
+            choices = model.expand(choices)
             probability = model.policy.probabilities(choices)
             if reader == group.rank:
                 tally.add(probability, choices.mask, choices.action, model.between(choices), choices.weight)
@@ -215,7 +215,7 @@ def _problem(copy: TrainingCopy, folds: NDArray[np.int64], actions: NDArray[np.i
     """
     present = group.all_reduce(torch.from_numpy(np.bincount(folds, minlength=FOLDS).astype(np.float64)))
     if int((present > 0).sum()) < 2:
-        return "there is no other episode to fit the behaviour policy to"
+        return "there is no other episode to fit the behavior policy to"
     if copy.action_names:
         counts = group.all_reduce(
             torch.from_numpy(np.bincount(actions, minlength=len(copy.action_names)).astype(np.float64))
@@ -391,7 +391,7 @@ class _LoggingModel:
     edges: Tensor
 
     @classmethod
-    def fitted(cls, parts: Sequence[LoggedChoices], spec: SourceSpec, group: Group) -> _LoggingModel:
+    def fit(cls, parts: Sequence[LoggedChoices], spec: SourceSpec, group: Group) -> _LoggingModel:
         """Returns the model with the least loss on held-out rows; every rank calls it."""
         policy, loss, _ = fitted_policy(parts, FoldedSoftmax.uniform(spec), group)
         of_state, of_action = _missing_terms(parts, policy, spec, group)
@@ -410,7 +410,7 @@ class _LoggingModel:
             spec=spec,
             of_state=of_state,
             of_action=of_action,
-            reward=_RewardPrediction.fitted(parts, spec, group),
+            reward=_RewardPrediction.fit(parts, spec, group),
             edges=torch.zeros(0),
         )
         count = spec.num_action_features if spec.parametric else spec.num_state_features + 1
@@ -418,11 +418,11 @@ class _LoggingModel:
         empty = torch.zeros(0, count, dtype=torch.float64)
         return replace(model, edges=quantiles(torch.cat((empty, *columns)), QUANTILES, group))
 
-    def expanded(self, rows: LoggedChoices) -> LoggedChoices:
+    def expand(self, rows: LoggedChoices) -> LoggedChoices:
         """Returns the rows with the columns that the policies read."""
         return rows.with_terms(self.of_state, self.of_action)
 
-    def checked(self, features: tuple[str, ...]) -> tuple[str, ...]:
+    def list_checked(self, features: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the names of the checked columns, given those of features or none."""
         count = self.spec.num_action_features if self.spec.parametric else self.spec.num_state_features
         names = features or tuple(map(str, range(count)))
@@ -456,7 +456,7 @@ class _RewardPrediction:
     weights: Tensor
 
     @classmethod
-    def fitted(cls, parts: Sequence[LoggedChoices], spec: SourceSpec, group: Group) -> _RewardPrediction:
+    def fit(cls, parts: Sequence[LoggedChoices], spec: SourceSpec, group: Group) -> _RewardPrediction:
         """Returns the prediction of rows, whose further columns of states are not used."""
         width = spec.num_state_features
         linear = cls(features=width, terms=Terms.none(), weights=_reward_weights(parts, width, Terms.none(), group))

@@ -60,7 +60,7 @@ from reagent_lite.rl.td import expected_value
 
 ESTIMATE: Final = 'evaluation.propensities to "estimate"'
 WEIGHTED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estimator.weighted)
-MODELLED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estimator.model)
+MODELED: Final = tuple(name for name, estimator in ESTIMATORS.items() if estimator.model)
 
 # Limits of a group of episodes, padding included; a longer episode is a group of its own.
 _GROUP_ROWS = 2**17
@@ -141,7 +141,7 @@ class ReturnOrReward:
     Attributes:
         logged: value of the logged policy.
         continued: the same plus the value model's expectation after cut records; None if no record is cut.
-        events: events that the evaluated policy met; None if no outcome is usual.
+        events: rare outcomes that the evaluated policy met; None if no outcome is usual.
         outlying: result of outlying_outcomes; empty if the possible rewards are known.
         estimates: estimates in the order of the registry; the first rests on a model alone.
     """
@@ -302,7 +302,7 @@ def evaluate_page(
         draws = _Draws.of(page, config, generator)
         for first in range(0, len(page.names), _OUTCOMES_AT_ONCE):
             part = page.only(first, first + _OUTCOMES_AT_ONCE)
-            sums = sums_of_page(part, gamma, OF_LOG if set(MODELLED) <= set(missing) else EVERY)
+            sums = sums_of_page(part, gamma, OF_LOG if set(MODELED) <= set(missing) else EVERY)
             samples = draws.estimates(sums, missing)
             overlap = overlap or replace(
                 measure_overlap(page, sums, samples[0]["mean_weight"], alternatives, config),
@@ -436,7 +436,7 @@ class _Draws:
     def _resample(self, sums: EpisodeSums, estimators: Sequence[Estimator]) -> tuple[dict[str, Tensor], ...]:
         bags = self.samples.num_episodes
         of_episode = self.bag if sums.unit is None else self.bag[sums.unit]
-        units = None if bags == sums.num_episodes else sums.joined(of_episode, bags)
+        units = None if bags == sums.num_episodes else sums.join(of_episode, bags)
         return sums.estimates(self.samples.blocks(), estimators, units)
 
 
@@ -463,10 +463,10 @@ def _measure_unexplained(page: EvaluationRows, outcome: int) -> dict[bool, float
     reward = page.outcomes[:, outcome]
     excess = counts * (page.weight - 1)
     added = {}
-    for modelled, target in ((False, reward), (True, reward - page.at_logged(model))):
+    for modeled, target in ((False, reward), (True, reward - page.at_logged(model))):
         root = counts.sqrt().unsqueeze(1)
         weights = torch.linalg.lstsq(columns * root, target.unsqueeze(1) * root, driver="gelsd").solution
-        added[modelled] = float((excess * (columns @ weights).squeeze(1)).mean())
+        added[modeled] = float((excess * (columns @ weights).squeeze(1)).mean())
     return added
 
 
@@ -576,7 +576,7 @@ def missing_estimates(*, rows: int, without_propensity: int, unfitted: str, unes
         unfitted: why the models were not fitted; empty if they were.
         unestimated: why propensities could not be estimated; empty if the config does not ask for it.
     """
-    reasons = dict.fromkeys(MODELLED, unfitted) if unfitted else {}
+    reasons = dict.fromkeys(MODELED, unfitted) if unfitted else {}
     if without_propensity:
         rows_have = pluralize(rows, "row of the log has", "rows of the log have")
         why = f", and none is estimated: {unestimated}" if unestimated else f"; log it, or set {ESTIMATE}"
@@ -641,7 +641,7 @@ def sums_of_page(page: EvaluationRows, gamma: float, names: Sequence[str] = EVER
     first = torch.cat([group[_starts(page.episode[group])] for group in groups])
     if page.sample_weight is not None:
         weight = page.sample_weight[first]
-        sums = sums.weighted(weight / weight.mean())
+        sums = sums.weigh(weight / weight.mean())
     if page.unit is not None:
         sums = replace(sums, unit=torch.unique(page.unit[first], return_inverse=True)[1])
     return sums
@@ -686,7 +686,7 @@ def _bases(
             contribution = evidence(sums, outcome)
             shift = float((logged[estimator.sequential] - contribution.outcome).mean())
             if sums.unit is not None:
-                contribution = contribution.joined(sums.unit)
+                contribution = contribution.join(sums.unit)
             if bounds is not None:
                 contribution = replace(contribution, bounds=(bounds[0] - shift, bounds[1] - shift))
             if estimator.weighted:
@@ -741,7 +741,7 @@ def _family(
     events = None if bases[_CHECKS[sequential]].missing else observed.events
     outlying = "" if ranged else observed.outlying
     untried = "" if ranged else untried_decisions(overlap)
-    of_weights = weights_verdict(overlap, sequential=sequential, events=events, modelled=_are_modelled(bases, names))
+    of_weights = weights_verdict(overlap, sequential=sequential, events=events, modeled=_are_modeled(bases, names))
 
     def assess(name: str) -> Reasoned:
         if bases[name].missing:
@@ -782,7 +782,7 @@ def _family(
     )
 
 
-def _are_modelled(bases: Mapping[str, IntervalInput], names: Sequence[str]) -> bool:
+def _are_modeled(bases: Mapping[str, IntervalInput], names: Sequence[str]) -> bool:
     return any(not bases[name].missing for name in names if ESTIMATORS[name].model)
 
 

@@ -98,9 +98,9 @@ class Terms:
             mean=torch.zeros(len(kept), dtype=torch.float64),
             scale=torch.ones(len(kept), dtype=torch.float64),
         )
-        return terms._standardized([x for x, _ in parts], group)
+        return terms._standardize([x for x, _ in parts], group)
 
-    def _standardized(self, parts: Sequence[Tensor], group: Group) -> Terms:
+    def _standardize(self, parts: Sequence[Tensor], group: Group) -> Terms:
         sums = torch.zeros(2, len(self), dtype=torch.float64)
         count = torch.zeros(1, dtype=torch.float64)
         for x in parts:

@@ -74,7 +74,7 @@ class Comparison:
         reference_name: name of the reference.
         reference: value of the reference; None if the estimates are differences themselves.
         continued: reference for estimates that continue cut records; None if no record is cut.
-        events: events that the policy met; None if no outcome is usual.
+        events: rare outcomes that the policy met; None if no outcome is usual.
         outlying: outcomes that do not show how far one may lie; empty if there are none.
         rows: the estimates; a difference is estimate - reference, from the same episodes.
         simulated: the same quantity in simulation; None if nothing was simulated or it is not comparable.
@@ -218,7 +218,7 @@ def evidence_of(
     comparisons: list[Comparison] = []
     if result is not None:
         models = compare_models(differences or {}, by_row=result.by_row)
-        simulated = None if played is None else estimated.simulated(played)
+        simulated = None if played is None else estimated.find_simulated(played)
         comparisons = [*compare_with_log(result, simulated=simulated, decides=not differences)]
         # the same outcomes of the same log
         comparisons += [
@@ -564,7 +564,7 @@ def _more_data(row: Estimate, reference: Interval | None, result: CPEResult | No
     if difference.low == difference.high:
         return _ALIKE
     toward_zero = difference.value - difference.low if difference.value > 0 else difference.high - difference.value
-    sizes = [(toward_zero, abs(difference.value), f"a difference of {difference.written(abs(difference.value))}")]
+    sizes = [(toward_zero, abs(difference.value), f"a difference of {difference.format_end(abs(difference.value))}")]
     if reference is not None:
         tenth = abs(reference.value) / 10
         sizes.append(
@@ -614,8 +614,8 @@ def _remedy(comparison: Comparison, result: CPEResult | None) -> str:
         return _CHECK
     if overlap.shared_draws.between:
         return (
-            "name in data.columns.unit (workflows.evaluate: columns.unit) the column of what is drawn as one, such as "
-            "the user or the hour, and evaluate again."
+            "name in data.columns.unit (workflows.evaluate: columns.unit) the column of the unit that is drawn as "
+            "one, such as the user or the hour, and evaluate again."
         )
     if result.calibration is not None and comparison.rows[0].basis.missing:
         return (
@@ -652,7 +652,7 @@ def _score(overlap: Overlap, unscored: int) -> str:
 
 
 def _more_to_score(overlap: Overlap, needed: float) -> str:
-    """Returns how many scored episodes it would take, beside those that there are."""
+    """Returns how many scored episodes it would take in addition to the present ones."""
     return (
         f"about {number(float(f'{needed:.2g}'))} {overlap.scored_unit}s to score in place of {overlap.num_episodes:,}"
     )

@@ -178,10 +178,10 @@ class Findings:
         """Reasons why log and simulation are not comparable, and remarks; both empty unless both were evaluated."""
         if self.estimates is None or self.played is None:
             return (), ()
-        estimated = self._estimated(self.estimates)
+        estimated = self._describe_estimate(self.estimates)
         return tuple(estimated.obstacles(self.played)), tuple(estimated.remarks(self.played))
 
-    def _estimated(self, estimates: Estimates) -> EstimatedReturn:
+    def _describe_estimate(self, estimates: Estimates) -> EstimatedReturn:
         return EstimatedReturn.of(
             estimates.results[0].overlap,
             gamma=self.gamma,
@@ -210,7 +210,7 @@ class Findings:
             evidence_of(
                 result,
                 self.played,
-                self._estimated(self.estimates),
+                self._describe_estimate(self.estimates),
                 differences=self.estimates.compared,
                 seen=seen,
                 guardrails=self.config.evaluation.guardrails,

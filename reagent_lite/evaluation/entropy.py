@@ -53,7 +53,7 @@ class SoftmaxRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEntropy:
-    """Entropy of a softmax policy beside that of the logging policy, in nats.
+    """Entropy of a softmax policy and of the logging policy, in nats.
 
     Attributes:
         policy: the policy.

@@ -122,7 +122,7 @@ class EvaluationLog:
             warnings += _feature_warnings(model, copy)
             warnings += model.discount_warnings(copy, config.data_path, gamma)
         sides = TrainEvalLogs(train=copy, held_out=None, same=True, shards=Shards.alone(ALONE))
-        fitted = any(_is_modelled(policy, columns) for policy in policies)
+        fitted = any(_is_modeled(policy, columns) for policy in policies)
         settings = config.evaluation if fitted else config.evaluation.model_copy(update={"held_out_share": 1.0})
         scored = scored_episodes(sides, settings, config.seed, few=fitted)
         if not len(scored.numbers):
@@ -135,7 +135,7 @@ class EvaluationLog:
         rows = build_rows(copy, spans, np.arange(len(copy)), open_raw_columns(copy.state), features)
         estimated = settings.propensities == "estimate"
         reading = models[0].reading if models else _reading(copy, config, fitted=fitted or estimated)
-        rows = by_episode.weighted(rows, copy.episode)
+        rows = by_episode.weigh_rows(rows, copy.episode)
         behavior = None
         if estimated:
             checked = reading.normalization["action" if copy.parametric else "state"].column_names
@@ -144,7 +144,7 @@ class EvaluationLog:
         evaluated = EvaluationInput(
             sides=sides,
             # the policy's probabilities are computed only for rows that are read
-            split=replace(split, fitted=spread(split.fitted, config.evaluation.max_fit_rows)),
+            split=replace(split, fitted=spread(split.fitted, config.evaluation.models.max_fit_rows)),
             rows=rows,
             train_rows=rows,
             metric_names=copy.metric_names,
@@ -210,7 +210,7 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
         results.append(result if config.against is not None else result.without_bases())
         del result  # its bases are as large as the log
         give_back_memory()  # what estimating took
-        complete = _is_modelled(policy, log.columns)
+        complete = _is_modeled(policy, log.columns)
         explanations.append(
             evaluator.explanation(
                 page,
@@ -237,10 +237,10 @@ def estimates_of(config: EvaluateConfig, policies: Sequence[EvaluatedPolicy], lo
 
 
 def _reading(copy: TrainingCopy, config: EvaluateConfig, *, fitted: bool) -> FeatureReader:
-    return FeatureReader.fitted(copy, config) if fitted else FeatureReader.raw(copy)
+    return FeatureReader.fit(copy, config) if fitted else FeatureReader.raw(copy)
 
 
-def _is_modelled(policy: EvaluatedPolicy, columns: Mapping[str, PolicyColumn]) -> bool:
+def _is_modeled(policy: EvaluatedPolicy, columns: Mapping[str, PolicyColumn]) -> bool:
     """Returns whether the policy's probabilities of all choices are known, so that models can be fitted to it."""
     if isinstance(policy, ExportedModel):
         return True
@@ -259,8 +259,8 @@ def _evaluator(config: EvaluateConfig, policy: EvaluatedPolicy, log: EvaluationL
         rows, probabilities = policy.on(log.evaluated, log.columns.get(policy.key))
         reading = log.reading
     with own_seed(config.seed + 1, ALONE.device):
-        heads = reading.heads(copy, gamma=rows.gamma, target_update_rate=config.evaluation.target_update_rate)
-    described = copy.parametric and _is_modelled(policy, log.columns)
+        heads = reading.heads(copy, gamma=rows.gamma, target_update_rate=config.evaluation.models.target_update_rate)
+    described = copy.parametric and _is_modeled(policy, log.columns)
     features = reading.normalization["action"].features if described else ()
     return PolicyEvaluator(rows, probabilities, heads, title=policy.key, candidate_features=features, cached=exported)
 
@@ -325,7 +325,7 @@ def _never_logged(policy: EvaluatedPolicy, page: EvaluationRows, log: Evaluation
     ]
     sentences = [
         f"{policy.key} takes {log.copy.action_names[number]!r} in {share[number]:.1%} of the scored rows, and no "
-        "row of the log has it, so the log has no evidence of what it earns"
+        "row of the log has it, so the log has no evidence of its reward"
         for number in unlogged[:_NAMED_ACTIONS]
     ]
     if more := unlogged[_NAMED_ACTIONS:]:

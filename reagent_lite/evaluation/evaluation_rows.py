@@ -1,4 +1,4 @@
-"""The evaluation page: scored rows of a log with the evaluated policy's probabilities and its models' predictions.
+"""Evaluation rows: scored rows of a log with the evaluated policy's probabilities and its models' predictions.
 
 batches ─► build_evaluation_rows ─► EvaluationRows [N, K] ─► episode_groups ─► tables_of
   ─► rl.sums.EpisodeTable [n, L] per outcome
@@ -249,7 +249,7 @@ def tables_of(page: EvaluationRows, gamma: float) -> tuple[EpisodeTable, ...]:
     def at_logged(values: Tensor) -> Tensor:
         return nothing if _are_zeros(values) else table(page.at_logged(values))
 
-    def expected(values: Tensor) -> Tensor:
+    def average(values: Tensor) -> Tensor:
         return nothing if _are_zeros(values) else table(expected_value(values, page.model_propensities))
 
     def table_of(outcome: int) -> EpisodeTable:
@@ -261,9 +261,9 @@ def tables_of(page: EvaluationRows, gamma: float) -> tuple[EpisodeTable, ...]:
             discount=discount,
             reward=table(page.outcomes[:, outcome]),
             reward_taken=at_logged(reward_model),
-            reward_expected=expected(reward_model),
+            reward_expected=average(reward_model),
             value_taken=at_logged(q),
-            value_expected=expected(q),
+            value_expected=average(q),
             tail=tail_discount * table(page.next_value[:, outcome]),
         )
 

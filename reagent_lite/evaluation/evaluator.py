@@ -73,7 +73,7 @@ class EpisodeColumns:
     units: NDArray[np.int64] | None = None
     weights: NDArray[np.float64] | None = None
 
-    def weighted(self, rows: LoggedRows, episode: NDArray[np.int32]) -> LoggedRows:
+    def weigh_rows(self, rows: LoggedRows, episode: NDArray[np.int32]) -> LoggedRows:
         """Returns rows whose share in losses is that of their episodes [R]."""
         if self.weights is None:
             return rows
@@ -156,7 +156,7 @@ class EvaluationInput:
     @property
     def may_skip_fit(self) -> bool:
         """Whether the final fit is left out if nothing could check the models."""
-        return self.learning is not None and self.settings.final_fit_passes is None
+        return self.learning is not None and self.settings.models.final_fit_passes is None
 
     @property
     def group(self) -> Group:
@@ -215,7 +215,7 @@ class PolicyEvaluator:
         self.models = PolicyModels(heads, log.settings, log.group)
         if sum(log.fit_counts):
             steps = num_steps(log.plan(1), log.settings)
-            self.models.measure(self._shown("measuring outcomes for", _first(log.source(0, steps), steps)))
+            self.models.measure(self._show_progress("measuring outcomes for", _first(log.source(0, steps), steps)))
             batch = next(log.source(0, 1))
             self.models.rehearse((batch, batch.next_actions.mask.float()))  # does not depend on the policy
 
@@ -240,8 +240,8 @@ class PolicyEvaluator:
             (batch, self.policy(batch.next_state, batch.next_actions)) for batch in (log.checked if final else ())
         ]
         level = self._level(steps, self.policy if log.continues else _any_choice) if final else None
-        rows = min(steps * log.settings.minibatch_size, passes * log.fit_rows.count)
-        batches = self._shown("fitting models of", _first(source, steps), rows)
+        rows = min(steps * log.settings.models.minibatch_size, passes * log.fit_rows.count)
+        batches = self._show_progress("fitting models of", _first(source, steps), rows)
         self.models.passes += passes
         losses = self.models.fit(batches, policy, level=level, checked=checked)
         log.fit_rows.release()
@@ -267,7 +267,7 @@ class PolicyEvaluator:
                 propensities_known=not log.without_propensity,
                 items=log.items,
             )
-        return self._gathered(part, scored), choices
+        return self._gather(part, scored), choices
 
     def values(self, page: EvaluationRows) -> dict[str, float]:
         """Returns the cheap estimates by TensorBoard tag, without intervals."""
@@ -352,7 +352,7 @@ class PolicyEvaluator:
         elif not self.models.passes:
             unfitted = (
                 f"its model was not fitted: weights leave fewer than {log.settings.min_effective_episodes:g} effective "
-                "episodes, so that nothing could check it; evaluation.final_fit_passes fits it all the same"
+                "episodes, so that nothing could check it; evaluation.models.final_fit_passes fits it all the same"
             )
         reasons = missing_estimates(
             rows=log.num_rows,
@@ -368,7 +368,7 @@ class PolicyEvaluator:
         if log.without_propensity:
             return True
         scored = log.split.scored
-        page = self._gathered(self._part_of_page("weighting rows by", scored, None), scored)
+        page = self._gather(self._part_of_page("weighting rows by", scored, None), scored)
         enough = torch.zeros((), dtype=torch.float64)
         if page is not None:
             episodes = effective_episodes(page, gamma=log.gamma, config=log.settings)
@@ -382,7 +382,7 @@ class PolicyEvaluator:
         units = log.by_episode.units
         weights = log.by_episode.weights
         return build_evaluation_rows(
-            self._shown(title, rows, len(scored.numbers)),
+            self._show_progress(title, rows, len(scored.numbers)),
             scored.episode,
             policy=self.policy,
             models=models,
@@ -395,7 +395,7 @@ class PolicyEvaluator:
             },
         )
 
-    def _gathered(self, part: EvaluationRows, scored: ScoredEpisodes) -> EvaluationRows | None:
+    def _gather(self, part: EvaluationRows, scored: ScoredEpisodes) -> EvaluationRows | None:
         page: EvaluationRows | None = part
         if self.log.group.world_size > 1:
             page = gather_page(part, torch.from_numpy(scored.sequence[scored.page_order]), self.log.group)
@@ -423,7 +423,7 @@ class PolicyEvaluator:
         numbers = self.log.fit_rows.usable
         assert numbers is not None
         rows = rows_in_order(self.log.fit_rows, numbers.cpu().numpy(), self.log.group.device)
-        parts = [self.policy(batch.next_state, batch.next_actions) for batch in self._shown("asking", rows)]
+        parts = [self.policy(batch.next_state, batch.next_actions) for batch in self._show_progress("asking", rows)]
         longest = max(part.shape[1] for part in parts)
         propensities = torch.cat([pad(part, (0, longest - part.shape[1])) for part in parts])
 
@@ -432,7 +432,7 @@ class PolicyEvaluator:
 
         return policy
 
-    def _shown(
+    def _show_progress(
         self, title: str, batches: Iterable[TransitionBatch], rows: int | None = None
     ) -> Iterator[TransitionBatch]:
         count = self.log.fit_rows.count if rows is None else rows

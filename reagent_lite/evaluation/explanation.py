@@ -243,7 +243,7 @@ class _LoggedChoices:
         """Returns the policy's probabilities, [n, K]."""
         return self.page.model_propensities[torch.from_numpy(rows)].numpy()
 
-    def logged(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    def mark_logged(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Returns 1 for the logged choice and 0 for others, [n, K]."""
         ones = np.zeros((len(rows), self.page.mask.shape[1]))
         ones[np.arange(len(rows)), self.page.action.numpy()[rows]] = 1.0
@@ -252,7 +252,7 @@ class _LoggedChoices:
     def values(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns raw features, [n, F]; for candidates [n, K, F], with those of the state first."""
         numbers = self.numbers(rows)
-        return self.joined(self.features_of_state(numbers), self.candidates_of(numbers))
+        return self.join_features(self.features_of_state(numbers), self.candidates_of(numbers))
 
     def features_of_state(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns raw state features [n, S]."""
@@ -265,7 +265,7 @@ class _LoggedChoices:
         return gather_candidate_features(self.copy, numbers, self.copy.action_ids, self.page.mask.shape[1])
 
     @staticmethod
-    def joined(state: NDArray[np.float32], candidates: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    def join_features(state: NDArray[np.float32], candidates: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """Returns features of states [n, S], or [n, K, S + C] with those of candidates [n, K, C]."""
         if candidates is None:
             return state
@@ -297,7 +297,7 @@ class _LoggedChoices:
         """Returns the leaf of each row [n], or of each candidate [n, K], given `values`."""
         return tree.leaf_of(values.reshape(-1, values.shape[-1])).reshape(values.shape[:-1])
 
-    def predicted(self, tree: SmallTree) -> NDArray[np.float64]:
+    def predict(self, tree: SmallTree) -> NDArray[np.float64]:
         """Returns the mean probabilities in each leaf, [leaves, K], or [leaves] for candidates, of growing rows."""
         leaf = self.leaves(tree, self.values(self.grown))
         probabilities = self.probabilities(self.grown)
@@ -311,7 +311,7 @@ class _LoggedChoices:
         sizes = np.bincount(leaf, minlength=count).clip(min=1)
         return np.asarray(sums / (sizes if self.parametric else sizes[:, None]))
 
-    def chosen(
+    def choose(
         self, predicted: NDArray[np.float64], leaf: NDArray[np.int64], mask: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
         """Returns the tree's choice as probabilities [n, K], equal ones for choices that it does not tell apart.
@@ -339,17 +339,17 @@ class _LoggedChoices:
 
     def policy_of(self, tree: SmallTree) -> PolicyProbabilities:
         """Returns the tree as a policy that reads raw features."""
-        predicted = self.predicted(tree)
+        predicted = self.predict(tree)
 
         def policy(state: Tensor, actions: Actions) -> Tensor:
             candidates = None if actions.features is None else actions.features.numpy()
-            leaf = self.leaves(tree, self.joined(state.numpy(), candidates))
-            return torch.from_numpy(self.chosen(predicted, leaf, actions.mask.numpy()))
+            leaf = self.leaves(tree, self.join_features(state.numpy(), candidates))
+            return torch.from_numpy(self.choose(predicted, leaf, actions.mask.numpy()))
 
         return policy
 
     def _fidelity(self, tree: SmallTree, rows: NDArray[np.int64], leaf: NDArray[np.int64]) -> float:
-        chosen = self.chosen(self.predicted(tree), leaf, self.page.mask.numpy()[rows])
+        chosen = self.choose(self.predict(tree), leaf, self.page.mask.numpy()[rows])
         return float((self.probabilities(rows) * chosen).sum(1).mean())
 
     def _leaf(self, tree: SmallTree, index: int, rows: NDArray[np.int64], inside: NDArray[np.bool_]) -> PolicyGroup:
@@ -357,7 +357,7 @@ class _LoggedChoices:
             return self._group(tree.words[index], rows[inside], float(inside.mean()))
         inside &= self.page.mask.numpy()[rows]
         policy = self.probabilities(rows)
-        logged = float((self.logged(rows) * inside).sum(1).mean())
+        logged = float((self.mark_logged(rows) * inside).sum(1).mean())
         share = float((policy * inside).sum(1).mean())
         probability = float(policy[inside].mean()) if inside.any() else 0.0
         words = tree.words[index]
@@ -383,7 +383,7 @@ class _LoggedChoices:
                 continue
             rows = spread(rows, max(self._most // len(segments.effects), 1))
             leaf = self.leaves(tree, self.values(rows))
-            logged = self.logged(rows)
+            logged = self.mark_logged(rows)
             policy = self.probabilities(rows)
             shares = {
                 words: (float((logged * (leaf == kind)).sum(1).mean()), float((policy * (leaf == kind)).sum(1).mean()))
@@ -394,7 +394,7 @@ class _LoggedChoices:
 
 
 def _with_candidates(features: StateFeatures, copy: TrainingCopy) -> StateFeatures:
-    """Returns the names and texts of state features, followed by those of candidates; without values."""
+    """Returns the names and strings of state features, followed by those of candidates; without values."""
     of_candidates = categories_of(copy, "action", copy.action_ids)
     first = len(features.names)
     return StateFeatures(

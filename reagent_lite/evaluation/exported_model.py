@@ -53,7 +53,7 @@ class FeatureReader:
     missing_as_zero: bool = False
 
     @classmethod
-    def fitted(cls, copy: TrainingCopy, config: EvaluateConfig) -> "FeatureReader":
+    def fit(cls, copy: TrainingCopy, config: EvaluateConfig) -> "FeatureReader":
         """Returns the default network shapes, and normalization fitted to a log; rare features are not normalized.
 
         Raises:

@@ -18,7 +18,7 @@ from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.rows.matrices import PolicyColumn
 from reagent_lite.data.sampling.source import FeatureColumns
 from reagent_lite.errors import pluralize
-from reagent_lite.evaluation.cpe import MODELLED
+from reagent_lite.evaluation.cpe import MODELED
 from reagent_lite.evaluation.evaluator import EvaluationInput
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.types import Actions
@@ -70,7 +70,7 @@ class GivenPolicy:
         else:
             values = np.concatenate((column.values, np.asarray(copy.action)[:, None]), 1, dtype=np.float32)
             reason = "only the probability of the logged action is known, so no model is fitted to the policy"
-            unknown = dict.fromkeys(MODELLED, reason)
+            unknown = dict.fromkeys(MODELED, reason)
             split = replace(log.split, fitted=log.split.fitted[:0], checked=log.split.checked[:0])
             policy = partial(_of_logged, width)
         state = log.rows.state
@@ -129,4 +129,4 @@ def _unknown_next(copy: TrainingCopy) -> dict[str, str]:
     if not unknown:
         return {}
     reason = f"the next state of {pluralize(unknown, 'row')} is not a row of the log, so the policy is unknown there"
-    return {name: reason for name in MODELLED if ESTIMATORS[name].sequential}
+    return {name: reason for name in MODELED if ESTIMATORS[name].sequential}

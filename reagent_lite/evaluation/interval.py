@@ -56,10 +56,10 @@ class Interval:
     def __str__(self) -> str:
         if not math.isfinite(self.value) or (math.isnan(self.low) and math.isnan(self.high)):
             return number(self.value)
-        value, low, high = map(self.written, (self.value, self.low, self.high))
+        value, low, high = map(self.format_end, (self.value, self.low, self.high))
         return f"{value} ({low} to {high})"
 
-    def written(self, end: float) -> str:
+    def format_end(self, end: float) -> str:
         """Returns a figure as text, with as many decimals as show two digits of the interval's width."""
         width = self.high - self.low
         integers = self.defined and all(figure == int(figure) for figure in (self.value, self.low, self.high))

@@ -21,7 +21,7 @@ _USUAL_SHARE = 0.5
 FEWEST_SIZES = 100
 _SPREAD = 0.5
 # Among 10 % purchases, about five lognormal chargebacks that cancel a gain: 9 % of 100 logs of 2 000 rows were shipped
-# by the rule for all events alone, now 3 %. Neither fees beside purchases nor symmetric noise has a larger side.
+# by the rule for all of them alone, now 3 %. Neither fees next to purchases nor symmetric noise has a larger side.
 _SPREAD_OF_SIDE = 0.25
 # Without this rule a policy whose rare lognormal losses cancel its gain is shipped in up to 40 % of logs of 2000 rows.
 _FARTHEST = 5
@@ -33,10 +33,10 @@ class RareOutcomes:
     """Outcomes other than the usual one, if most outcomes are equal: clicks, purchases, failures.
 
     Attributes:
-        unsized: number of events that are too few, and of too different sizes, to show how large one may be: all, or
+        unsized: number of outcomes that are too few, and of too different sizes, to show how large one may be: all, or
             those on the side of the usual outcome that has the larger ones; 0 if they show it.
-        expected: number that the evaluated policy would meet if events did not depend on the choice.
-        seen: number that it met: the effective number of weighted events.
+        expected: number that the evaluated policy would meet if rare outcomes did not depend on the choice.
+        seen: number that it met: the effective number of weighted rare outcomes.
     """
 
     unsized: int
@@ -50,19 +50,19 @@ class RareOutcomes:
 def match_rare_outcomes(
     weights: torch.Tensor, outcomes: torch.Tensor, sample_weight: torch.Tensor
 ) -> RareOutcomes | None:
-    """Counts events for weights [n] of outcomes [n]; None if no outcome is more frequent than all others together.
+    """Counts rare outcomes among outcomes [n] with weights [n]; None if no outcome is as frequent as all others.
 
-    Sample weights [n] count for what is usual. A log that holds all events and few other rows has as many events as the
-    whole log.
+    Sample weights [n] count for the usual outcome. A log with all rare outcomes and few other rows has as many rare
+    outcomes as the whole log.
     """
     distance = outcomes - _weighted_median(outcomes, sample_weight)  # the usual outcome, if there is one
-    event = distance != 0
-    if not event.any() or float(sample_weight[event].sum() / sample_weight.sum()) >= _USUAL_SHARE:
+    rare = distance != 0
+    if not rare.any() or float(sample_weight[rare].sum() / sample_weight.sum()) >= _USUAL_SHARE:
         return None
     return RareOutcomes(
-        unsized=_count_unsized(distance[event]),
-        expected=float(effective_sample_size(weights) * event.double().mean()),
-        seen=float(effective_sample_size((weights * sample_weight)[event])),
+        unsized=_count_unsized(distance[rare]),
+        expected=float(effective_sample_size(weights) * rare.double().mean()),
+        seen=float(effective_sample_size((weights * sample_weight)[rare])),
     )
 
 
@@ -76,7 +76,7 @@ def _weighted_median(values: torch.Tensor, weights: torch.Tensor) -> torch.Tenso
 
 
 def _count_unsized(distance: torch.Tensor) -> int:
-    """Returns RareOutcomes.unsized for the distances [n] of events from the usual outcome."""
+    """Returns RareOutcomes.unsized for the distances [n] of rare outcomes from the usual one."""
     groups = [(distance.abs(), _SPREAD)]
     sides = [-distance[distance < 0], distance[distance > 0]]
     if all(map(len, sides)):
@@ -194,7 +194,7 @@ class Overlap:
 
     @property
     def scored_unit(self) -> str:
-        """What is scored, in words: a decision where every episode has one row, else an episode."""
+        """The scored unit, in words: a decision where every episode has one row, else an episode."""
         return "episode" if self.horizon > 1 else "decision"
 
 

@@ -186,7 +186,7 @@ class EstimatedReturn:
             cut_share=0.0 if overlap is None else overlap.cut_share,
         )
 
-    def simulated(self, played: Played) -> Interval | None:
+    def find_simulated(self, played: Played) -> Interval | None:
         """Returns the model's discounted return in simulation; None if it is another quantity or has no interval."""
         discounted = played.policies[MODEL].discounted
         return discounted if discounted.defined and not any(self.obstacles(played)) else None

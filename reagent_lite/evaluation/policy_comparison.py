@@ -1,9 +1,9 @@
 """A rollout: two policies compared unit by unit, at every unit, from the rows of the log alone.
 
-    rows ─► units, in the order in which they began ─► relative difference x (return - centre) ─► sequences ─► decision
+    rows ─► units, in the order in which they began ─► relative difference x (return - center) ─► sequences ─► decision
 
 A unit is an episode, or a decision without an episode. It counts once it has ended and all units before it have: were
-it counted when it ends, the counted units would be chosen by their outcomes. The centre is the mean return of earlier
+it counted when it ends, the counted units would be chosen by their outcomes. The center is the mean return of earlier
 units, so that it cannot depend on the unit.
 """
 
@@ -184,7 +184,7 @@ class UnitCollector:
         )
 
 
-def unmeasured(metrics: Sequence[str], collector: UnitCollector) -> list[str]:
+def find_unmeasured(metrics: Sequence[str], collector: UnitCollector) -> list[str]:
     """Returns the metrics that no row has; [] before the first row."""
     return [name for name, count in zip(metrics, np.atleast_1d(collector.measured)[1:], strict=False) if not count]
 
@@ -250,10 +250,10 @@ class _Outcome:
         outcome = np.clip(outcome, low, high)
         totals = np.add.accumulate(np.concatenate([self.sums[:1], outcome]))[:-1]
         counts = np.maximum(np.arange(before, before + len(outcome)), 1)
-        centre = np.clip(totals / counts, low, high)
-        difference = relative_difference(units.share, units.log_ratio) * (outcome - centre)
+        center = np.clip(totals / counts, low, high)
+        difference = relative_difference(units.share, units.log_ratio) * (outcome - center)
         if self.betting is not None:
-            self.betting.add(difference, *difference_bounds(units.share, centre - low, high - centre))
+            self.betting.add(difference, *difference_bounds(units.share, center - low, high - center))
         if self.asymptotic is not None:
             self.asymptotic.add(difference)
         new = units.is_new
@@ -328,7 +328,7 @@ class HistoryPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutComparison:
-    """What is known about two policies after a number of units.
+    """Comparison of two policies after a number of units.
 
     Attributes:
         decision: better or worse: told apart by the reward, or worse by a guardrail; invalid: the sample ratio is

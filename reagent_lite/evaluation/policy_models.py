@@ -132,7 +132,7 @@ def steps_between_levels(steps: int) -> int:
 
 def fit_passes(settings: EvaluationConfig, *, final: bool) -> int:
     """Returns the largest number of passes of the final fit, or of a fit after an epoch."""
-    return (settings.final_fit_passes or _MOST_FINAL_PASSES) if final else (settings.fit_passes or 1)
+    return (settings.models.final_fit_passes or _MOST_FINAL_PASSES) if final else (settings.models.fit_passes or 1)
 
 
 def fit_plan(
@@ -147,13 +147,13 @@ def fit_plan(
         passes: number of passes over these rows.
         seed: seed of the order.
     """
-    minibatch = settings.minibatch_size * shards.group.world_size
+    minibatch = settings.models.minibatch_size * shards.group.world_size
     return ReadPlan(shards=counts, minibatch=minibatch, epochs=passes, seed=seed, reads=shards.of_rank)
 
 
 def num_steps(plan: ReadPlan, settings: EvaluationConfig) -> int:
     """Returns the number of a plan's steps, limited by max_fit_rows."""
-    return min(plan.num_steps, max(settings.max_fit_rows // settings.minibatch_size, 1))
+    return min(plan.num_steps, max(settings.models.max_fit_rows // settings.models.minibatch_size, 1))
 
 
 def fit_steps(
@@ -177,9 +177,9 @@ def fit_steps(
         return num_steps(fit_plan(shards, counts, settings, passes), settings)
 
     most = steps_of(fit_passes(settings, final=final))
-    if (settings.final_fit_passes if final else settings.fit_passes) is not None:
+    if (settings.models.final_fit_passes if final else settings.models.fit_passes) is not None:
         return most
-    rows_per_step = settings.minibatch_size * shards.group.world_size
+    rows_per_step = settings.models.minibatch_size * shards.group.world_size
     if not final:
         return most if learning is None else min(most, max(round(_EPOCH_SHARE * learning.rows / rows_per_step), 1))
     steps = steps_of(_FINAL_PASSES)
@@ -209,8 +209,8 @@ class PolicyModels:
         trained = [parameter for parameter in heads.parameters() if parameter.requires_grad]
         groups = by_learning_rate(trained, learned_tables(heads))
         for part in groups:
-            part["lr"] = settings.learning_rate * part.pop(RATE_FACTOR, 1.0)
-        self._optimizer = optimizer_class("Adam")(groups, lr=settings.learning_rate, fused=True)
+            part["lr"] = settings.models.learning_rate * part.pop(RATE_FACTOR, 1.0)
+        self._optimizer = optimizer_class("Adam")(groups, lr=settings.models.learning_rate, fused=True)
 
     def state_dict(self) -> Tree:
         """Returns the models, the optimizer's moments and the number of passes."""

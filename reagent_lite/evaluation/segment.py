@@ -38,7 +38,7 @@ class StateFeatures:
 
     Attributes:
         names: names of the F features.
-        values: [R, F] float32 values of all rows; NaN if absent; texts are codes.
+        values: [R, F] float32 values of all rows; NaN if absent; strings are codes.
         texts: {feature's column: {code: text}} of categories.
         ids: ids of the features.
         of_ids: columns of features whose values are ids, which have no order and too many values for conditions.

@@ -54,7 +54,7 @@ _LEARNED = "the policy has learned from these episodes, which flatters it"
 
 
 class SegmentChange(StrEnum):
-    """What a policy changes in a segment."""
+    """Effect of a policy in a segment."""
 
     GAINS = "gains"
     LOSES = "loses"
@@ -151,7 +151,7 @@ def choosing_rows(page: EvaluationRows) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectSettings:
-    """What the evaluation of the whole log knows about log and policy.
+    """Results of the evaluation of the whole log.
 
     Attributes:
         gamma: discount per step.

@@ -55,7 +55,7 @@ def shared_draws(
     Args:
         excess: [n] importance weights minus 1, in the order of the file.
         episode: [n] code of each row's episode.
-        unit: [n] code of what is drawn as one; that of the episode if the log does not name units.
+        unit: [n] code of the unit that is drawn as one; that of the episode if the log does not name units.
         context: [n] code of equal state features; None if they are unknown.
         repeats: returns w - 1 of the policy that repeats an action, given the numbers of the rows with that action
             and those of later rows, [m] each; None if propensities are unknown.
@@ -89,11 +89,11 @@ def is_sorted(column: Tensor, index: Tensor) -> bool:
         index: [n] numbers of rows in the order of the file.
     """
 
-    def ordered(rows: Tensor) -> bool:
+    def are_ordered(rows: Tensor) -> bool:
         step = column[rows[1:]] - column[rows[:-1]]
         return bool((step >= 0).all() or (step <= 0).all())
 
-    return ordered(index[:_FIRST_ROWS]) and ordered(index) and bool((column != column[0]).any())
+    return are_ordered(index[:_FIRST_ROWS]) and are_ordered(index) and bool((column != column[0]).any())
 
 
 def _has_equal(codes: Tensor) -> bool:

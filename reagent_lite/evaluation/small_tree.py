@@ -70,7 +70,7 @@ class Condition:
         """Returns the condition in words.
 
         Args:
-            features: names of features and texts of categories.
+            features: names of features and strings of categories.
             has_absent: whether the feature is absent in some rows.
         """
         name = features.names[self.column]
@@ -137,7 +137,7 @@ def grow_tree(
     """Returns a tree whose leaves have similar targets.
 
     Args:
-        features: names of the F features and texts of categories; its values are not used.
+        features: names of the F features and strings of categories; its values are not used.
         values: [n, F] raw features; NaN is an absent value.
         targets: [n, K] numbers that the tree predicts.
         leaves: largest number of leaves.
@@ -246,7 +246,7 @@ class _Splitter:
             for column, order in enumerate(self._order)
             if column not in self._of_ids
         ]
-        explained, condition = max((half for half in halves if half is not None), key=_explained, default=(0.0, None))
+        explained, condition = max((half for half in halves if half is not None), key=_explain, default=(0.0, None))
         if condition is None or not explained > 0:
             return None
         inside = condition.holds(self._values[leaf.rows, condition.column])
@@ -271,10 +271,10 @@ class _Splitter:
         absent_sum = sums[-1] - sums[present - 1]
         halves = []
         if absent:
-            explained = self._explained(np.array([present]), sums[[present - 1]], len(rows))
+            explained = self._explain(np.array([present]), sums[[present - 1]], len(rows))
             halves.append((float(explained[0]), Condition(column=column, absent=False)))
         for with_absent in (False, True)[: 1 + (absent > 0)]:
-            explained = self._explained(counts + absent * with_absent, sums[last] + absent_sum * with_absent, len(rows))
+            explained = self._explain(counts + absent * with_absent, sums[last] + absent_sum * with_absent, len(rows))
             if not len(explained):
                 continue
             best = int(explained.argmax())
@@ -282,7 +282,7 @@ class _Splitter:
             # values that are absent in other rows go with the larger part
             joins = with_absent if absent else bool(2 * counts[best] >= len(rows))
             halves.append((float(explained[best]), Condition(column=column, high=limit, absent=joins)))
-        return max(halves, key=_explained, default=None)
+        return max(halves, key=_explain, default=None)
 
     def _half_of_levels(self, column: int, rows: NDArray[np.int64], component: NDArray[np.float64]) -> _Half | None:
         """Returns the best set of levels."""
@@ -293,14 +293,14 @@ class _Splitter:
         ascending = frequent[np.argsort(sums[frequent] / (counts[frequent] + self._fewest_of_level), kind="stable")]
         halves = []
         for order in (ascending, ascending[::-1]):
-            explained = self._explained(counts[order].cumsum(), sums[order].cumsum(), len(rows))
+            explained = self._explain(counts[order].cumsum(), sums[order].cumsum(), len(rows))
             if len(explained):
                 best = int(explained.argmax())
                 chosen = levels[order[: best + 1]]
                 halves.append((float(explained[best]), _among(column, chosen, levels[counts > 0])))
-        return max(halves, key=_explained, default=None)
+        return max(halves, key=_explain, default=None)
 
-    def _explained(self, counts: NDArray[np.int64], sums: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
+    def _explain(self, counts: NDArray[np.int64], sums: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
         """Returns the squared deviations that parts with these counts and sums explain; 0 for those that are too small.
 
         The sum of all rows is 0.
@@ -310,7 +310,7 @@ class _Splitter:
         return np.where(enough, np.square(sums) * rows / np.where(enough, counts * others, 1), 0.0)
 
 
-def _explained(half: _Half) -> float:
+def _explain(half: _Half) -> float:
     return half[0]
 
 

@@ -49,20 +49,20 @@ Reasoned = tuple[Verdict, str]
 """A verdict and its reason in words."""
 
 
-def weights_verdict(overlap: Overlap, *, sequential: bool, events: RareOutcomes | None, modelled: bool) -> Reasoned:
+def weights_verdict(overlap: Overlap, *, sequential: bool, events: RareOutcomes | None, modeled: bool) -> Reasoned:
     """Returns the verdict on weighted estimates of the policy from this log.
 
     Args:
         overlap: diagnostics of the weights.
         sequential: whether whole episodes are weighted instead of rows.
         events: rare outcomes that the policy met.
-        modelled: whether a model of the outcome was fitted, so that there are doubly robust estimates.
+        modeled: whether a model of the outcome was fitted, so that there are doubly robust estimates.
     """
     count, unit = (overlap.effective_episodes, "episode") if sequential else (overlap.effective_rows, "row")
     mean = overlap.mean_weight
-    reason = f"{effective(count, unit)}, mean weight {mean.written(mean.value)}{f', {events}' if events else ''}"
+    reason = f"{effective(count, unit)}, mean weight {mean.format_end(mean.value)}{f', {events}' if events else ''}"
     faults = [*_faults(overlap, count, unit, sequential=sequential)]
-    if overlap.calibration is not None and not modelled:
+    if overlap.calibration is not None and not modeled:
         faults.append((Verdict.SUPPORT, UNMODELLED))
     # of equally severe faults, max returns the first
     return max(faults, key=lambda fault: fault[0].severity, default=(Verdict.TRUSTWORTHY, reason))
@@ -91,7 +91,7 @@ def _faults(overlap: Overlap, count: float, unit: str, *, sequential: bool) -> I
     if _differs_from_one(mean):
         rare = "the log rarely has the policy's choices, or state features reveal the logged ones"
         cause = rare if mean.value < 1 else "logged propensities are too small"
-        evidence = f"(the mean weight of a row is {mean.written(mean.value)} instead of 1)"
+        evidence = f"(the mean weight of a row is {mean.format_end(mean.value)} instead of 1)"
         yield Verdict.DO_NOT_USE, f"{cause} {evidence}"
     if sequential:
         yield from _faults_of_episodes(overlap)
@@ -159,7 +159,7 @@ def reliance_on_propensities(difference: Interval, added: float) -> str:
     """Returns how a difference rests on errors of estimated propensities; empty if its side of 0 does not.
 
     Its interval assumes a mean weight of 1, which such errors change: intervals of steep loggers lay up to half their
-    width beside the estimate. And errors that depend on features add rewards that features predict.
+    width away from the estimate. And errors that depend on features add rewards that features predict.
 
     Args:
         difference: the estimate's difference from the logged value.
@@ -241,10 +241,10 @@ def model_verdict(figure: Interval, overlap: Overlap, *, check: Interval, checke
     if checked is Verdict.DO_NOT_USE or not check.defined:
         return Verdict.SUPPORT, _UNCHECKED
     slack = _FITTED_ERROR * abs(figure.value)
-    interval = f"{check.written(check.low)} to {check.written(check.high)}"
+    interval = f"{check.format_end(check.low)} to {check.format_end(check.high)}"
     if figure.value + slack < check.low or figure.value - slack > check.high:
         return Verdict.DO_NOT_USE, (
-            f"the model says {figure.written(figure.value)}, outside the weighted estimate's interval {interval}"
+            f"the model says {figure.format_end(figure.value)}, outside the weighted estimate's interval {interval}"
         )
     return Verdict.SUPPORT, (
         f"agrees with the weighted estimate, {interval}; its own interval leaves out the model's error"

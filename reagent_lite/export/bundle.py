@@ -86,7 +86,7 @@ class Bundle:
         policy: the policy behind the propensities: {"kind": "softmax", "temperature": ...} or
             {"kind": "epsilon_greedy", "epsilon": ...}; epsilon 0 is greedy.
         columns: names of standard columns in its training log, data.columns of its config.
-        raw: {"state" or "action": columns of its training log whose values are read from their texts}; `states`,
+        raw: {"state" or "action": columns of its training log whose values are read from their text}; `states`,
             `candidates` and frames take them in place of the features that they have.
         levels: {"state" or "action": {feature id: its levels}} of the features whose values are texts.
         id_features: {"state" or "action": {feature id: the feature}} of the features whose values are ids, lists of ids
@@ -193,8 +193,8 @@ class Bundle:
     def states(self, maps: Sequence[FeatureMap], *, ignore_unknown: bool = False) -> NDArray[np.float32]:
         """Returns the features [N, F] in sparse maps {feature id: value}; NaN where a feature is absent or null.
 
-        A feature with levels takes texts and gets their codes (`categories.code_of`); other features take numbers, true
-        and false. A text that is not a level counts as other. None, NaN and pandas.NA are missing.
+        A feature with levels takes strings and gets their codes (`categories.code_of`); other features take numbers,
+        true and false. A text that is not a level counts as other. None, NaN and pandas.NA are missing.
 
         Args:
             maps: a map for each row.
@@ -254,7 +254,7 @@ class Bundle:
         """Scores every choice of every row and chooses.
 
         Args:
-            values: [N, F] raw state features in the order of `state_feature_ids`: NaN where missing, codes for texts;
+            values: [N, F] raw state features in the order of `state_feature_ids`: NaN where missing, codes for strings;
                 or a frame of pandas, polars or Arrow with columns of these names.
             presence: [N, F] bool, false where missing; absent: NaN is missing.
             mask: [N, K] bool, allowed choices; absent: all.
@@ -273,7 +273,7 @@ class Bundle:
         feed: list[NDArray[Any]] = self._features("values", state, presence)
         exists = np.ones((num_rows, len(self.action_names)), dtype=np.bool_)
         if self.parametric:
-            choices, exists = self._padded(candidates, num_rows)
+            choices, exists = self._pad(candidates, num_rows)
             feed += self._features("candidates", choices, None)
         elif candidates is not None:
             raise BundleError(Problem("candidates", "none: this model's actions are fixed", type(candidates).__name__))
@@ -339,7 +339,7 @@ class Bundle:
             golden = json.loads(self._files[GOLDEN_FILE])
             feed = {name: _read_recorded(golden["inputs"][name]) for name in self._inputs}
             live = {name: _read_recorded(golden["outputs"][name]) for name in ("q", "choices")}
-            tolerance = Tolerance(**{name: _bound(value) for name, value in golden["tolerance"].items()})
+            tolerance = Tolerance(**{name: _read_bound(value) for name, value in golden["tolerance"].items()})
             q, choices = self._session.run(["q", "choices"], feed)
             for name, array in (("q", q), ("choices", choices)):
                 if (live[name].shape, live[name].dtype) != (array.shape, array.dtype):
@@ -359,7 +359,7 @@ class Bundle:
             raise BundleError(Problem(cell, "a finite float32, or NaN where missing", f"{values[tuple(bad[0])]}"))
         return [values, present]
 
-    def _padded(
+    def _pad(
         self, candidates: Sequence[ArrayLike | Sequence[ItemId]] | None, num_rows: int
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Returns candidates [N, K, F], K the longest list and at least 1, and which of them exist, [N, K]."""
@@ -372,7 +372,7 @@ class Bundle:
                 Problem("candidates", expected, "nothing" if candidates is None else f"{len(candidates)}")
             )
         width = len(self.action_feature_ids)
-        arrays = [self._given(f"candidates[{row}]", options) for row, options in enumerate(candidates)]
+        arrays = [self._read_given(f"candidates[{row}]", options) for row, options in enumerate(candidates)]
         longest = max([1, *(len(array) for array in arrays)])
         values = np.full((num_rows, longest, width), np.nan, dtype=np.float32)
         exists = np.zeros((num_rows, longest), dtype=np.bool_)
@@ -381,7 +381,7 @@ class Bundle:
             exists[row, : len(array)] = True
         return values, exists
 
-    def _given(self, where: str, options: Any) -> NDArray[np.float32]:
+    def _read_given(self, where: str, options: Any) -> NDArray[np.float32]:
         """Returns the candidates [K, F] of a row that are given as ids, as an array or as a frame."""
         if are_ids(options):
             return self.items_of(options, where)
@@ -519,7 +519,7 @@ def _identity(folder: Path) -> tuple[int, int, int] | None:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _bound(value: Any) -> float:
+def _read_bound(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value < float("inf"):
         raise ValueError(f"a bound of {value!r}")
     return float(value)

@@ -30,7 +30,7 @@ class FeatureSet:
         levels: {feature id as text: levels} of the features whose values are texts.
         possible: {column: possible values} of the one-hot features, and of listed ids.
         id_features: {feature id as text: the feature} of the features of ids, each of which has a column for every id.
-        raw: columns of the training log whose values are read from their texts, such as dates.
+        raw: columns of the training log whose values are read from their text, such as dates.
     """
 
     ids: tuple[int, ...]
@@ -246,7 +246,7 @@ def _float(value: Any) -> Any:
 
 
 def _codes(where: str, given: Any) -> NDArray[np.float64]:
-    """Returns the codes of a frame's column of texts, NaN where missing."""
+    """Returns the codes of a frame's column of strings, NaN where missing."""
     values = _array(given).tolist()
     wrong = [value for value in values if not isinstance(value, str) and value is not None and value == value]
     if wrong:

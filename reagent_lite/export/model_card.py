@@ -42,7 +42,7 @@ _TENSORS: Final = {
     "choices": ("bool", "true where the policy may take a choice"),
 }
 _CODES: Final = (
-    "`load_bundle` takes the texts of categories. In tensors of `model.onnx` and `model.torchscript` a level is its "
+    "`load_bundle` takes the strings of categories. In tensors of `model.onnx` and `model.torchscript` a level is its "
     "code; any other number counts as other and has no column."
 )
 _LIMITS: Final = (

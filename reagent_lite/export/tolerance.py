@@ -1,9 +1,9 @@
 """The allowed difference between an exported q and the live network's q; numpy only, as `bundle.py` uses it too.
 
 A q differs if |other − live| > atol + rtol · scale; scale is the largest |q| of the live network over the whole check.
-The 2019 check multiplied rtol by each |q|. With its defaults (atol 0, rtol 5e-5) a q near 0 failed by float32 noise,
-because rounding errors are proportional to the terms that cancel, not to their sum. For every q of ordinary size, a
-common scale is as strict.
+The check of ReAgent 2019 multiplied rtol by each |q|. With its defaults (atol 0, rtol 5e-5) a q near 0 failed by
+float32 noise, because rounding errors are proportional to the terms that cancel, not to their sum. For every q of
+ordinary size, a common scale is as strict.
 """
 
 from dataclasses import dataclass

@@ -3,8 +3,8 @@
     discrete    module((values [N, F], presence [N, F])) -> (action names, q [N, A])
     parametric  module((state values, presence), (action values, presence)) -> (["Q"], q [N, 1]), one row per pair
 
-With BCQ the file lowers q by 1e10 for choices that are too rare in the log, as in 2019, so that the largest q is the
-policy's choice. Whether q of a choice is lowered depends on all choices of the state.
+With BCQ the file lowers q by 1e10 for choices that are too rare in the log, as in ReAgent 2019, so that the largest q
+is the policy's choice. Whether q of a choice is lowered depends on all choices of the state.
 
 The scorer is traced, so it may be any Python code. The preprocessor and the parts of the contract that are not tensors
 (tuples, names, the refusal of infinity, lists of candidates) are scripted.
@@ -94,7 +94,7 @@ class _CallContract(nn.Module):
 
 
 class DiscreteModule(_CallContract):
-    """Calls of 2019 for named actions."""
+    """Calls of ReAgent 2019 for named actions."""
 
     action_names: list[str]
     action_ids: list[int]  # declared again: an empty list has no type, and scripting does not look at the base class
@@ -114,7 +114,7 @@ class DiscreteModule(_CallContract):
 
 
 class ParametricModule(_CallContract):
-    """Calls of 2019 for candidates.
+    """Calls of ReAgent 2019 for candidates.
 
     If q depends on the other candidates of a state, the rows with equal preprocessed states are scored as one list.
     """
@@ -227,7 +227,7 @@ def _comparable(file: str, live: Tensor, choices: Tensor, restored: Tensor) -> P
 
 @contextmanager
 def _without_deprecation() -> Iterator[None]:
-    """Silences torch's deprecation of TorchScript, which is kept for users of 2019; ONNX is the primary format.
+    """Silences torch's deprecation of TorchScript, which is kept for users of ReAgent 2019; ONNX is the primary format.
 
     Warnings of the tracer are silenced as well: it warns about torch's own layers, and formats.py refuses a network
     that branches on values.

@@ -105,7 +105,7 @@ def _write_files(writing: Path, live: Predictor, content: BundleContent) -> None
         NORMALIZATION_FILE: dict(content.normalization),
         CONFIG_FILE: content.config,
         EVALUATION_FILE: content.evaluation,
-        GOLDEN_FILE: _golden(live, content),
+        GOLDEN_FILE: _compute_golden(live, content),
     }
     for name, document in documents.items():
         (writing / name).write_bytes(canonical(_finite(document)))
@@ -136,7 +136,7 @@ def _certain_share(live: Predictor, content: BundleContent) -> float:
 
 
 @torch.inference_mode()
-def _golden(live: Predictor, content: BundleContent) -> dict[str, Any]:
+def _compute_golden(live: Predictor, content: BundleContent) -> dict[str, Any]:
     """Returns inputs, outputs and tolerance; in every second row the first of several choices is forbidden."""
     inputs = graph_inputs(live, content.sample[:_GOLDEN_ROWS])
     mask = inputs[-1]

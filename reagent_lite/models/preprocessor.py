@@ -197,14 +197,14 @@ class TableRows(nn.Module):
         codes = x[..., : self.length]
         present = ~torch.isnan(codes)
         codes = torch.where(present, codes, 1.0)
-        row = self.hashed(codes) if self.buckets > 0 else self.listed(codes)
+        row = self.find_hashed(codes) if self.buckets > 0 else self.find_listed(codes)
         rows = torch.where(present, row, self.no_id).to(x.dtype)
         if not self.scores:
             return rows
         scores = x[..., self.length :]
         return torch.cat((rows, torch.where(torch.isnan(scores), 0.0, scores)), dim=-1)
 
-    def listed(self, codes: Tensor) -> Tensor:
+    def find_listed(self, codes: Tensor) -> Tensor:
         """Returns the rows of listed ids, `other_id` for others."""
         low = torch.zeros_like(codes, dtype=torch.int64)
         high = low + (self.codes.shape[0] - 1)
@@ -215,7 +215,7 @@ class TableRows(nn.Module):
             high = torch.where(above, high, middle)
         return torch.where(self.codes[high] == codes, high + self.first_row, self.other_id)
 
-    def hashed(self, codes: Tensor) -> Tensor:
+    def find_hashed(self, codes: Tensor) -> Tensor:
         """Returns the rows of hashed ids."""
         mantissa = codes * self.scale
         exponent = torch.zeros_like(codes, dtype=torch.int64)
@@ -232,8 +232,8 @@ class Preprocessor(nn.Module):
 
     Ids become row numbers of the tables of models/embeddings.py.
 
-    A value is missing if `presence` is false, if it is NaN, or if it is −1337.1337 (absent in dense input of 2019). A
-    missing value gives 0 in every output column of its feature; with `missing_as_zero`
+    A value is missing if `presence` is false, if it is NaN, or if it is −1337.1337 (absent in dense input of
+    ReAgent 2019). A missing value gives 0 in every output column of its feature; with `missing_as_zero`
     (`rl.set_missing_value_to_zero`) it is read as the raw value 0 and transformed like any other.
 
     Raises:
@@ -248,8 +248,8 @@ class Preprocessor(nn.Module):
 
     def __init__(self, spec: NormalizationSpec, *, missing_as_zero: bool = False) -> None:
         super().__init__()
-        if spec != NormalizationSpec.ordered({f.feature_id: f for f in spec.features}):
-            raise ValueError("features must be in column order, as returned by NormalizationSpec.ordered")
+        if spec != NormalizationSpec.from_features({f.feature_id: f for f in spec.features}):
+            raise ValueError("features must be in column order, as returned by NormalizationSpec.from_features")
         self.missing_as_zero = missing_as_zero
         self.starts = []
         self.stops = []

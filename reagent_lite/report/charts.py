@@ -217,7 +217,7 @@ def interval_chart(
     start = 10 + 14 * len(marks)  # below the names
     bottom = start + _ROW * len(rows)
     parts = []
-    labels = {name: f"{name} {figure.written(figure.value)}" for name, figure in marks.items() if figure.defined}
+    labels = {name: f"{name} {figure.format_end(figure.value)}" for name, figure in marks.items() if figure.defined}
     for row, (name, figure) in enumerate(marks.items()):
         if not figure.defined:
             continue
@@ -244,8 +244,8 @@ def interval_chart(
     for tick in x.ticks:
         parts.append(_segment("axis", x(tick), bottom, x(tick), bottom + 4))
         parts.append(_centre_text(x(tick), bottom + 17, _short(tick), kind="tick"))
-    words = [f"{name} {figure.written(figure.value)}" for name, figure in marks.items()]
-    words += [f"{name} {figure.written(figure.value)}, {words_of[verdict]}" for name, figure, verdict in rows]
+    words = [f"{name} {figure.format_end(figure.value)}" for name, figure in marks.items()]
+    words += [f"{name} {figure.format_end(figure.value)}, {words_of[verdict]}" for name, figure, verdict in rows]
     return Chart(title=title, svg=_svg(title, "; ".join(words), bottom + 24, parts))
 
 

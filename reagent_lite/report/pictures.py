@@ -25,7 +25,7 @@ GREEN = "#009e73"
 BLUE = "#0072b2"
 VERMILION = "#d55e00"
 ORANGE = "#e69f00"
-GREY = "#999999"
+GRAY = "#999999"
 PALE = "#d9d9d9"
 
 WIDTH, HEIGHT = 480, 360  # pixels of a frame
@@ -138,12 +138,12 @@ def frame(episode: Episode, step: int) -> "Image":
     if shapes is not _curves:  # its two axes have different units
         scale = np.abs(scale).min() * np.array([1, -1])
     middle = np.array([WIDTH, TOP + BOTTOM]) / 2 - scale * ((view[0] + view[1]) / 2, (view[2] + view[3]) / 2)
-    for points, colour, width in shapes(episode, step):
+    for points, color, width in shapes(episode, step):
         at = [(float(x), float(y)) for x, y in _FINE * (np.asarray(points, dtype=np.float64) * scale + middle)]
         if len(at) == 1:
-            draw.circle(at[0], width * _FINE / 2, fill=colour)
+            draw.circle(at[0], width * _FINE / 2, fill=color)
         else:
-            draw.line(at, fill=colour, width=round(width * _FINE), joint="curve")
+            draw.line(at, fill=color, width=round(width * _FINE), joint="curve")
     total = float(episode.reward[:step].sum(dtype=np.float64))
     head = f"{episode.env[:24]}   step {step}/{len(episode.action)}   return {total:.4g}"
     for y, words in ((16, head), (HEIGHT - 16, episode.caption(step))):
@@ -160,7 +160,7 @@ Shapes = Iterator[tuple[Sequence[tuple[float, float]] | NDArray[np.floating], st
 def _cartpole(episode: Episode, step: int) -> Shapes:
     x, _, angle, _ = map(float, episode.observation[step])  # angle 0 is up, right > 0
     x *= 2.4 / episode.parameters.get("position_limit", 2.4)  # the track fills the picture for any length
-    yield [(-2.4, 0), (2.4, 0)], GREY, 2
+    yield [(-2.4, 0), (2.4, 0)], GRAY, 2
     yield [(x - 0.15, 0.12), (x + 0.15, 0.12)], BLACK, 14
     yield [(x, 0.24), (x + math.sin(angle), 0.24 + math.cos(angle))], VERMILION, 6
 
@@ -169,7 +169,7 @@ def _square(episode: Episode, step: int) -> Shapes:
     """Draws a disc for each agent in the color of its type, pale for agents that have left the game."""
     agents = episode.agents
     assert agents is not None
-    yield [(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)], GREY, 2
+    yield [(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)], GRAY, 2
     radius = 14 if len(agents.kind) <= 20 else 8
     for x, y, plays, kind in zip(agents.x[step], agents.y[step], agents.in_game[step], agents.kind, strict=True):
         yield [(x, y)], (VERMILION, BLUE, GREEN, ORANGE)[kind % 4] if plays else PALE, radius
@@ -186,7 +186,7 @@ def _curves(episode: Episode, step: int) -> Shapes:
         if finite.any():
             low, high = values[finite].min(), values[finite].max()
             height = 1 - (row + 0.9 - 0.8 * (values - low) / (high - low or 1.0)) / len(curves)
-            yield np.stack([steps, height], axis=1)[finite], GREY if row < len(features) else GREEN, 1.5
+            yield np.stack([steps, height], axis=1)[finite], GRAY if row < len(features) else GREEN, 1.5
     yield [(steps[step], 0), (steps[step], 1)], VERMILION, 3
 
 

@@ -131,7 +131,7 @@ class RunFigures:
         evaluation: report of its evaluation, from `evaluation_of_run`.
         candidates: statistics of the choices among candidates; None with named actions.
         steps, rows: optimizer steps, and rows learned from.
-        normalization: the normalization of state features and of candidates' features, in the 2019 encoding.
+        normalization: the normalization of state features and of candidates' features, in the encoding of ReAgent 2019.
         facts: facts about the data.
         identity: sha256 of the data or of the environment.
         seconds: wall-clock time of the run since its start.
@@ -380,7 +380,7 @@ def features_section(
 
 
 def drift_section(config: WorkflowConfig) -> PageSection:
-    """Returns a section with the drift that workflows.normalize wrote beside the run's normalization."""
+    """Returns a section with the drift that workflows.normalize wrote next to the run's normalization."""
     paths = [path for path in (config.state_norm_data_path, config.action_norm_data_path) if path and "://" not in path]
     files = dict.fromkeys(Path(path).expanduser().parent / "drift.json" for path in paths)
     drifted = [

@@ -172,12 +172,11 @@ def _evidence_note(overlap: Overlap | None) -> str:
     """Returns a sentence on the log's evidence about the policy, or "" if rows have no weights."""
     if overlap is None:
         return ""
-    at = f" (effective episodes at step {overlap.effective_horizon})" if overlap.horizon > 1 else ""
+    at = f" at step {overlap.effective_horizon}" if overlap.horizon > 1 else ""
     return (
-        f"{pluralize(overlap.num_episodes, f'scored {overlap.scored_unit}')}, worth "
-        f"{number(overlap.effective_episodes)} of the policy's own{at}; "
-        f"the mean weight of a row is {overlap.mean_weight.written(overlap.mean_weight.value)} and "
-        "should be 1."
+        f"{pluralize(overlap.num_episodes, f'scored {overlap.scored_unit}')} with an effective sample size of "
+        f"{number(overlap.effective_episodes)}{at}; the mean weight of a row is "
+        f"{overlap.mean_weight.format_end(overlap.mean_weight.value)} and should be 1."
     )
 
 

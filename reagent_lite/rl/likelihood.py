@@ -1,7 +1,7 @@
-"""Confidence intervals of weighted means by empirical likelihood, which allow for events that a log does not contain.
+"""Confidence intervals of weighted means by empirical likelihood, which allow for outcomes that a log does not contain.
 
-A bootstrap has no width if the evaluated policy met no rare event in the log. Here such an event can still happen: any
-pair of an observed weight and an observed outcome may carry probability, as a corner. For a value v,
+A bootstrap has no width if the evaluated policy met no rare outcome in the log. Here such an outcome can still happen:
+any pair of an observed weight and an observed outcome may carry probability, as a corner. For a value v,
 
     L(v) = max over a, b of sum_p count_p log(1 + a' u_p + b (x_p - v n_p))
 
@@ -15,7 +15,7 @@ where z is the normal quantile of the level and k the number of episodes that in
 
 Owen (2001), Empirical Likelihood; Karampatziakis, Langford & Mineiro (2020), Empirical Likelihood for Contextual
 Bandits, where the mean weight is a constraint and outcomes lie between bounds. The last factor is ours: the likelihood
-ratio of a count of k events misses on one side in up to 14 % of all logs (k = 0). The factor agrees within 3 % with
+ratio of a count of k outcomes misses on one side in up to 14 % of all logs (k = 0). The factor agrees within 3 % with
 that of the exact interval of a Poisson count; Garwood (1936).
 """
 
@@ -35,7 +35,7 @@ _NEGLIGIBLE = 0.1  # of the standard error of a mean weight: a share of rows tha
 _BEYOND = 0.05  # share of all deviation of weights from 1 that lies above the largest weight of a corner
 _HIGH = 10  # one in so many is looked at first
 _SURELY = 1 + 1e-9
-_TOLERANCE = 1e-4  # of the distance from the centre to an end of an interval
+_TOLERANCE = 1e-4  # of the distance from the center to an end of an interval
 _BEFORE_LAST = 1e-3  # the same before the last step of Newton's method, which squares it
 _ZERO = 1e-12  # of the largest contribution, below which the end of an interval is 0
 _ROUNDING = 1e-18  # mean of squared residuals, relative to the largest before the fit, below which they count as 0
@@ -142,21 +142,21 @@ class Contributions:
     alternatives: Alternatives | None = None
     of_row: tuple[float, float] | None = None
 
-    def joined(self, unit: Tensor) -> "Contributions":
+    def join(self, unit: Tensor) -> "Contributions":
         """Returns the contributions of units, given the number of each episode's unit, [n]: those of their episodes."""
         count = int(unit.max()) + 1
 
-        def added(values: Tensor) -> Tensor:
+        def add(values: Tensor) -> Tensor:
             return values.new_zeros(count).index_add_(0, unit, values)
 
-        size = added(self.size)
+        size = add(self.size)
         return replace(
             self,
-            total=added(self.total),
+            total=add(self.total),
             size=size,
-            weight=added(self.size * self.weight) / size,
-            outcome=added(self.size * self.outcome) / size,
-            earned=None if self.earned is None else added(self.size * self.earned) / size,
+            weight=add(self.size * self.weight) / size,
+            outcome=add(self.size * self.outcome) / size,
+            earned=None if self.earned is None else add(self.size * self.earned) / size,
         )
 
     def equals(self, other: "Contributions") -> bool:
@@ -213,9 +213,9 @@ class Contributions:
     def informative(self) -> float:
         """Effective number of episodes that show the error of the estimate, (sum d^2)^2 / sum d^4.
 
-        d is an episode's deviation from the estimate that its weight does not explain. For a rare event the number is
+        d is an episode's deviation from the estimate that its weight does not explain. For a rare outcome the number is
         how often the evaluated policy met it; for normally distributed outcomes it is a third of the effective
-        episodes. Predictions of a model do not count: they say nothing about events that were never met.
+        episodes. Predictions of a model do not count: they say nothing about outcomes that were never met.
         """
         control = self.control.unsqueeze(0)
         informative = _informative(self.total - self.value * self.size, control)
@@ -436,7 +436,7 @@ class _Likelihood:
     gradient: Tensor
     curvature: Tensor
 
-    def replaced(self, rows: Tensor, other: "_Likelihood") -> "_Likelihood":
+    def replace(self, rows: Tensor, other: "_Likelihood") -> "_Likelihood":
         """Returns the likelihoods with those of another at the rows where a flag [B] is true."""
         return _Likelihood(
             value=torch.where(rows, other.value, self.value),
@@ -497,8 +497,8 @@ class _Points:
             curvature += torch.bmm(points * shares.div_(inside).unsqueeze(1), points.transpose(1, 2))
         return _Likelihood(value=torch.where(least > 0, value, -torch.inf), gradient=gradient, curvature=curvature)
 
-    def explained(self, multipliers: Tensor, likelihood: _Likelihood) -> Tensor:
-        """Subtracts from the numerators what denominators and controls explain, and returns the centres, [B].
+    def subtract_explained(self, multipliers: Tensor, likelihood: _Likelihood) -> Tensor:
+        """Subtracts from the numerators what denominators and controls explain, and returns the centers, [B].
 
         The likelihood ratio does not change: its multipliers do. Without this step an estimate far from 0 would have
         an interval that is lost in rounding, if its rewards hardly differ.
@@ -507,16 +507,16 @@ class _Points:
             multipliers: [B, k] multipliers of the controls at the maximum.
             likelihood: the likelihood there.
         """
-        centre = likelihood.gradient[:, 0] / likelihood.gradient[:, 1]
+        center = likelihood.gradient[:, 0] / likelihood.gradient[:, 1]
         curvature = likelihood.curvature
-        shared = curvature[:, 2:, 0] - centre.unsqueeze(1) * curvature[:, 2:, 1]
+        shared = curvature[:, 2:, 0] - center.unsqueeze(1) * curvature[:, 2:, 1]
         among = curvature[:, 2:, 2:]
-        ridge = torch.diag_embed(1e-12 * among.diagonal(dim1=1, dim2=2) + torch.finfo(centre.dtype).tiny)
+        ridge = torch.diag_embed(1e-12 * among.diagonal(dim1=1, dim2=2) + torch.finfo(center.dtype).tiny)
         slopes = torch.linalg.solve(among + ridge, shared)
-        factors = torch.cat((centre.unsqueeze(1), slopes), 1)
+        factors = torch.cat((center.unsqueeze(1), slopes), 1)
         for points, _ in self._parts():
             points[:, 0] -= torch.bmm(factors.unsqueeze(1), points[:, 1:]).squeeze(1)
-        return centre
+        return center
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         size = max(1, _POINTS_IN_CACHE // len(self.points))
@@ -530,27 +530,27 @@ def _ends(problems: Sequence[_IntervalProblem]) -> list[tuple[float, float]]:
     controls = torch.eye(k, dtype=points.points.dtype)[2:].expand(size, k - 2, k)
     start, likelihood = _maximize(points, controls, controls.new_zeros(size, k - 2))
     multipliers = pad(start, (2, 0))
-    centre = points.explained(multipliers, likelihood)
+    center = points.subtract_explained(multipliers, likelihood)
     begun = points.at(multipliers)
     total = begun.gradient[:, 1]
-    moved = begun.gradient[:, 0] / total  # by rounding, and by what the maximum of the controls lacks
+    moved = begun.gradient[:, 0] / total  # by rounding, and by the error of the maximum of the controls
     numerator = pad(torch.stack((torch.ones_like(moved), -moved), 1), (0, k - 2)).unsqueeze(1)
     spread = (numerator @ begun.curvature @ numerator.transpose(1, 2)).view(-1).clamp(min=0).sqrt()
     numerator /= spread.clamp(min=torch.finfo(spread.dtype).tiny).view(-1, 1, 1)
-    critical = centre.new_tensor([problem.critical for problem in problems])
+    critical = center.new_tensor([problem.critical for problem in problems])
     guess = torch.where(spread > 0, critical / total, 0.0)
     down, up = (
         _distance(points, torch.cat((controls, side * numerator), 1), start, begun, critical, guess) for side in (-1, 1)
     )
-    low = centre + moved - spread * down
-    high = centre + moved + spread * up
+    low = center + moved - spread * down
+    high = center + moved + spread * up
     return list(zip(low.tolist(), high.tolist(), strict=True))
 
 
 def _distance(
     points: _Points, directions: Tensor, start: Tensor, begun: _Likelihood, critical: Tensor, guess: Tensor
 ) -> Tensor:
-    """Returns the distance from a centre of 0 at which the likelihood ratio reaches its critical value, [B].
+    """Returns the distance from a center of 0 at which the likelihood ratio reaches its critical value, [B].
 
     Newton's method on the ratio's root, which is nearly linear. Each step stays between the nearest distances known to
     be too small and too large.
@@ -558,7 +558,7 @@ def _distance(
     Args:
         points: the points.
         directions: [B, c, k] what the coordinates of a point add to its controls, and last to its numerator relative
-            to the centre, which is negative for the distance below the centre.
+            to the center, which is negative for the distance below the center.
         start: [B, c - 1] multipliers of the controls at the maximum without a condition on the value.
         begun: the likelihood there.
         critical: [B] root of twice the likelihood ratio.
@@ -650,5 +650,5 @@ def _maximize(
                 break
             length = torch.where(short, length / 2, length)
         multipliers = torch.where(short.unsqueeze(1), multipliers, tried)
-        best = best.replaced(~short, likelihood)
+        best = best.replace(~short, likelihood)
     return multipliers, best

@@ -70,8 +70,8 @@ def covariance(contributions: Iterable[Tensor], mean: Tensor) -> Tensor:
     n = 0
     scatter = mean.new_zeros(len(mean), len(mean))
     for part in contributions:
-        centred = part - mean
-        scatter += centred.T @ centred
+        centered = part - mean
+        scatter += centered.T @ centered
         n += len(part)
     return n * scatter / max(n - 1, 1)
 

@@ -34,11 +34,11 @@ class SquaredLoss:
         """Returns the loss of each row."""
         return (target - scores).square()
 
-    def expected(self, scores: Tensor) -> Tensor:
+    def predict(self, scores: Tensor) -> Tensor:
         """Returns expected targets."""
         return scores
 
-    def linearized(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
+    def linearize(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns what is missing in the scores, and the rows' weights; None: 1."""
         return target - scores, None
 
@@ -49,25 +49,25 @@ class SquaredLoss:
 
 @dataclass(frozen=True, slots=True)
 class LogLoss:
-    """The negative log-likelihood of events; scores are log-odds."""
+    """The negative log-likelihood of the higher reward; scores are log-odds."""
 
     steps: ClassVar[int] = 6
     objective: ClassVar[str] = "cross_entropy"
     curvature: float
 
     def constant(self, total: Tensor, count: Tensor) -> Tensor:
-        """Returns the log-odds of `total` events in `count` rows; half an event more of each kind keeps them finite."""
+        """Returns the log-odds of `total` higher rewards in `count` rows; half a row more of each keeps them finite."""
         return torch.logit((total + 0.5) / (count + 1))
 
     def rows(self, scores: Tensor, target: Tensor) -> Tensor:
         """Returns the loss of each row."""
         return softplus(scores) - target * scores
 
-    def expected(self, scores: Tensor) -> Tensor:
+    def predict(self, scores: Tensor) -> Tensor:
         """Returns probabilities."""
         return scores.sigmoid()
 
-    def linearized(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
+    def linearize(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns the working residuals of a Newton step, and the rows' weights."""
         probability = scores.sigmoid()
         weight = (probability * (1 - probability)).clamp(min=0.01 * self.curvature)

@@ -39,7 +39,7 @@ _AT_ONCE = 2**18  # numbers in memory while values are added
 def grow(capitals: Floats, gains: Floats) -> Floats:
     """Returns [n, J, ...], the capitals after each of n bets, for capitals [J, ...] and gains [n, ...] >= -1.
 
-    A gain is what the largest possible bet would earn, per unit of it; player j bets the share FRACTIONS[j].
+    A gain is the earning of the largest possible bet, per unit of it; player j bets the share FRACTIONS[j].
     """
     shares = FRACTIONS.reshape(-1, *(1,) * (gains.ndim - 1))
     factors = 1 + shares * gains[:, None]
@@ -53,7 +53,7 @@ def difference_grid(width: float, points: Iterable[float] = ()) -> Floats:
 
     Args:
         width: largest minus smallest possible value.
-        points: differences that decisions need exactly, beside 0.
+        points: differences that decisions need exactly, in addition to 0.
     """
     steps = width * np.geomspace(_SMALLEST_SHARE, _LARGEST_SHARE, _STEPS)
     exact = [point for point in points if abs(point) <= width * _LARGEST_SHARE]

@@ -240,7 +240,7 @@ class EpisodeSums:
         parts = (replace(group, sums=group.sums[..., columns], steps=group.steps[:, :, :0]) for group in self.groups)
         return replace(self, groups=tuple(parts), names=tuple(names), means=())
 
-    def weighted(self, weight: Tensor) -> "EpisodeSums":
+    def weigh(self, weight: Tensor) -> "EpisodeSums":
         """Returns the terms of episodes of which each stands for a number of episodes.
 
         Args:
@@ -276,7 +276,7 @@ class EpisodeSums:
         """Number of outcomes, T."""
         return self.groups[0].sums.shape[1]
 
-    def joined(self, unit: Tensor, count: int) -> EpisodeGroup:
+    def join(self, unit: Tensor, count: int) -> EpisodeGroup:
         """Returns the sums of the terms of each unit's episodes, with units for episodes.
 
         Args:
@@ -317,7 +317,7 @@ class EpisodeSums:
         groups = self.groups if units is None else (units,)
         samples_at_once = max(1, _NUMBERS_AT_ONCE // ((1 + len(self.means) * self.num_outcomes) * len(self.weights)))
         samples = itertools.chain.from_iterable(torch.split(block, samples_at_once) for block in blocks)
-        combined, widths = zip(*(self._combined(counts, estimators, groups) for counts in samples), strict=True)
+        combined, widths = zip(*(self._combine(counts, estimators, groups) for counts in samples), strict=True)
         by_outcome = []
         for outcome, columns in enumerate(torch.cat(combined).unbind(1)):
             *values, first_weight = torch.split(columns, widths[0], 1)
@@ -330,7 +330,7 @@ class EpisodeSums:
             by_outcome.append(estimates)
         return tuple(by_outcome)
 
-    def _combined(
+    def _combine(
         self, counts: Tensor, estimators: Sequence[Estimator], groups: Sequence[EpisodeGroup]
     ) -> tuple[Tensor, list[int]]:
         """Returns [R, T, F], the estimators' combined values and, last, the weight of the first step; and their widths.

@@ -53,12 +53,12 @@ def relative_difference(share: ArrayLike, log_ratio: ArrayLike) -> Any:
 
 
 def difference_bounds(share: ArrayLike, below: ArrayLike, above: ArrayLike) -> tuple[Any, Any]:
-    """Returns the lowest and the highest possible relative difference times (return - centre).
+    """Returns the lowest and the highest possible relative difference times (return - center).
 
     Args:
         share: share of the unit.
-        below: centre - smallest possible return, at least 0.
-        above: largest possible return - centre, at least 0.
+        below: center - smallest possible return, at least 0.
+        above: largest possible return - center, at least 0.
     """
     share = np.asarray(share, np.float64)
     return -np.maximum(above / (1 - share), below / share), np.maximum(above / share, below / (1 - share))

@@ -1,1 +1,1 @@
-"""A training run: its data, environments, learner, evaluators, checkpoints and what it publishes."""
+"""A training run: its data, environments, learner, evaluators, checkpoints and exports."""

@@ -27,7 +27,7 @@ from reagent_lite.sim.spec import EnvSpec
 _KEY = "simulation.policies"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _RESERVED = ("model", "checkpoints", "tensorboard")
-"""Names of the run's other folders; a type's model is in a folder of the type's name beside them."""
+"""Names of the run's other folders; a type's model is next to them, in a folder of the type's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a machine declares to the others before a run, and the comparison of all machines' declarations."""
+"""The declaration of a machine before a run, and the comparison of all machines' declarations."""
 
 import os
 import platform

@@ -59,7 +59,7 @@ class LoggedInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discounts:
-    """What a plan says about discounts by time_diff, from the first rows of the logs; empty without these discounts.
+    """Sentences of a plan about discounts by time_diff, from the first rows of the logs; empty without these discounts.
 
     Attributes:
         lines: the median discount of each path.

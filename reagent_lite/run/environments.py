@@ -132,12 +132,12 @@ def compile_environment(settings: SimulationConfig, group: Group) -> Backend:
     if "OMP_NUM_THREADS" not in os.environ:  # environments take as many threads as torch has when they are opened
         torch.set_num_threads(group.cores)
 
-    def opened() -> Backend:
+    def open_here() -> Backend:
         return open_backend(settings, group.device)
 
-    backend = opened() if group.is_first_on_node else None
+    backend = open_here() if group.is_first_on_node else None
     group.barrier()
-    return backend or opened()
+    return backend or open_here()
 
 
 def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConfig:
@@ -179,13 +179,13 @@ def given_or_unchanged(config: WorkflowConfig, simulation: Simulation) -> Normal
     given = read_normalizations(normalization_files(config))
     kind = FeatureType.DO_NOT_PREPROCESS
 
-    def unchanged(size: int) -> NormalizationSpec:
-        return NormalizationSpec.ordered({i: FeatureSpec(feature_id=i, feature_type=kind) for i in range(size)})
+    def keep_values(size: int) -> NormalizationSpec:
+        return NormalizationSpec.from_features({i: FeatureSpec(feature_id=i, feature_type=kind) for i in range(size)})
 
     state, action = (given.get(name) for name in ("state", "action"))
     if simulation.parametric:
-        action = action or unchanged(spec.action_feature_size)
-    return Normalization(state=state or unchanged(spec.observation_size), action=action)
+        action = action or keep_values(spec.action_feature_size)
+    return Normalization(state=state or keep_values(spec.observation_size), action=action)
 
 
 def check_features(simulation: Simulation, normalization: Normalization) -> None:

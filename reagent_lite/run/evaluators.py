@@ -441,7 +441,7 @@ class LogEvaluator(Evaluator):
                 data.spec,
                 network_settings(config.training),
                 gamma=config.rl.gamma,
-                target_update_rate=config.evaluation.target_update_rate,
+                target_update_rate=config.evaluation.models.target_update_rate,
             ).to(group.device)
         action = data.normalization.action
         features = () if action is None else action.features
@@ -515,7 +515,7 @@ class SimulationEvaluator(Evaluator):
         for kind in self._simulation.learning:
             compared = {MODEL: tables[kind]} | ({RANDOM: self._play(stream, random=kind)[kind]} if final else {})
             evaluations[kind] = self._evaluation_of(kind, compared, settings.time_limit or spec.time_limit)
-        whole = evaluations[ONLY] if ONLY in evaluations else self._combined(evaluations, tables)
+        whole = evaluations[ONLY] if ONLY in evaluations else self._combine(evaluations, tables)
         return replace(whole, scalars=whole.scalars | choosing)
 
     def _evaluation_of(self, kind: str, tables: dict[str, Tensor], limit: int) -> Evaluation:
@@ -536,7 +536,7 @@ class SimulationEvaluator(Evaluator):
         document = {"simulated": earned.json(), "simulation": played.json()}
         return Evaluation(scalars=scores, document=document, played=played)
 
-    def _combined(self, evaluations: dict[str, Evaluation], tables: dict[str, Tensor]) -> Evaluation:
+    def _combine(self, evaluations: dict[str, Evaluation], tables: dict[str, Tensor]) -> Evaluation:
         """Returns the evaluations of several types of agents as one, with figures of the episodes they share."""
         ended = 1 - float(next(iter(tables.values()))[3].mean())
         returns = {kind: float(table[0].mean()) for kind, table in tables.items()}

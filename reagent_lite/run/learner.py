@@ -3,7 +3,6 @@
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 
 import torch
@@ -118,12 +117,13 @@ def captures(config: WorkflowConfig, group: Group) -> bool:
     name = config.training.optimizer_class
     if config.simulated_share == 1:
         assert simulation is not None
-        wanted = _fixed_buffers(simulation) and not (config.parametric and training.use_batch_norm)
+        wanted = _has_fixed_buffers(simulation) and not (config.parametric and training.use_batch_norm)
     else:
         fixed = not config.parametric and not training.use_batch_norm and training.minibatches_per_step == 1
-        wanted = training.cuda_graph and config.simulated_share == 0 and fixed
+        wanted = config.simulated_share == 0 and fixed
     return (
         wanted
+        and training.cuda_graph
         and group.device.type == "cuda"
         and group.world_size == group.gpus == 1
         and "capturable" in inspect.signature(getattr(torch.optim, name)).parameters
@@ -141,19 +141,18 @@ def compiles(config: WorkflowConfig, group: Group, steps: int) -> bool:
 
 def update_capture(config: WorkflowConfig, group: Group) -> Callable[[Update], Update]:
     """Returns the wrapper of the run's updates: `Captured` if they are replayed as CUDA graphs, else `eager`."""
-    if not captures(config, group):
-        return eager
-    return partial(Captured, key="simulation.cuda_graph" if config.simulated_share else "training.cuda_graph")
+    return Captured if captures(config, group) else eager
 
 
 def rollout_capture(config: WorkflowConfig, device: torch.device) -> Callable[[Update], Update]:
-    """Returns the wrapper of the environments' steps: `Captured` on a GPU with simulation.cuda_graph, else `eager`.
+    """Returns the wrapper of the environments' steps: `Captured` on a GPU with training.cuda_graph, else `eager`.
 
     Ranks do not wait for each other in such a step, so any number of processes and logged rows may be used with it.
     """
-    return Captured if device.type == "cuda" and _fixed_buffers(config.environments) else eager
+    wanted = config.training.cuda_graph and _has_fixed_buffers(config.environments)
+    return Captured if device.type == "cuda" and wanted else eager
 
 
-def _fixed_buffers(simulation: SimulationConfig) -> bool:
-    """Returns whether CUDA graphs are wanted and every policy is on the GPU; exported models run on the CPU."""
-    return simulation.cuda_graph and set(simulation.policies.values()) <= {LEARN, RANDOM}
+def _has_fixed_buffers(simulation: SimulationConfig) -> bool:
+    """Returns whether every policy is on the GPU; exported models run on the CPU."""
+    return set(simulation.policies.values()) <= {LEARN, RANDOM}

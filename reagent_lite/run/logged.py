@@ -140,7 +140,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """A log that was read: its training copy, and what all machines have; `title` names it in messages."""
+    """A log that was read: its training copy, and the figures of all machines; `title` names it in messages."""
 
     title: str
     log: Log
@@ -175,7 +175,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
         raise_any(items.lacking(normalization.action.feature_ids, f"{config.data.items}"))
     spec = normalization.spec(config.actions, train.agreement.metric_names)
 
-    def logged(read: _Read) -> LoggedData:
+    def assemble(read: _Read) -> LoggedData:
         others = _others(read, normalization, shards)
         weights = _weights(read, shards)
         return LoggedData(
@@ -188,8 +188,8 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
             weights=weights,
         )
 
-    train_log = logged(train)
-    scored_log = train_log if held_out is None else logged(held_out)
+    train_log = assemble(train)
+    scored_log = train_log if held_out is None else assemble(held_out)
     sides = TrainEvalLogs(
         train=train_log.copy,
         held_out=None if held_out is None else scored_log.copy,
@@ -334,7 +334,7 @@ def _read(
     """
     group = shards.group
 
-    def prepared(show: Callable[[int, int], None] | None) -> TrainingCopy:
+    def prepare_copy(show: Callable[[int, int], None] | None) -> TrainingCopy:
         try:
             return prepare_training_copy(log, show)
         except NoRowsError:
@@ -344,10 +344,10 @@ def _read(
 
     if group.is_first_on_node:
         with progress(f"reading {title}", "bytes", enabled=group.is_first) as show:
-            copy = prepared(show)
+            copy = prepare_copy(show)
     group.barrier()
     if not group.is_first_on_node:
-        copy = prepared(None)
+        copy = prepare_copy(None)
     files: tuple[InputFile, ...] = ()
     with suppress(NoRowsError):  # an empty folder, which other machines have files in
         files = log.files if log.partition is not None else ()
@@ -369,7 +369,7 @@ def _check_features(
     *,
     fewest: int | None = None,
 ) -> None:
-    """Warns of features that the normalization leaves out, and checks that it has texts where a copy has texts.
+    """Warns of features that the normalization leaves out, and checks that it has strings where a copy has strings.
 
     Args:
         read: the log.

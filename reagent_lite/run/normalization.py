@@ -53,7 +53,7 @@ class Normalization:
         return {"state": self.state} if self.action is None else {"state": self.state, "action": self.action}
 
     def json(self) -> dict[str, Json]:
-        """Returns both in the 2019 encoding, by side."""
+        """Returns both in the encoding of ReAgent 2019, by side."""
         return {side: normalization_json(spec) for side, spec in self.sides.items()}
 
     def spec(self, action_names: tuple[str, ...], metric_names: tuple[str, ...] = ()) -> SourceSpec:
@@ -223,7 +223,7 @@ def file_beside(copy: TrainingCopy, name: str, settings: object, suffix: str) ->
 
 
 def write_fitted(config: WorkflowConfig, normalization: Normalization, given: NormalizationFiles) -> None:
-    """Writes the columns that no file gives to norm_params.output_dir, or beside the model; rank 0 calls it."""
+    """Writes the columns that no file gives to norm_params.output_dir, or next to the model; rank 0 calls it."""
     folder = Path(config.norm_params.output_dir or config.model_output_path).expanduser()
     for side, spec in normalization.sides.items():
         if given[side] is None:

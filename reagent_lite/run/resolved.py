@@ -24,7 +24,7 @@ from reagent_lite.training.warm_start import value_scale_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """What a run is made of.
+    """The parts of a run.
 
     Attributes:
         history: an earlier start of the run, if there is one, with the resolved config and the ranks.

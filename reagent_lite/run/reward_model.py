@@ -74,7 +74,7 @@ def fit_reward_model(learner: Boosting, config: WorkflowConfig, data: Data, grou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredErrors(RewardErrors):
-    """Errors of a policy's values on scored rows, beside those of a linear model of the rows that it learns from.
+    """Errors of a policy's values on scored rows, and those of a linear model of the rows that it learns from.
 
     Attributes:
         certain: whether the linear model's errors are smaller by more than two standard errors.

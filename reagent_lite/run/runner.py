@@ -210,7 +210,7 @@ class Run:
         waits = config.rendezvous
         policy = _AUTO if config.rl.temperature == "auto" else str(target_policy(config))
         logger.info(f"policy: {policy}; it is evaluated, simulated and exported")
-        running = replace(self.running, reported=writer.reported)
+        running = replace(self.running, reported=writer.keep_and_report)
         checkpoints = self.history.continue_in(
             running, stream.order, stream.partition, self.source.identity, installed_versions()
         )
@@ -362,7 +362,7 @@ class _Reporter:
         }
         self._counted = counts
         if report.end_of_epoch:
-            self._writer.figures = self._evaluated(report)
+            self._writer.figures = self._evaluate(report)
             scalars |= self._writer.figures
             return_bounds = self._run.return_bounds
             mean = scalars.get("value/model/mean")
@@ -383,7 +383,7 @@ class _Reporter:
         stops = int(answer == STOP)
         self._run.evaluators.stopped |= any(self._run.group.all_gather(stops))
 
-    def _evaluated(self, report: StepReport) -> dict[str, float]:
+    def _evaluate(self, report: StepReport) -> dict[str, float]:
         config = self._run.config
         group = self._run.group
         waits = config.rendezvous

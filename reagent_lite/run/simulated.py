@@ -186,7 +186,7 @@ def tag_of(kind: str, tag: str) -> str:
 
 def training_scalars(source: RolloutSource, group: Group) -> dict[str, float]:
     """Returns the number of environment steps so far, and figures of the episodes that ended since the last call."""
-    episodes, lengths, *returns = group.all_reduce(source.rollout.finished().cpu()).tolist()
+    episodes, lengths, *returns = group.all_reduce(source.rollout.take_finished().cpu()).tolist()
     figures = {"simulation/env_steps": float(source.env_steps), "simulation/episodes": episodes}
     if episodes:
         figures["simulation/training_length/mean"] = lengths / episodes

@@ -46,7 +46,7 @@ from reagent_lite.serving.docs import docs_page
 from reagent_lite.serving.large import LARGE_CHOICES, LargeRequests
 from reagent_lite.serving.limits import Limits
 from reagent_lite.serving.parsing import StrictRoute
-from reagent_lite.serving.refusals import ERRORS, OF_DECISION, OF_REWARD, OF_ROLLOUT, RefusedError, refused
+from reagent_lite.serving.refusals import ERRORS, OF_DECISION, OF_REWARD, OF_ROLLOUT, RefusedError, refuse
 from reagent_lite.serving.served_model import ServedModel
 from reagent_lite.serving.server_figures import ServerFigures
 from reagent_lite.serving.worker_rollout import WorkerRollout
@@ -111,7 +111,7 @@ _RANK: Any = {"response_model": Rankings, "responses": ERRORS}
 @of_candidates.post("/rank", summary="Order the candidates of each row by value; not logged", **_RANK)
 async def rank(body: CandidateLists, request: Request) -> Response:
     """Orders candidates without a decision."""
-    return await _ranked(_worker(request), body.rows, [row.possible_actions for row in body.rows])
+    return await _rank(_worker(request), body.rows, [row.possible_actions for row in body.rows])
 
 
 @of_items.post("/rank", summary="Order items of each row by value; not logged", **_RANK)
@@ -119,10 +119,10 @@ async def rank_items(body: ItemLists, request: Request) -> Response:
     """Orders items without a decision."""
     items = _worker(request).model.bundle.items
     assert items is not None
-    return await _ranked(_worker(request), body.rows, [row.possible_actions or items.ids for row in body.rows])
+    return await _rank(_worker(request), body.rows, [row.possible_actions or items.ids for row in body.rows])
 
 
-async def _ranked(worker: Worker, rows: Sequence[CandidateList | ItemList], lists: Sequence[Sequence[Any]]) -> Response:
+async def _rank(worker: Worker, rows: Sequence[CandidateList | ItemList], lists: Sequence[Sequence[Any]]) -> Response:
     bundle = worker.model.bundle
     versions = worker.model.versions
     if count_choices(bundle, rows) > LARGE_CHOICES:
@@ -268,7 +268,7 @@ async def _poll(worker: Worker) -> None:
         try:
             if worker.rollout is not None:
                 worker.rollout.present()
-                worker.figures.compared(worker.rollout.document())
+                worker.figures.copy_rollout(worker.rollout.document())
             await worker.model.poll()
             worker.figures.gauge(worker.model, worker.log)
         except Exception as error:  # the next poll may succeed
@@ -305,7 +305,7 @@ def create_app(
     )
     app.add_middleware(Limits, config=config, access=access or Access.of(config), figures=figures)
     for kind in (BundleError, HTTPException, OSError, Exception):
-        app.add_exception_handler(kind, refused)
+        app.add_exception_handler(kind, refuse)
     openapi = app.openapi
     app.openapi = lambda: with_model_schema(openapi(), model.bundle)  # type: ignore[method-assign]
     return app

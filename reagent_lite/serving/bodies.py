@@ -95,7 +95,7 @@ class _StateRow(Body):
     state_features: StateFeatures
     """Raw features by id or name, as in the model's training log; absent or null is missing. Categories are texts,
     and true and false are 1 and 0;
-    texts that the model does not know count as other.
+    strings that the model does not know count as other.
 
     At least one feature has a value: nothing can be learned from an empty state.
     """
@@ -229,7 +229,7 @@ class Reward(Body):
 
 
 class RolloutChange(Body):
-    """What to do with a rollout: one of three."""
+    """Action on a rollout: one of three."""
 
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of the units that begin from now on to give to the new model."""
@@ -417,5 +417,5 @@ def _one_or_more_ids(feature: IdFeature, fewest: int) -> dict[str, Any]:
 
 
 def _text_schema(levels: Sequence[str]) -> dict[str, Any]:
-    """Returns the schema of a category, which allows other texts than the levels as well."""
+    """Returns the schema of a category, which allows other strings than the levels as well."""
     return {"anyOf": [{"type": "string", "maxLength": MOST_CHARACTERS}, {"type": "null"}], "examples": list(levels)}

@@ -187,7 +187,7 @@ class Decider:
 
     def _decide(self, batch: _Batch, requests: list[_Request], end: float) -> None:
         """Draws, logs and answers requests."""
-        requests = [request for request in requests if not request.answer.done()]  # or cancelled
+        requests = [request for request in requests if not request.answer.done()]  # or canceled
         try:
             rows = [row for request in requests for row in request.rows]
             units = self._units(batch, [row.body for row in rows], self._rng)
@@ -267,7 +267,7 @@ class Decider:
         self._count_values(batch.bundle, [row for row in rows if len(row.choices)])  # those of large requests are
 
     def _append(self, rows: Sequence[_DecisionRow]) -> list[str]:
-        """Logs drawn rows, and what is known of their units, in one transaction; returns the ids."""
+        """Logs drawn rows, and the state of their units, in one transaction; returns the ids."""
         logged = [row.logged for row in rows if row.logged is not None]
         units = {id(row.unit): row.unit for row in rows if row.unit is not None}
         if self._rollout is None or not units:

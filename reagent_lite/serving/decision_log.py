@@ -89,7 +89,7 @@ _NOTE = re.compile(rb"([0-9a-f]{8}) ([0-9]{18})\n")
 _FEW_FRAMES = 8  # pages in the write-ahead log of a server that is hardly used
 _WAL_BYTES = 32_000_000  # size above which the file of the write-ahead log is cut: to let it grow again takes time
 NEWEST: Final = "decisions.newest"
-"""File beside the database with the log's name and the newest number that was given to a decision."""
+"""File next to the database with the log's name and the newest number that was given to a decision."""
 _NO_REWARD = to_json({"reward": 0.0})
 
 _KINDS: tuple[ChoiceKind, ...] = ("named actions", "candidates", "items")

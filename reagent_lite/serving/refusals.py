@@ -57,7 +57,7 @@ OF_REWARD = _answers({404: "No such decision", 409: "The decision has a reward, 
 OF_ROLLOUT = _answers({409: "The rollout has ended"})
 
 
-async def refused(request: Request, error: Any) -> Response:
+async def refuse(request: Request, error: Any) -> Response:
     """Returns the answer to an error."""
     figures = request.app.state.worker.figures
     if isinstance(error, RefusedError):

@@ -168,7 +168,7 @@ class RolloutStore:
 
     @property
     def events(self) -> list[str]:
-        """What happened in all rollouts of the log, a JSON object each."""
+        """Events of all rollouts of the log, a JSON object each."""
         return [event for (event,) in self._log.read("SELECT event FROM rollout_events ORDER BY number")]
 
     def keep_figures(self, figures: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ class RolloutStore:
             figures: the comparison that caused it.
         """
 
-        def changed(database: sqlite3.Connection) -> bool:
+        def write_change(database: sqlite3.Connection) -> bool:
             sql = "UPDATE rollouts SET state = ? WHERE number = ? AND state = 'running'"
             if not database.execute(sql, (state, self._number)).rowcount:
                 return False
@@ -207,7 +207,7 @@ class RolloutStore:
             _note(database, self._number, event, cause, **more)
             return True
 
-        return self._log.write(changed)
+        return self._log.write(write_change)
 
     def units(self, episodes: Iterable[str]) -> Iterator[ServedUnit]:
         """Yields the units of episodes that have begun in this rollout."""

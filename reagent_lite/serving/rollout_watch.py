@@ -17,7 +17,7 @@ from reagent_lite.console import machine_logger
 from reagent_lite.data.logs import Log
 from reagent_lite.data.rollout_rows import rows_in
 from reagent_lite.data.served_log import ROLLOUT_EVENTS, decision_files
-from reagent_lite.evaluation.policy_comparison import Comparer, RolloutComparison, UnitCollector, unmeasured
+from reagent_lite.evaluation.policy_comparison import Comparer, RolloutComparison, UnitCollector, find_unmeasured
 from reagent_lite.serving.rollout_store import RolloutState, RolloutStore
 from reagent_lite.whole_files import write_whole
 
@@ -74,7 +74,7 @@ class RolloutWatch:
                 "comparison": comparison.figures() | {"history": _points(comparison)},
                 "waiting_units": self._collector.waiting,
                 "late_rows": self._collector.late_rows,
-                "unmeasured": unmeasured(self._metrics, self._collector),
+                "unmeasured": find_unmeasured(self._metrics, self._collector),
                 "first": self._collector.first,
                 "last": self._collector.last,
             }

@@ -19,7 +19,7 @@ from reagent_lite.manifest import canonical
 _SETTLED_SECONDS = 1.0
 
 Interface = dict[str, tuple[str, ...]]
-"""Names that a model's clients send and get, by what they name; see `interface_of`."""
+"""Names that a model's clients send and get, by their kind; see `interface_of`."""
 
 
 class ServedModel:

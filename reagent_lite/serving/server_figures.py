@@ -86,7 +86,7 @@ class ServerFigures:
         self._models.labels("served").set(model.swapped)
         self._models.labels("refused").set(model.refused)
 
-    def compared(self, document: Mapping[str, Any]) -> None:
+    def copy_rollout(self, document: Mapping[str, Any]) -> None:
         """Copies the figures of a rollout, `WorkerRollout.document`."""
         self._rollout.labels("share").set(document["share"])
         if (comparison := document.get("comparison")) is None:

@@ -47,7 +47,7 @@ from reagent_lite.whole_files import scratch_folder
 
 _CURRENT = "current"
 _NEW = "new"
-"""Folders of the models of a rollout, beside the workers' figures."""
+"""Folders of the models of a rollout, next to the workers' figures."""
 _POLL_SECONDS = 0.5
 _RESTART_SECONDS = 1.0
 _GRACE_SECONDS = 5  # for requests in progress
@@ -176,7 +176,7 @@ def _begun_rollout(
     folder_of_log = Path(config.log).expanduser()
     store = RolloutStore.begun(log, section, model.version, new.version, rollout_events(str(folder_of_log)))
     state = store.state
-    logger.info(f"rollout {state.id}: {new} beside {model}, {state.state} with share {state.share:g}")
+    logger.info(f"rollout {state.id}: {new} and {model}, {state.state} with share {state.share:g}")
     new.warn_if_certain()
     return RolloutWatch(store, section, folder_of_log)
 

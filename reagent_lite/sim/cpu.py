@@ -120,7 +120,7 @@ class CpuBackend:
         observed = ctypes.c_int()
         self._library.env_describe(parameters, ctypes.c_void_p(features.data_ptr()), types, ctypes.byref(observed))
         numbers = list(parameters)[: len(spec.parameters)]
-        return spec.measured(numbers, features, list(types), observed.value)
+        return spec.with_measurements(numbers, features, list(types), observed.value)
 
 
 def _build(

@@ -54,7 +54,7 @@ class _Opened:
             self.context.pop()
 
     @contextmanager
-    def ordered(self, device: torch.device) -> Iterator[None]:
+    def order_launches(self, device: torch.device) -> Iterator[None]:
         """Orders launches after earlier work on torch's current stream and before later work on it."""
         outside = torch.cuda.current_stream(device)
         if outside == self.torch_stream:
@@ -162,7 +162,7 @@ class CudaBackend:
         block = block or min(spread_block(threads, self._multiprocessors), threads)
         grid = -(-threads // block)
         try:
-            with self._opened.ordered(self.device), self._opened.current():
+            with self._opened.order_launches(self.device), self._opened.current():
                 self._kernels[name].prepared_async_call((grid, 1), (block, 1, 1), self._opened.stream, *arguments)
                 if self._synchronize and not torch.cuda.is_current_stream_capturing():
                     self._synchronize()
@@ -181,7 +181,7 @@ class CudaBackend:
         observed = torch.zeros(1, dtype=torch.int32, device=self.device)
         outputs = (parameters, features, types, observed)
         self._launch("env_describe", 1, *(tensor.data_ptr() for tensor in outputs))
-        return spec.measured(parameters.tolist(), features.cpu(), types.tolist(), int(observed))
+        return spec.with_measurements(parameters.tolist(), features.cpu(), types.tolist(), int(observed))
 
 
 def spread_block(threads: int, multiprocessors: int) -> int:

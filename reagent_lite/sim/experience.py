@@ -157,7 +157,7 @@ class Experience(Protocol):
         """Raises the errors of the written rows."""
         ...
 
-    def finished(self) -> Tensor:
+    def take_finished(self) -> Tensor:
         """Returns and resets [2 + actors] float64.
 
         Number of ended episodes, sum of their steps, and for each type the sum of its agents' mean returns.
@@ -229,7 +229,7 @@ class Rollout(Observer):
             else:
                 play_step(self.env, self._uniform, self)
 
-    def finished(self) -> Tensor:
+    def take_finished(self) -> Tensor:
         """Returns and resets [2 + actors] float64.
 
         Number of ended episodes, sum of their steps, and for each type the sum of its agents' mean returns.
@@ -397,7 +397,7 @@ class RolloutSource:
         batches: dict[str, Any] = {name: self._transform(sample.batch, self._scale) for name, sample in drawn.items()}
         return batches.get(ONLY, batches)
 
-    def learned(self, row_errors: Tensor | Mapping[str, Tensor]) -> None:
+    def record_errors(self, row_errors: Tensor | Mapping[str, Tensor]) -> None:
         """Sets the priorities of the last batch's rows."""
         errors = {ONLY: row_errors} if isinstance(row_errors, Tensor) else row_errors
         for name, ring in self.rollout.rings.items():

@@ -58,7 +58,7 @@ class GymnasiumBackend:
             from gymnasium import spaces
 
             self.first_action, count, size = self._read_spaces(opened)
-            with self.named("reset and step"):
+            with self.name_errors("reset and step"):
                 _, info = opened.reset(seed=0)
                 allowed = np.asarray(info.get(MASK, np.ones(count)))
                 self._require_five_values(opened.unwrapped)
@@ -112,14 +112,14 @@ class GymnasiumBackend:
             settings = {**self._parameters, "max_episode_steps": time_limit, "disable_env_checker": True}
             return opened.enter_context(closing(FlatEnv(gymnasium.make(self.name, **settings))))
 
-        with self.named("environments"), ExitStack() as opened:
+        with self.name_errors("environments"), ExitStack() as opened:
             same_step = gymnasium.vector.AutoresetMode.SAME_STEP
             envs = gymnasium.vector.SyncVectorEnv([opened_env] * num, autoreset_mode=same_step)
             opened.pop_all()  # leaves them open
             return envs
 
     @contextmanager
-    def named(self, what: str) -> Iterator[None]:
+    def name_errors(self, what: str) -> Iterator[None]:
         """Turns an error in the environment's code into a SimulationError with the environment's name and location."""
         try:
             yield
@@ -132,7 +132,7 @@ class GymnasiumBackend:
         """Makes the next step of an environment raise SimulationError if it returns other than five values."""
         step = env.step
 
-        def checked(action: Any) -> Any:
+        def check_action(action: Any) -> Any:
             values = step(action)
             if len(values) != _STEP_VALUES:
                 expected = "observation, reward, terminated, truncated and info"
@@ -140,7 +140,7 @@ class GymnasiumBackend:
                 raise SimulationError(Problem(f"step of {self.name}", expected, f"{len(values)} values", todo))
             return values
 
-        env.step = checked  # type: ignore[method-assign]
+        env.step = check_action  # type: ignore[method-assign]
 
     def _new_env(self) -> Env[Any, Any]:
         with needing("gymnasium", _WHERE, error=SimulationError):

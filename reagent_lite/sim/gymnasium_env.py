@@ -46,7 +46,7 @@ class GymnasiumEnv(VectorEnv):
             SimulationError: an environment raises, or gives no mask although its first reset did.
         """
         action = self.action.numpy().astype(np.int64) + self._gymnasium.first_action
-        with self._gymnasium.named("step"):
+        with self._gymnasium.name_errors("step"):
             observation, reward, terminated, truncated, info = self._envs.step(action)
         ended = terminated | truncated
         self._write_observation(observation, info)
@@ -80,7 +80,7 @@ class GymnasiumEnv(VectorEnv):
         call = self._call
         keys = [(call.seed, call.stream, self.first_env + i, int(k)) for i, k in enumerate(self.episode)]
         seeds: list[int | None] = [int(np.random.SeedSequence(key).generate_state(1)[0]) for key in keys]
-        with self._gymnasium.named("reset"):
+        with self._gymnasium.name_errors("reset"):
             observation, info = self._envs.reset(seed=seeds)
         self.step_count.zero_()
         self.episode_return.zero_()

@@ -1,6 +1,6 @@
 """Kernel sources: their files, the known environments, and the text that is compiled.
 
-name or path ──find_environment──► file ┬─read_sources──────► all source texts, for the cache's key
+name or path ──find_environment──► file ┬─read_sources──────► all sources, for   the cache's key
                                         └─compilation_unit──► the few lines that the compiler gets
 """
 
@@ -72,7 +72,7 @@ def _plain(name: str) -> str:
 def read_sources(environment: Path) -> dict[str, str]:
     """Returns {name: text} of every file that an environment is compiled from.
 
-    Names are relative to the folder of kernels or to the environment's folder. An `#include "..."` is a file beside
+    Names are relative to the folder of kernels or to the environment's folder. An `#include "..."` is a file next to
     the including one or among the kernels.
 
     Raises:

@@ -96,7 +96,9 @@ class EnvSpec:
             return torch.eye(self.num_actions, self.action_feature_size)
         return torch.frombuffer(bytearray(self.feature_bytes), dtype=torch.float32).view(self.num_actions, -1)
 
-    def measured(self, parameters: list[float], action_features: Tensor, agent_types: list[int], observed: int) -> Self:
+    def with_measurements(
+        self, parameters: list[float], action_features: Tensor, agent_types: list[int], observed: int
+    ) -> Self:
         """Returns the spec with the numbers that the kernel computed.
 
         Args:

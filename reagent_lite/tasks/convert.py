@@ -38,12 +38,12 @@ class Converted:
 
 def convert(config: ConvertConfig) -> Converted:
     """Writes the log in its new format and returns the results."""
-    with needing("data", "input_path"):
+    with needing("data", "data_path"):
         from reagent_lite.data.tables import survey, typed_tables, with_types
         from reagent_lite.data.writing.table_writers import encoding_of, table_writer
     start = time.monotonic()
     target = Path(config.output_path).expanduser().absolute()
-    log = Log(config.input_path, columns=config.columns)
+    log = Log(config.data_path, columns=config.columns)
     for note in log.notes():
         logger.warning(note)
     log.require_apart({"output_path": target})

@@ -164,7 +164,7 @@ def _findings(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...]) -> 
         give_back_memory()  # what reading took
     assert gamma is not None, "without a log there are only models, which have a gamma"
     played = None if arena is None else arena.play(gamma)
-    _choose_threads(config.evaluation.minibatch_size, models[0].reading if log is None else log.reading)
+    _choose_threads(config.evaluation.models.minibatch_size, models[0].reading if log is None else log.reading)
     estimates = None if log is None else estimates_of(config, policies, log)
     return Findings(config=config, models=policies, gamma=gamma, estimates=estimates, played=played)
 

@@ -2,7 +2,7 @@
 
 1 read     rows of a rollout, and its events if a server wrote them
 2 compare  unit by unit, as the server did
-3 audit    the figures of each event beside those of the same number of units; the propensities of the rows
+3 audit    the figures of each event, and those of the same number of units; the propensities of the rows
 """
 
 import time
@@ -15,7 +15,7 @@ from reagent_lite.config.loader import check
 from reagent_lite.config.rollout_config import ComparisonConfig, RolloutConfig
 from reagent_lite.console import logger
 from reagent_lite.errors import DataError, Problem, join_names, needing, pluralize
-from reagent_lite.evaluation.policy_comparison import Comparer, RolloutComparison, UnitCollector, Units, unmeasured
+from reagent_lite.evaluation.policy_comparison import Comparer, RolloutComparison, UnitCollector, Units, find_unmeasured
 
 if TYPE_CHECKING:
     from reagent_lite.data.result_frames import DataFrame
@@ -93,7 +93,7 @@ def compare(config: RolloutConfig) -> ComparedPolicies:
     ):
         if number:
             logger.warning(f"{pluralize(number, 'row')} with a {what}")
-    for name in unmeasured(list(settings.guardrails), collector):
+    for name in find_unmeasured(list(settings.guardrails), collector):
         logger.warning(f"no row has the metric {name}: its limit cannot be exceeded; check its name")
     if different:
         logger.warning(f"{pluralize(different, 'event')} with other figures than the files of the log")

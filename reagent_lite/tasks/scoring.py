@@ -105,7 +105,7 @@ def scored_tables(
                 state_ids.update(rows.state_ids)
                 action_ids.update(rows.candidates.features.ids if rows.candidates else ())
                 others.update(rows.others)
-                yield rows.scored(bundle, rng, all_scores=config.all_scores)
+                yield rows.score(bundle, rng, all_scores=config.all_scores)
     for feature, count in others.items():
         logger.warning(f"feature {feature}: {pluralize(count, 'value')} without a column in the model")
     where = location(config.data_path)
@@ -135,7 +135,7 @@ class _PredictedRows:
         keys: columns of _KEYS, and columns to keep.
         state_ids: ids of the block's state features.
         candidates: None with named actions.
-        texts: texts of candidates' features by code.
+        texts: strings of candidates' features by code.
         others: {feature: number of values without a column in the model}.
         items: [candidates] id of each; None for candidates without ids.
         prediction: the prediction of the model.
@@ -150,9 +150,9 @@ class _PredictedRows:
     items: pa.Array | None
     prediction: Prediction
 
-    def scored(self, bundle: Bundle, rng: np.random.Generator | None, *, all_scores: bool) -> pa.Table:
+    def score(self, bundle: Bundle, rng: np.random.Generator | None, *, all_scores: bool) -> pa.Table:
         q = self.prediction.q
-        index, probability = (self.prediction.greedy, np.ones(len(q))) if rng is None else self._drawn(rng)
+        index, probability = (self.prediction.greedy, np.ones(len(q))) if rng is None else self._draw(rng)
         undecided = index < 0
         column = np.maximum(index, 0)
         columns = {
@@ -166,7 +166,7 @@ class _PredictedRows:
             columns["scores"] = self._scores(bundle)
         return pa.table(columns)
 
-    def _drawn(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def _draw(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Returns drawn indices and their probabilities, added up over equal candidates: a log has only features."""
         index, probability = self.prediction.draw(rng)
         if self.candidates is None:

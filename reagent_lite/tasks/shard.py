@@ -31,24 +31,24 @@ class Sharded:
 
 
 def shard(config: ShardConfig) -> Sharded:
-    """Writes the rows of this machine to local_path, unless they are up to date.
+    """Writes the rows of this machine to output_path, unless they are up to date.
 
     Raises:
-        ConfigError: paths that overlap, or a local_path with other files.
-        DataError: the input or local_path cannot be used.
+        ConfigError: paths that overlap, or a output_path with other files.
+        DataError: the input or output_path cannot be used.
     """
-    with needing("data", "training_data_path"):
+    with needing("data", "data_path"):
         from reagent_lite.data.shard_files import KIND, log_of_shard, shard_settings, write_shard
         from reagent_lite.data.stage_folder import StageManifest, require_own
     raise_any(list(config.problems()), ConfigError)
     start = time.monotonic()
-    folder = Path(config.local_path).expanduser().absolute()
+    folder = Path(config.output_path).expanduser().absolute()
     log = log_of_shard(config)
-    log.require_apart({"local_path": folder})
+    log.require_apart({"output_path": folder})
     manifest = StageManifest.up_to_date(folder, KIND, shard_settings(config, log), log.files)
     made = manifest is None
     if manifest is None:
-        require_own(folder, KIND, "local_path")
+        require_own(folder, KIND, "output_path")
         for note in log.notes():
             machine_logger.warning(note)
         with (

@@ -52,12 +52,10 @@ class Captured:
 
     Args:
         work: reads and writes buffers with fixed addresses, and never waits for the device.
-        key: key of the config that turns graphs off.
     """
 
-    def __init__(self, work: Callable[[], None], key: str = "simulation.cuda_graph") -> None:
+    def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
-        self._key = key
         self._runs = 0
         self._replay: Callable[[], None] | None = None
 
@@ -76,7 +74,7 @@ class Captured:
         elif self._runs == _WARM_UPS:
             if waits := _waits_of(self._work):
                 expected = "no call that waits for the GPU, so that the work can be replayed as a CUDA graph"
-                todo = f"Kernels are launched one by one instead; set {self._key} to false to silence this warning"
+                todo = "Kernels are launched one by one; set training.cuda_graph to false to silence this warning"
                 logger.warning(Problem(waits[0], expected, f"{len(waits)} of them", todo))
                 self._replay = self._work
         else:
@@ -91,7 +89,7 @@ class Captured:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
                 self._work()
         except RuntimeError as error:
-            todo = f"Set {self._key} to false"
+            todo = "Set training.cuda_graph to false"
             raise SimulationError(
                 Problem("CUDA graph", "work that can be recorded", first_line(error), todo)
             ) from error
@@ -145,9 +143,9 @@ class FixedBatches:
         assert self._batch is not None
         return self._batch
 
-    def learned(self, row_errors: Tensor) -> None:
+    def record_errors(self, row_errors: Tensor) -> None:
         """See BatchSource."""
-        self._source.learned(row_errors)
+        self._source.record_errors(row_errors)
 
     def state_dict(self) -> dict[str, Any]:
         """See BatchSource."""

@@ -254,7 +254,7 @@ class _Step:
             if last:
                 self._group.enter_collective(running.position.step)  # gradients are averaged on the way back
             loss.backward()
-        running.source.learned(running.learner.row_errors)  # type: ignore[arg-type]
+        running.source.record_errors(running.learner.row_errors)  # type: ignore[arg-type]
         running.position.meter.add(metrics)
 
 

@@ -133,7 +133,7 @@ class _FileSink(Sink):
         self._waiting = deque[bytes]()
 
     def keep(self) -> None:
-        with self._noted():
+        with self._note_errors():
             self._flush()
             os.fsync(self._stream.fileno())
 
@@ -147,7 +147,7 @@ class _FileSink(Sink):
 
     def _append(self, record: bytes) -> None:
         self._waiting.append(record)
-        with suppress(OSError), self._noted():
+        with suppress(OSError), self._note_errors():
             self._flush()
 
     def _flush(self) -> None:
@@ -172,7 +172,7 @@ class _FileSink(Sink):
         self._failed = False
 
     @contextmanager
-    def _noted(self) -> Iterator[None]:
+    def _note_errors(self) -> Iterator[None]:
         """Records an error of the block, and truncates a record that was only partly written."""
         try:
             yield
@@ -305,7 +305,7 @@ class MetricsWriter(ExitStack):
         for sink in self._sinks:
             sink.keep()
 
-    def reported(self) -> dict[str, Any]:
+    def keep_and_report(self) -> dict[str, Any]:
         """Calls `keep` and returns lines and figures for a checkpoint."""
         self.keep()
         return {"lines": self.lines, "figures": self.figures}

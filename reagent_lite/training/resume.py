@@ -261,11 +261,11 @@ class History:
             same_order = state["order"] == order.order
             unchanged = same_order and state["world"]["processes"] == group.world_size
 
-            def partitioned(states: Sequence[Tree], rank: int) -> Tree:
+            def select_part(states: Sequence[Tree], rank: int) -> Tree:
                 source = partition([each["source"] for each in states], rank, running.position.step)
                 return regroup_state(states, rank, source, keep_sums=same_order)
 
-            restore(state, self.folder, running, group, None if unchanged else partitioned)
+            restore(state, self.folder, running, group, None if unchanged else select_part)
         since = None if state is None else state["name"]
         self.folder.set_damaged_aside(since)
         return Checkpoints(self.folder, group, running, document, keep=self.config.checkpoint.keep, since=since)

@@ -157,7 +157,7 @@ def _find(path: Path) -> tuple[Path, FolderKind]:
     advice = ""
     if path.is_file():
         got = "a file"
-        advice = "Pickled models of the 2019 workflows are not read"
+        advice = "Pickled models of ReAgent 2019 are not read"
     raise ConfigError(Problem(_KEY, f"an output folder, checkpoint or exported model at {path}", got, advice))
 
 

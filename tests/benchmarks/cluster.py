@@ -94,7 +94,7 @@ def config(folder: Path, **changes: Any) -> Path:
         "actions": ["0", "1"], "epochs": 40,
         "training": {"layers": [-1, 64, -1], "activations": ["relu", "linear"], "minibatch_size": 64},
         "rainbow": {"dueling_architecture": False},
-        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1},
+        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "models": {"final_fit_passes": 1}},
         **changes,
     })  # fmt: skip
 

@@ -14,7 +14,7 @@ ship, not decisions in all logs: where what is done makes no difference (gain 1)
 `--only segment`: logs that hardly try what the policy does in a small segment (tests/oracles/segments.py).
 `--only users`: logs with several rows of each user (tests/oracles/users.py).
 `--only shared`: logs whose rows share draws of the action; units are named or not (tests/oracles/shared_draws.py).
-`--only independent`: logs whose rows do not, though neighbours are alike: nothing may be found.
+`--only independent`: logs whose rows do not, though neighbors are alike: nothing may be found.
 `--only hidden`: logs whose known propensities are hidden, so that they are estimated (tests/oracles/hidden_loggers.py).
 `--only curved`: the same, where logger and reward are curved in features of the log (tests/oracles/curved_loggers.py).
 `--only effects`: effects by segment, with segments chosen on other rows (tests/oracles/segment_effects.py). "all hold"

@@ -59,7 +59,7 @@ def ours(folder: Path, epochs: int) -> float:
         "rl": {"gamma": 0.99, "target_update_rate": 0.1},
         "rainbow": {"dueling_architecture": False},
         "training": {"layers": [-1, 128, 64, -1], "minibatch_size": BATCH, "learning_rate": 0.001},
-        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1},
+        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "models": {"final_fit_passes": 1}},
     }
     with contextlib.redirect_stderr(io.StringIO()):
         return train(check(DqnConfig, tree), Group(ProcessRanks(), torch.device("cpu"))).rows_per_second

@@ -63,7 +63,7 @@ def measured(folder: Path, rows: int, features: int) -> tuple[int, int, int]:
         "actions": ["0", "1"],
         "data": {"training_copy_dir": str(folder / "copy")},
         "training": {"layers": [-1, 64, -1], "activations": ["relu", "linear"]},
-        "evaluation": {"calc_cpe_in_training": False, "final_fit_passes": 1, "max_episodes": 1000},
+        "evaluation": {"calc_cpe_in_training": False, "models": {"final_fit_passes": 1}, "max_episodes": 1000},
     })  # fmt: skip
     write(folder / "log", rows, features)
     anonymous = peak_anonymous(config)

@@ -207,12 +207,12 @@ def blocks(regime: Regime, runs: int, units: int, rng: np.random.Generator) -> I
         share = regime.share(number, lean)
         drawn = regime.world(rng, number, share)
         earlier = np.cumsum(np.concatenate([total[None], drawn.outcome]), 0)
-        centre = earlier[:-1] / np.maximum(number, 1)
-        z = relative_difference(share, drawn.log_ratio) * (drawn.outcome - centre)
-        arm = np.where(drawn.is_new, 1 / share, -1 / (1 - share)) * (drawn.outcome - centre)
+        center = earlier[:-1] / np.maximum(number, 1)
+        z = relative_difference(share, drawn.log_ratio) * (drawn.outcome - center)
+        arm = np.where(drawn.is_new, 1 / share, -1 / (1 - share)) * (drawn.outcome - center)
         bounds = None
         if regime.bounds is not None:
-            lowest, highest = difference_bounds(share, centre - regime.bounds[0], regime.bounds[1] - centre)
+            lowest, highest = difference_bounds(share, center - regime.bounds[0], regime.bounds[1] - center)
             bounds = np.minimum(lowest, -1e-12), np.maximum(highest, 1e-12)
         is_new = np.stack([~drawn.is_new, drawn.is_new])
         sums = np.stack([is_new, is_new * drawn.outcome, is_new * drawn.outcome**2], 1).astype(float)
@@ -379,7 +379,7 @@ def per_row_truth(share: Floats, steps: int, current: Floats) -> float:
 
 
 def third_policy(played: Any, propensity: Floats) -> tuple[float, float, float]:
-    """Returns IPS, PDIS and SDR of THIRD; its values are modelled as 0.3 for every step to come."""
+    """Returns IPS, PDIS and SDR of THIRD; its values are modeled as 0.3 for every step to come."""
     count, steps = played.state.shape
     state = played.state.ravel()
     last = np.tile(np.arange(steps) == steps - 1, count)

@@ -37,7 +37,7 @@ def timed(work: Callable[[Path], object], folder: Path) -> float:
 
 def measured(file: Path, folder: Path, nodes: int, repeats: int) -> dict[str, float]:
     part = Partition(num_nodes=nodes, node=0, seed=0)
-    config = ShardConfig(training_data_path=str(file), num_nodes=nodes, node_index=0)
+    config = ShardConfig(data_path=str(file), num_nodes=nodes, node_index=0)
 
     def copy(target: Path, partition: Partition | None) -> object:
         return prepare_training_copy(

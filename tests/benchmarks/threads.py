@@ -59,7 +59,7 @@ if __name__ == "__main__":
             "training_data_path": f"{name}/log.jsonl", "model_output_path": f"{name}/out", "use_gpu": False,
             "actions": ACTIONS, "epochs": options.epochs,
             "training": {"layers": [-1, 256, 128, -1], "minibatch_size": 4096},
-            "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1,
+            "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "models": {"final_fit_passes": 1},
                            "learn_from_scored": True},
         })  # fmt: skip
         Path(name, "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in decisions(8192)))

@@ -25,8 +25,7 @@ BASE: dict[str, Any] = {
     "evaluation": {
         "calc_cpe_in_training": False,
         "bootstrap_resamples": 100,
-        "final_fit_passes": 1,
-        "fit_passes": 1,
+        "models": {"fit_passes": 1, "final_fit_passes": 1},
         "learn_from_scored": True,
     },  # all rows count
 }

@@ -11,8 +11,13 @@ import pytest
 from helpers.runs import merged
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check, expand_config, fingerprint, load_config
+from reagent_lite.config.convert_config import ConvertConfig
+from reagent_lite.config.evaluate_config import EvaluateConfig
+from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.config.shard_config import ShardConfig
 from reagent_lite.config.simulate_config import SimulateConfig
 from reagent_lite.errors import ConfigError
 
@@ -260,3 +265,52 @@ def test_values_that_code_of_2019_read(key: str, text: str, value: object) -> No
     config = check(DqnConfig, merged({**GOOD, "actions": ["a", "b"], "training": training}, change))
     read = attrgetter(key)(config)
     assert (read, type(read)) == (value, type(value))
+
+
+MODELS = {"learning_rate": 0.01, "target_update_rate": 0.2, "minibatch_size": 64, "final_fit_passes": 3}
+
+
+def test_keys_under_former_names_are_moved() -> None:
+    new = check(DqnConfig, GOOD | {"evaluation": {"models": MODELS | {"fit_passes": 2, "max_fit_rows": 9}}})
+    old = check(DqnConfig, GOOD | {"evaluation": MODELS | {"fit_passes": 2, "models": {"max_fit_rows": 9}}})
+    assert old == new
+    assert fingerprint(old) == fingerprint(new)
+    assert old.evaluation.models.final_fit_passes == 3
+    alone = {"model": "m", "data_path": "d"}
+    assert check(EvaluateConfig, alone | {"evaluation": MODELS}).evaluation.models.minibatch_size == 64
+    assert EvaluationConfig(**{"final_fit_passes": 3}) == EvaluationConfig(models={"final_fit_passes": 3})
+
+
+def test_a_key_under_two_names_has_one_value() -> None:
+    both = {"final_fit_passes": 3, "models": {"final_fit_passes": 4}}
+    ((where, text),) = faults(GOOD | {"evaluation": both}).items()
+    assert where == "evaluation.final_fit_passes"
+    assert "is 3, but models.final_fit_passes, its name now, is 4" in text
+    both["models"] = {"final_fit_passes": 3}
+    assert check(DqnConfig, GOOD | {"evaluation": both}).evaluation.models.final_fit_passes == 3
+    with pytest.raises(ValidationError, match="every key under one name"):
+        EvaluationConfig(**{"fit_passes": 1, "models": {"fit_passes": 2}})
+
+
+def test_faults_of_keys_under_former_names_are_named() -> None:
+    wrong = faults(GOOD | {"evaluation": {"final_fit_passes": 0, "max_fit_rows": "many"}})
+    assert list(wrong) == ["evaluation.models.final_fit_passes", "evaluation.models.max_fit_rows"]
+    no_section = faults(GOOD | {"evaluation": {"final_fit_passes": 1, "models": 5}})
+    assert "5 (integer)" in no_section["evaluation.models"]
+    only_in_training = faults({"model": "m", "data_path": "d", "evaluation": {"fit_passes": 2}}, EvaluateConfig)
+    assert list(only_in_training) == ["evaluation.models.fit_passes"]
+
+
+@pytest.mark.parametrize(
+    ("model", "former", "current"),
+    [
+        (ConvertConfig, {"input_path": "a.csv"}, {"data_path": "a.csv"}),
+        (ShardConfig, {"training_data_path": "a", "local_path": "b"}, {"data_path": "a", "output_path": "b"}),
+        (DqnConfig, GOOD | {"query": {"actions": ["0", "1"]}}, GOOD),  # as in the config of workflows.timeline
+        (DqnConfig, GOOD | {"simulation": {"env": "x", "share": 0, "cuda_graph": False}},
+         GOOD | {"simulation": {"env": "x", "share": 0}, "training": {"cuda_graph": False}}),
+    ],
+)  # fmt: skip
+def test_other_keys_with_former_names(model: type, former: dict[str, Any], current: dict[str, Any]) -> None:
+    rest = {"output_path": "b.csv"} if model is ConvertConfig else {}
+    assert check(model, rest | former) == check(model, rest | current)

@@ -32,13 +32,13 @@ BASES: dict[str, tuple[type[Section], dict[str, Any]]] = {
     "evaluate": (EvaluateConfig, {"model": "m", "simulation": PLAYED}),
     "serve": (ServeConfig, {"model": "m", "log": "l"}),
     "simulate": (SimulateConfig, PLAYED | {"output_path": "out/log.jsonl"}),
-    "convert": (ConvertConfig, {"input_path": "a.jsonl", "output_path": "b.csv"}),
+    "convert": (ConvertConfig, {"data_path": "a.jsonl", "output_path": "b.csv"}),
     "evaluate a log": (EvaluateConfig, {"model": "m", "data_path": "d"}),
     "evaluate by playing": (EvaluateConfig, {"model": "m", "simulation": {"env": "x"}}),
     "collect": (DqnConfig, {**role(Path("/run"), "collect"), "model_output_path": ""}),
     "normalize": (NormalizeConfig, {"training_data_path": "x", "norm_params": {"output_dir": "norm"}}),
     "timeline": (TimelineConfig, {"timeline": {"inputTableName": "x", "outputTableName": "y"}}),
-    "shard": (ShardConfig, {"training_data_path": ["/data/a", "/data/c"], "local_path": "/disk/part"}),
+    "shard": (ShardConfig, {"data_path": ["/data/a", "/data/c"], "output_path": "/disk/part"}),
 }
 RULES: list[tuple[str, str | dict[str, Any], str, str]] = [
     ("logged", 'epochs="3e"', "epochs", "valid integer"),
@@ -155,13 +155,13 @@ RULES: list[tuple[str, str | dict[str, Any], str, str]] = [
     ("simulate", "value_of={}", "value_of.model", "kind greedy"),
     ("simulate", "value_of.model=m value_of.epsilon=0.3", "value_of.epsilon", "absent with kind greedy"),
     ("simulate", "backend=cuda use_gpu=false", "backend", "while use_gpu is false"),
-    ("convert", {"input_path": ""}, "input_path", ""),
+    ("convert", {"data_path": ""}, "data_path", ""),
     ("convert", {"output_path": "x.tsv"}, "output_path", ".csv"),
     ("convert", {"output_path": "a/.csv"}, "output_path", ".csv"),
     ("convert", {"output_path": "s3://bucket/x.csv"}, "output_path", "a local path"),
     ("convert", {"output_path": "x.minari"}, "output_path", ""),
     ("convert", {"actions": ["a"]}, "actions", ""),
-    ("convert", {"inputpath": "x"}, "inputpath", "'input_path'"),
+    ("convert", {"datapath": "x"}, "datapath", "'data_path'"),
     ("evaluate a log", {"policy": "greedy", "temperature": 0.5}, "temperature", "absent"),
     ("evaluate a log", {"evaluation": {"calc_cpe_in_training": False}}, "evaluation.calc_cpe_in_training", ""),
     ("evaluate a log", {"timeline": {"steps": 2}}, "timeline.steps", "expected 1"),
@@ -208,16 +208,17 @@ RULES: list[tuple[str, str | dict[str, Any], str, str]] = [
     ("timeline", {"timeline": {"inputTable": "x"}}, "timeline.inputTable", "Did you mean 'inputTableName'"),
     ("timeline", {"engine": "spark"}, "master", "a Spark master"),
     ("timeline", {"query": {"actions": ["a", "a"]}}, "query.actions", "every name once"),
-    ("shard", {"local_path": ""}, "local_path", "a folder on this machine's disk"),
+    ("shard", {"output_path": ""}, "output_path", "a folder on this machine's disk"),
     ("shard", {"num_nodes": 3}, "node_index", "this machine's number, 0 to 2"),
     ("shard", {"node_index": 1}, "node_index", "0 to 0"),
     ("shard", {"num_nodes": 0}, "num_nodes", "greater"),
     ("shard", {"node_index": 2, "num_nodes": 2}, "node_index", "0 to 1"),
-    ("shard", {"local_path": "s3://bucket/x"}, "local_path", "a local path"),
+    ("shard", {"output_path": "s3://bucket/x"}, "output_path", "a local path"),
     ("shard", {"layout": "parts"}, "layout", "'shards' or 'replicas'"),
     ("shard", {"numnodes": 2}, "numnodes", "Did you mean 'num_nodes'?"),
-    *((base, {"training_data_path": path}, "training_data_path", f"got {got}")
-      for base in ("logged", "normalize", "shard") for path, got in [
+    *((base, {key: path}, key, f"got {got}")
+      for base, key in (("logged", "training_data_path"), ("normalize", "training_data_path"), ("shard", "data_path"))
+      for path, got in [
          ([], "an empty list"),
          (["a", ""], "an empty path"),
          (["a", "b", "a"], "'a' 2 times"),

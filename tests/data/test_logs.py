@@ -214,7 +214,7 @@ def test_shards_have_the_rows_of_all_logs(tmp_path: Path, caplog: pytest.LogCapt
     rows: list[dict[str, Any]] = []
     for node in range(2):
         folder = tmp_path / "out" / str(node)
-        tree = {"training_data_path": list(paths), "num_nodes": 2, "node_index": node, "local_path": str(folder)}
+        tree = {"data_path": list(paths), "num_nodes": 2, "node_index": node, "output_path": str(folder)}
         assert shard(check(ShardConfig, tree)).made
         rows += rows_of(folder)
     report = StageManifest.read(str(folder)).report

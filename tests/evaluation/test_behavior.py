@@ -1,4 +1,4 @@
-"""The estimated behaviour policy, by hand and against scipy."""
+"""The estimated behavior policy, by hand and against scipy."""
 
 import re
 

@@ -24,7 +24,7 @@ REPETITIONS = 500
 # a constant model has an interval without width, which rounding must not empty
 ROUNDING = 1e-9
 # 300 episodes, epsilon 0.5, for a policy of epsilon 0.3: weights of rows 0.6 to 1.2, 160 effective episodes
-NO_MODEL = Study(behaviour=0.5, evaluated=0.3, num_episodes=300, start=gridworld.fixed_start(), model_error=None)
+NO_MODEL = Study(behavior=0.5, evaluated=0.3, num_episodes=300, start=gridworld.fixed_start(), model_error=None)
 STUDIES = {
     "no model": NO_MODEL,
     "off by 1": replace(NO_MODEL, model_error=1.0),
@@ -36,7 +36,7 @@ STUDIES = {
 
 def coverage(study: Study) -> dict[str, float]:
     """Share of intervals that contain the exact value, for estimators and for the logging policy's means."""
-    logging = replace(study, evaluated=study.behaviour)
+    logging = replace(study, evaluated=study.behavior)
     truths = {
         **{name: study.mean_return if e.sequential else study.mean_reward for name, e in ESTIMATORS.items()},
         "mean_reward": logging.mean_reward, "mean_return": logging.mean_return,

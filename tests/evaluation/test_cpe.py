@@ -1,4 +1,4 @@
-"""The evaluation of a page: intervals, normalised values, differences and diagnostics; as JSON and tags."""
+"""The evaluation of a page: intervals, normalized values, differences and diagnostics; as JSON and tags."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ def test_a_continued_estimate_is_compared_with_the_logged_value_continued_alike(
         )
 
 
-def test_negative_returns_are_normalised_by_their_ratio_and_nothing_by_what_may_be_zero() -> None:
+def test_negative_returns_are_normalized_by_their_ratio_and_nothing_by_what_may_be_zero() -> None:
     ips = estimate_of(evaluated(bandit_page([-r for r in REWARDS], model_propensity=0.25)), "IPS_Reward")
     assert (ips.figure.value, ips.normalized) == pytest.approx((-np.mean(REWARDS) / 2, 0.5))
     about_zero = estimate_of(evaluated(bandit_page([r - 3 for r in REWARDS])), "IPS_Reward")

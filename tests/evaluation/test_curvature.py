@@ -101,10 +101,10 @@ def test_a_column_of_numbers_decides_nothing_without_a_model_of_the_reward() -> 
 
 def test_a_difference_that_rests_on_estimated_propensities() -> None:
     """Its interval lies beside the estimate, or the state's rewards make it: without both, 0 is inside."""
-    centred = Interval(value=0.5, low=0.1, high=0.9)
-    assert reliance_on_propensities(centred, 0.0) == ""
-    assert reliance_on_propensities(centred, 0.05) == ""
-    assert "it is 0.30 (-0.10 to 0.70)" in reliance_on_propensities(centred, 0.2)
+    centered = Interval(value=0.5, low=0.1, high=0.9)
+    assert reliance_on_propensities(centered, 0.0) == ""
+    assert reliance_on_propensities(centered, 0.05) == ""
+    assert "it is 0.30 (-0.10 to 0.70)" in reliance_on_propensities(centered, 0.2)
     beside = Interval(value=0.3, low=0.1, high=0.9)  # half the width is 0.4
     assert "rests on estimated propensities" in reliance_on_propensities(beside, 0.0)
     assert reliance_on_propensities(Interval(value=-0.5, low=-0.9, high=-0.1), 0.05) == ""

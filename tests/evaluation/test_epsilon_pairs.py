@@ -46,7 +46,7 @@ def cases(seeds: range, resamples: int = 500) -> list[Case]:
         (outcome,) = evaluate_page(page, gamma=gridworld.GAMMA, config=EvaluationConfig(bootstrap_resamples=resamples),
                                    generator=Generator().manual_seed(seed)).outcomes  # fmt: skip
         exact = Study(
-            behaviour=logged, evaluated=evaluated, num_episodes=1000, start=gridworld.fixed_start(), model_error=0.1
+            behavior=logged, evaluated=evaluated, num_episodes=1000, start=gridworld.fixed_start(), model_error=0.1
         )
         case_list += [
             ((logged, evaluated), estimate, truth)

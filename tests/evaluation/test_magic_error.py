@@ -29,7 +29,7 @@ MODELS = {"exact": 0.0, "0.1": 0.1, "0.2": 0.2, "0.3": 0.3, "0.5": 0.5, "1": 1.0
 def measure(logged: float, evaluated: float, num_episodes: int, model: str) -> NDArray[np.float64]:
     """Returns squared errors [3, 200] of DM, WDR and MAGIC in each repetition."""
     study = Study(
-        behaviour=logged, evaluated=evaluated, num_episodes=num_episodes,
+        behavior=logged, evaluated=evaluated, num_episodes=num_episodes,
         start=gridworld.fixed_start(), model_error=MODELS[model],
     )  # fmt: skip
     generator = Generator().manual_seed(0)

@@ -211,7 +211,7 @@ def _values(folder: Path, log: pd.DataFrame, algorithm: str, **columns: str) -> 
         "actions": ["a", "b"], "model_output_path": str(folder), "use_gpu": False,
         "data": {"columns": {**COLUMNS, **columns}, "training_copy_dir": str(folder / "copy")},
         "norm_params": {"feature_overrides": {"x": "DO_NOT_PREPROCESS"}},
-        "evaluation": {"bootstrap_resamples": 100, "learn_from_scored": True, "final_fit_passes": 1},
+        "evaluation": {"bootstrap_resamples": 100, "learn_from_scored": True, "models": {"final_fit_passes": 1}},
         "algorithm": algorithm, "epochs": 1,
     }  # fmt: skip
     if algorithm == "boosting":

@@ -38,7 +38,7 @@ SHAPES = {"of two": lambda u: 2.0 * (u < 0.5), "rare": lambda u: 20.0 * (u < 0.0
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_neighbours_of_one_draw_are_found_unless_they_are_a_unit(shape: Callable[[np.ndarray], np.ndarray]) -> None:
+def test_neighbors_of_one_draw_are_found_unless_they_are_a_unit(shape: Callable[[np.ndarray], np.ndarray]) -> None:
     weight, draw = weights(400, 5, shape)
     rows = np.arange(len(draw))
     assert found(weight, rows).between

@@ -87,7 +87,7 @@ def test_absent_values_are_split_from_numbers_of_any_size() -> None:
     }
 
 
-def test_neighbours_in_float32_are_told_apart() -> None:
+def test_neighbors_in_float32_are_told_apart() -> None:
     low = np.float32(16_777_216)
     values = np.where(np.arange(200) < 100, low, np.nextafter(low, np.float32(np.inf)))[:, None].astype(np.float32)
     tree = grow_tree(named("x"), values, (np.arange(200) < 100).astype(float)[:, None], leaves=2, fewest=10)

@@ -133,7 +133,7 @@ def test_figures_by_hand() -> None:
         outcomes=np.array([[1.0], [0.0]]),
     )
     comparison = compared(units, ComparisonConfig(reward_range=(0, 1)))
-    # centres: 0, then 1. Z: (3 - 1) / (1.5 + 0.5) * 1 and (1 - 3) / (0.25 + 0.75 * 3) * (0 - 1)
+    # centers: 0, then 1. Z: (3 - 1) / (1.5 + 0.5) * 1 and (1 - 3) / (0.25 + 0.75 * 3) * (0 - 1)
     assert comparison.differences[0].value == pytest.approx((1 + 2 / 2.5) / 2)
     assert (comparison.differences[0].new, comparison.differences[0].current) == (1.0, 0.0)
     assert (comparison.units, comparison.units_new, comparison.expected_new) == (2, 1, 0.75)

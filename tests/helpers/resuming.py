@@ -128,8 +128,8 @@ def logged(folder: Path, **sections: Tree) -> Tree:
         "actions": ["a", "b"],
         "epochs": 3,
         "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
-        "evaluation": {"calc_cpe_in_training": True, "bootstrap_resamples": 100, "fit_passes": 1,
-                       "final_fit_passes": 1, "learn_from_scored": True},
+        "evaluation": {"calc_cpe_in_training": True, "bootstrap_resamples": 100, "learn_from_scored": True,
+                       "models": {"fit_passes": 1, "final_fit_passes": 1}},
     }, sections)  # fmt: skip
 
 

@@ -97,7 +97,8 @@ def quick(data: Path, out: Path, /, **sections: Any) -> Tree:
     return merged({
         "training_data_path": str(data), "model_output_path": str(out), "use_gpu": False, "actions": ["a", "b"],
         "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
-        "evaluation": {"bootstrap_resamples": 100, "final_fit_passes": 1, "learn_from_scored": True},  # all rows count
+        # all rows count
+        "evaluation": {"bootstrap_resamples": 100, "models": {"final_fit_passes": 1}, "learn_from_scored": True},
     }, sections)  # fmt: skip
 
 

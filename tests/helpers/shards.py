@@ -73,5 +73,5 @@ def multiset(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def names(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """mdp_ids in order, neighbours of one name once."""
+    """mdp_ids in order, neighbors of one name once."""
     return [name for name, _ in groupby(row["mdp_id"] for row in rows)]

@@ -12,7 +12,7 @@ from reagent_lite.types import FeatureSpec, NormalizationSpec
 
 
 def spec_of(*features: FeatureSpec) -> NormalizationSpec:
-    return NormalizationSpec.ordered({feature.feature_id: feature for feature in features})
+    return NormalizationSpec.from_features({feature.feature_id: feature for feature in features})
 
 
 def column(*features: npt.ArrayLike, ids: Sequence[int] = (), sampled: slice = slice(None)) -> ColumnSummary:

@@ -34,7 +34,7 @@ def ids_spec(name: str, ids: list[str], buckets: int = 0, **form: object) -> Fea
 
 
 def spec_of(*features: FeatureSpec) -> NormalizationSpec:
-    return NormalizationSpec.ordered({feature.feature_id: feature for feature in features})
+    return NormalizationSpec.from_features({feature.feature_id: feature for feature in features})
 
 
 def test_listed_ids_have_rows_in_the_order_of_their_codes_and_others_row_1() -> None:

@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def spec_of(*features: FeatureSpec) -> NormalizationSpec:
-    return NormalizationSpec.ordered({feature.feature_id: feature for feature in features})
+    return NormalizationSpec.from_features({feature.feature_id: feature for feature in features})
 
 
 def feature(feature_id: int, name: str, **parameters: object) -> FeatureSpec:

@@ -58,7 +58,7 @@ class CurvedLogger:
             behavior = behavior_of(state, at[1], np.arange(self.rows), self.actions, reward)
             propensity, calibration = behavior.propensity.astype(float), behavior.calibration
             predicted = torch.from_numpy(behavior.reward)
-        model = self._modelled(state, at[1], reward, mean, rng)
+        model = self._modeled(state, at[1], reward, mean, rng)
         expected = (pi * model).sum(1)
         columns = (pi[at], propensity, reward, model[at], expected, np.zeros(self.rows))
         _, mu, pi, mean = tables.rows(60 * self.rows, rng)
@@ -67,12 +67,10 @@ class CurvedLogger:
             value=float((pi * mean).sum(1).mean()),
             logged=float((mu * mean).sum(1).mean()),
             calibration=calibration,
-            modelled=self.model != "none",
+            modeled=self.model != "none",
         )
 
-    def _modelled(
-        self, state: Array, action: np.ndarray, reward: Array, mean: Array, rng: np.random.Generator
-    ) -> Array:
+    def _modeled(self, state: Array, action: np.ndarray, reward: Array, mean: Array, rng: np.random.Generator) -> Array:
         if self.model == "good":
             return mean + 0.3 * mean.std() * rng.normal(size=mean.shape)
         features = np.concatenate((state, np.ones((self.rows, 1)), np.eye(self.actions)[action][:, 1:]), 1)

@@ -64,7 +64,7 @@ class HiddenLogger:
             episode = np.repeat(np.arange(shape[0]), self.horizon)
             behavior = behavior_of(state, at[1], episode, self.actions, reward.astype(float))
             propensity, calibration = behavior.propensity.astype(float), behavior.calibration
-        model = tables.modelled(state, pi)
+        model = tables.modeled(state, pi)
         model = model + 0.3 * model.std() * rng.normal(size=model.shape)
         expected = (pi * model).sum(1)
         columns = (pi[at], propensity, reward.astype(float), model[at], expected)
@@ -121,7 +121,7 @@ class _Tables:
         bonus = 2.0 * (np.arange(self.regime.actions) == 0) * (self.regime.logger == "secret")
         return np.asarray(self.regime.near * mu + (1 - self.regime.near) * softmax(state @ self.likes + bonus))
 
-    def modelled(self, state: Array, pi: Array) -> Array:
+    def modeled(self, state: Array, pi: Array) -> Array:
         """Returns the mean reward of each action in the log, which a model is fitted to without the hidden feature."""
         hidden = [np.full((len(state), 1), node) for node in self.nodes]
         shares = np.stack([self.logging(state, hidden_state) for hidden_state in hidden])
@@ -139,7 +139,7 @@ class _Tables:
 def behavior_of(
     state: Array, action: NDArray[np.int64], episode: NDArray[np.int64], actions: int, reward: Array | None = None
 ) -> Behavior:
-    """Returns the estimated behaviour policy of rows with features [R, S], logged actions [R] and rewards [R]."""
+    """Returns the estimated behavior policy of rows with features [R, S], logged actions [R] and rewards [R]."""
     count = len(action)
     names = tuple(f"a{number}" for number in range(actions))
     rows = LoggedRows(

@@ -9,7 +9,7 @@ from statistics import NormalDist
 import numpy as np
 import torch
 
-from reagent_lite.evaluation.cpe import MODELLED, evaluate_page
+from reagent_lite.evaluation.cpe import MODELED, evaluate_page
 from reagent_lite.evaluation.decision import Choice, Evidence, compare_with_log, decide_findings
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.verdict import Verdict
@@ -107,7 +107,7 @@ def _ours(page: EvaluationRows, seed: int) -> tuple[_Interval, Choice]:
         gamma=0.0,
         config=CONFIG,
         generator=torch.Generator().manual_seed(seed),
-        missing=dict.fromkeys(MODELLED, "a column of numbers"),
+        missing=dict.fromkeys(MODELED, "a column of numbers"),
     )
     (row,) = (row for row in result.outcomes[0].one_step.estimates if row.name == "Self_Normalized_IPS_Reward")
     choice = decide_findings(Evidence(result=result, comparisons=tuple(compare_with_log(result)))).choice

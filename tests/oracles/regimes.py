@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from reagent_lite.config.evaluation import EvaluationConfig
 from reagent_lite.evaluation.calibration import Calibration
-from reagent_lite.evaluation.cpe import MODELLED, evaluate_page
+from reagent_lite.evaluation.cpe import MODELED, evaluate_page
 from reagent_lite.evaluation.decision import Choice, Evidence, compare_with_log, decide_findings
 from reagent_lite.evaluation.evaluation_rows import EvaluationRows
 from reagent_lite.evaluation.segment import StateFeatures
@@ -120,7 +120,7 @@ class Regime:
 class LogOfRegime:
     """A log: its page, the exact returns of evaluated and logging policy, and the calibration of its propensities.
 
-    Unless it is modelled, there are no models of the reward. With gamma 0 the exact values are those of a row.
+    Unless it is modeled, there are no models of the reward. With gamma 0 the exact values are those of a row.
     """
 
     page: EvaluationRows
@@ -129,7 +129,7 @@ class LogOfRegime:
     calibration: Calibration | None = None
     gamma: float = 1.0
     features: StateFeatures | None = None
-    modelled: bool = True
+    modeled: bool = True
 
 
 def drawn(probabilities: Array, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -195,7 +195,7 @@ def outcome_of(regime: Any, seed: int) -> tuple[dict[str, tuple[bool, ...]], str
         generator=torch.Generator().manual_seed(seed),
         calibration=log.calibration,
         features=log.features,
-        missing={} if log.modelled else dict.fromkeys(MODELLED, "a column of numbers"),
+        missing={} if log.modeled else dict.fromkeys(MODELED, "a column of numbers"),
     )
     families = [(result.outcomes[0].one_step, regime.horizon), (result.outcomes[0].sequential, 1)]
     misses = {

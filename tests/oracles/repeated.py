@@ -25,14 +25,14 @@ class Study:
     """What is repeated.
 
     Attributes:
-        behaviour, evaluated: epsilon of the logging and of the evaluated policy.
+        behavior, evaluated: epsilon of the logging and of the evaluated policy.
         num_episodes: of each log.
         start: [25] probabilities of the first state.
         model_error: standard deviation of the errors of q and of the reward model, drawn anew for each table entry and
             each repetition; None for a model that says 0 everywhere.
     """
 
-    behaviour: float
+    behavior: float
     evaluated: float
     num_episodes: int
     start: gridworld.Array
@@ -52,7 +52,7 @@ class Study:
     def mean_reward(self) -> float:
         """Exact: what one-step forms estimate, the evaluated policy's reward in the states of the log's rows."""
         return float(
-            gridworld.row_shares(gridworld.epsilon_greedy(self.behaviour), self.start)
+            gridworld.row_shares(gridworld.epsilon_greedy(self.behavior), self.start)
             @ (self.policy * gridworld.rewards()).sum(1)
         )
 
@@ -60,7 +60,7 @@ class Study:
 def repetitions(study: Study, count: int, rng: np.random.Generator) -> Iterator[EpisodeTable]:
     """Yields `count` logs with their models."""
     n, policy = study.num_episodes, study.policy
-    log = gridworld.simulate(gridworld.epsilon_greedy(study.behaviour), n * count, rng, start=study.start)
+    log = gridworld.simulate(gridworld.epsilon_greedy(study.behavior), n * count, rng, start=study.start)
     for part in np.split(log, np.searchsorted(log.episode, np.arange(n, n * count, n))):
         reward = _wrong(gridworld.rewards(), study.model_error, rng)
         page = gridworld_page(part, policy, _wrong(gridworld.policy_q(policy), study.model_error, rng))

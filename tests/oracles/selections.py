@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from reagent_lite.evaluation.cpe import MODELLED, evaluate_page
+from reagent_lite.evaluation.cpe import MODELED, evaluate_page
 from reagent_lite.evaluation.decision import Choice, Evidence, compare_with_log, decide_findings
 
 from .gridworld import Array
@@ -65,7 +65,7 @@ class Selection:
             gamma=0.0,
             config=CONFIG.model_copy(update={"confidence_level": level, "bootstrap_resamples": 100}),
             generator=torch.Generator().manual_seed(seed),
-            missing=dict.fromkeys(MODELLED, "a column of numbers"),
+            missing=dict.fromkeys(MODELED, "a column of numbers"),
         )
         return decide_findings(Evidence(result=result, comparisons=tuple(compare_with_log(result)))).choice
 

@@ -18,10 +18,10 @@ class SharedDraws:
     """A kind of log; what is done makes no difference, but rewards of a unit share a mean.
 
     Attributes:
-        kind: "user" (an arm for each user, whose rows are neighbours), "interleaved" (the same, rows in any order),
+        kind: "user" (an arm for each user, whose rows are neighbors), "interleaved" (the same, rows in any order),
             "hour" (an arm for each hour, every row has other features), "retry" (some rows are logged several times);
             without shared draws: "independent" (of each row), "adaptive" (the logger prefers what it took last),
-            "drift" (its preferences change slowly), "context" (neighbours have the same features).
+            "drift" (its preferences change slowly), "context" (neighbors have the same features).
         units: of the log.
         rows: mean number of rows of a unit.
         named: whether the log says which rows are a unit.

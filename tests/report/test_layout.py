@@ -1,4 +1,4 @@
-"""The report page in a real browser: at no width anything scrolls sideways or is cut; colours and print."""
+"""The report page in a real browser: at no width anything scrolls sideways or is cut; colors and print."""
 
 import re
 from collections import Counter
@@ -61,18 +61,18 @@ def whole(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_colours_have_enough_contrast(scheme: int) -> None:
+def test_colors_have_enough_contrast(scheme: int) -> None:
     """WCAG 2.2: 4.5 for text, 3 for drawings."""
-    colours = dict(re.findall(r"--(\w+): (#\w{6})", STYLE.read_text().split(":root {")[1 + scheme]))
+    colors = dict(re.findall(r"--(\w+): (#\w{6})", STYLE.read_text().split(":root {")[1 + scheme]))
     least = dict.fromkeys(("ink", "soft", "good", "unclear", "bad"), 4.5) | {f"c{i}": 3.0 for i in range(8)}
     assert [
         (name, under)
         for (name, ratio), under in product(least.items(), ("ground", "card"))
-        if contrast(colours[name], colours[under]) < ratio
+        if contrast(colors[name], colors[under]) < ratio
     ] == []
 
 
-def test_curves_are_told_apart_without_colours() -> None:
+def test_curves_are_told_apart_without_colors() -> None:
     dashes = re.findall(r"\.s(\d) \{ --s: var\(--c\1\);(?: --dash: ([\d ]+);)? \}", STYLE.read_text())
     assert len(dashes) == len({dash for _, dash in dashes}) >= len(SEQUENTIAL)
 

@@ -195,7 +195,7 @@ def test_the_log_says_the_same_as_text() -> None:
 def test_how_much_the_log_tells_stands_beside_the_estimates_and_trust_is_green_only_where_it_decides() -> None:
     row = comparison(estimated("IPS", 12.0, 1.0))
     notes = "\n".join(estimates(row, result=RESULT).notes)
-    assert notes.startswith("30 scored episodes, worth 12.5 of the policy's own")
+    assert notes.startswith("30 scored episodes with an effective sample size of 12.5")
     assert "\n12.5% of the episodes are cut before their end" in notes
     assert 'class="dot good"' in estimates(row).charts[0].svg
     seen, *_ = sections.evaluation_sections(Evidence(comparisons=(row,), seen=True), decided(Choice.SHIP),

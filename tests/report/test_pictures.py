@@ -21,7 +21,7 @@ from reagent_lite.report.pictures import (
 )
 
 VERMILION = (213, 94, 0)
-GREY = (153, 153, 153)
+GRAY = (153, 153, 153)
 MIDDLE = (TOP + BOTTOM) / 2
 
 
@@ -41,13 +41,13 @@ def pixels(trace: Episode, step: int) -> NDArray[np.uint8]:
     return np.array(frame(trace, step))
 
 
-def near(picture: NDArray[np.uint8], colour: tuple[int, int, int]) -> NDArray[np.bool_]:
-    return np.abs(picture.astype(int) - colour).max(axis=2) <= 8
+def near(picture: NDArray[np.uint8], color: tuple[int, int, int]) -> NDArray[np.bool_]:
+    return np.abs(picture.astype(int) - color).max(axis=2) <= 8
 
 
-def centre(picture: NDArray[np.uint8], colour: tuple[int, int, int] = VERMILION) -> tuple[float, float]:
-    """Centroid (x, y) in pixels of a colour, y downwards; the mean of none is an error."""
-    y, x = np.argwhere(near(picture, colour)).mean(0).tolist()
+def center(picture: NDArray[np.uint8], color: tuple[int, int, int] = VERMILION) -> tuple[float, float]:
+    """Centroid (x, y) in pixels of a color, y downwards; the mean of none is an error."""
+    y, x = np.argwhere(near(picture, color)).mean(0).tolist()
     return x, y
 
 
@@ -66,7 +66,7 @@ def test_an_animation_has_the_first_and_the_last_state_and_no_more_frames_than_a
                  for page in ImageSequence.Iterator(image)]  # fmt: skip
     if shown > 1:
         assert [page[:2] for page in pages] == [((WIDTH, HEIGHT), 40)] * (shown - 1) + [((WIDTH, HEIGHT), 2000)]
-    places = [(centre(picture)[0] - WIDTH / 2) / (440 / 5.2) for *_, picture in pages]
+    places = [(center(picture)[0] - WIDTH / 2) / (440 / 5.2) for *_, picture in pages]
     np.testing.assert_allclose(places, np.linspace(-2, 2, shown), atol=0.03)
     assert [path.name for path in tmp_path.iterdir()] == ["rollout.gif"]
 
@@ -86,7 +86,7 @@ def test_captions() -> None:
 def test_cartpole(x: float, angle: float, limit: float) -> None:
     trace = episode_of("cartpole_v0", [[0, 0, 0, 0], [x, 0, angle, 0]], parameters={"position_limit": limit})
     scale = 440 / 5.2  # pixels of the pole's length; the track fills the picture
-    (before_x, before_y), after = (centre(pixels(trace, step)) for step in (0, 1))
+    (before_x, before_y), after = (center(pixels(trace, step)) for step in (0, 1))
     moved = (x * 2.4 / limit + 0.5 * math.sin(angle), 0.5 * (1 - math.cos(angle)))
     assert after == pytest.approx((240 + moved[0] * scale, before_y + moved[1] * scale), abs=3.5)
     assert before_x == pytest.approx(240, abs=1)
@@ -95,9 +95,9 @@ def test_cartpole(x: float, angle: float, limit: float) -> None:
 def test_other_environments_are_curves_with_a_line_at_the_present() -> None:
     trace = episode_of("my_env", [[0, 5, math.nan], [1, 5, 2], [4, 5, 3]], reward=np.array([1.0, 3.0]))
     picture = pixels(trace, 1)
-    assert centre(picture) == pytest.approx((WIDTH / 2, MIDDLE), abs=1)
+    assert center(picture) == pytest.approx((WIDTH / 2, MIDDLE), abs=1)
     # of four rows, 70 pixels each, the first feature has the uppermost: its lowest value is 0.9 of that below the top
-    assert near(picture, GREY)[TOP + 63 - 3 : TOP + 63 + 4, 20:60].any()
+    assert near(picture, GRAY)[TOP + 63 - 3 : TOP + 63 + 4, 20:60].any()
     # a CartPole with three features is not the one that the scene is of
     np.testing.assert_array_equal(pixels(replace(trace, env="cartpole_v1"), 1)[TOP:], picture[TOP:])
 

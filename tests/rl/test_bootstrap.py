@@ -31,7 +31,7 @@ def test_how_often_an_episode_is_drawn_is_binomial():
     counts = torch.cat(list(Resamples(num_episodes=200, num_resamples=2000, seed=0).blocks()))[1:].double()
     assert float(counts.var()) == pytest.approx(1 - 1 / 200, abs=0.01)
     assert float((counts == 0).double().mean()) == pytest.approx((1 - 1 / 200) ** 200, abs=0.005)
-    # nor does an episode's count depend on that of its neighbour, beyond -1 / (n - 1)
+    # nor does an episode's count depend on that of its neighbor, beyond -1 / (n - 1)
     beside = torch.stack((counts[:, :-1].flatten(), counts[:, 1:].flatten()))
     assert float(torch.corrcoef(beside)[0, 1]) == pytest.approx(-1 / 199, abs=0.008)
 

@@ -50,7 +50,7 @@ def test_huber_loss_of_a_constant() -> None:
     assert [constant_loss(0.0, 0.25, "huber"), constant_loss(7.0, 9.0, "huber")] == [0.125, 2.5]
 
 
-def test_projection_splits_mass_between_neighbours() -> None:
+def test_projection_splits_mass_between_neighbors() -> None:
     support = torch.tensor([0.0, 1.0, 2.0])
     projected = categorical_projection(
         torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5]]), torch.tensor([[0.25, 2.0, 9.0], [-5.0, 1.5, 7.0]]), support

@@ -54,7 +54,7 @@ def test_the_blend_of_two_rows_by_hand() -> None:
 def test_omega_is_the_variance_of_resampled_returns(model_error: float | None) -> None:
     # 2000 resamples tell a standard deviation to 1.6 %; what is left is that episodes add up to first order only
     study = Study(
-        behaviour=0.5, evaluated=0.3, num_episodes=2000, start=gridworld.fixed_start(), model_error=model_error
+        behavior=0.5, evaluated=0.3, num_episodes=2000, start=gridworld.fixed_start(), model_error=model_error
     )
     (episodes,) = repetitions(study, 1, np.random.default_rng(0))
     returns = step_returns(episodes, resample_counts(2000, 2000, torch.Generator().manual_seed(0)))

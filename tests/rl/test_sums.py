@@ -81,5 +81,5 @@ def test_units_are_drawn_with_all_of_their_episodes(zeros: float) -> None:
     unit = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 1, 1])
     counts = torch.cat(list(Resamples(num_episodes=4, num_resamples=50, seed=1).blocks()))
     whole = EpisodeSums.of([group] for group in groups)
-    (drawn,) = whole.estimates([counts], EVERY, whole.joined(unit, 4))
+    (drawn,) = whole.estimates([counts], EVERY, whole.join(unit, 4))
     assert_same(drawn, estimates(groups, [counts[:, unit]]), 1e-9)

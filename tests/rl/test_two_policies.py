@@ -62,5 +62,5 @@ def test_the_mean_is_the_difference_of_values_and_of_centres_zero() -> None:
     density = SHARE * NEW + (1 - SHARE) * CURRENT
     relative = relative_difference(SHARE, log_ratio_of(CURRENT, NEW))
     assert density @ relative == pytest.approx(0, abs=1e-15)
-    for centre in (0.0, 2.0):
-        assert density @ (relative * (rewards - centre)) == pytest.approx((NEW - CURRENT) @ rewards)
+    for center in (0.0, 2.0):
+        assert density @ (relative * (rewards - center)) == pytest.approx((NEW - CURRENT) @ rewards)

@@ -18,7 +18,7 @@ from reagent_lite.run.runner import Run
 from reagent_lite.training.metrics import MetricsWriter
 from reagent_lite.training.stop import StopSignal
 
-FAST: Tree = {"calc_cpe_in_training": False, "final_fit_passes": 1, "bootstrap_resamples": 100}
+FAST: Tree = {"calc_cpe_in_training": False, "models": {"final_fit_passes": 1}, "bootstrap_resamples": 100}
 
 
 def events(first: int, episodes: int) -> list[Row]:

@@ -36,7 +36,7 @@ def worker(tmp_path: Path, opened: Open) -> Worker:
         features.append(
             FeatureSpec(feature_id=FeatureId(name), feature_type=kind, possible_values=codes, embedding=table)
         )
-    spec = NormalizationSpec.ordered({feature.feature_id: feature for feature in features})
+    spec = NormalizationSpec.from_features({feature.feature_id: feature for feature in features})
     source = SourceSpec(num_state_features=spec.width, action_names=NAMES, state_embeddings=spec.embeddings)
     network = build_q_network(source, NetworkSettings(hidden=(), activations=()))
     assert isinstance(network, EmbeddedNetwork)

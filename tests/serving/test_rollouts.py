@@ -479,9 +479,9 @@ def recount(rows: list[dict[str, Any]], episode_seconds: float) -> tuple[int, in
         counted_rows = [row for row in unit if row["decided"].timestamp() - begun < episode_seconds]
         ratio = math.prod(row["probability_new"] / row["probability_current"] for row in counted_rows)
         outcome = sum(row["reward"] for row in counted_rows)
-        centre = earned / count if count else 0.0
+        center = earned / count if count else 0.0
         share = unit[0]["share"]
-        total += (ratio - 1) / (share * ratio + 1 - share) * (outcome - centre)
+        total += (ratio - 1) / (share * ratio + 1 - share) * (outcome - center)
         earned += outcome
         count += 1
         new += unit[0]["policy"] == "new"

@@ -87,7 +87,7 @@ def test_an_own_file_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert opened(path).spec.name == "mine"
 
 
-def test_an_own_file_may_build_on_ours_and_on_its_neighbours(tmp_path: Path) -> None:
+def test_an_own_file_may_build_on_ours_and_on_its_neighbors(tmp_path: Path) -> None:
     written(tmp_path, "constexpr float reach = 3.0f;\n", "parts/numbers.cuh")
     file = written(tmp_path, '#define TIME_LIMIT 7\n#include "parts/numbers.cuh"\n#include "cartpole_v1.cuh"\n')
     assert opened(file).spec.time_limit == 7

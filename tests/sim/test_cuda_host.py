@@ -98,7 +98,7 @@ def test_a_rollout_fills_the_same_replay() -> None:
             rollout.run(60)
             batch = ring.sample(500).batch
             drawn.append((batch.state, batch.action, batch.reward, batch.next_state, batch.propensity, batch.bootstrap))
-            assert rollout.finished()[0] >= 66  # episodes of at most 30 steps, 33 environments, 60 steps
+            assert rollout.take_finished()[0] >= 66  # episodes of at most 30 steps, 33 environments, 60 steps
     assert_close(drawn[0], drawn[1], rtol=0, atol=0)
 
 

@@ -78,7 +78,7 @@ def test_the_warm_up_draws_uniformly() -> None:
 
 def test_finished_episodes_are_counted_once() -> None:
     rollout = played(21, 0.0, limit=7)  # leaning never falls within 7 steps, so every environment ends three episodes
-    assert [rollout.finished().tolist() for _ in range(2)] == [[3 * NUM, 21 * NUM, 21 * NUM], [0, 0, 0]]
+    assert [rollout.take_finished().tolist() for _ in range(2)] == [[3 * NUM, 21 * NUM, 21 * NUM], [0, 0, 0]]
 
 
 def test_an_infinite_reward_of_an_earlier_episode_is_named(counter: Callable[..., VectorEnv]) -> None:
@@ -90,7 +90,7 @@ def test_an_infinite_reward_of_an_earlier_episode_is_named(counter: Callable[...
     rollout.run(2)
     rollout.check()  # the present returns are finite
     with pytest.raises(SimulationError, match="rewards of counter: expected finite"):
-        rollout.finished()
+        rollout.take_finished()
 
 
 def test_epsilon_falls_linearly_and_stays() -> None:
@@ -109,11 +109,11 @@ def test_environments_step_as_the_schedule_says_and_weights_are_scaled() -> None
 def test_a_priority_is_the_error_to_the_power_alpha_and_decides_what_is_drawn() -> None:
     batches = source(prioritized=True)
     drawn(batches, 0)
-    batches.learned(torch.full((32,), 9.0))
+    batches.record_errors(torch.full((32,), 9.0))
     assert float(batches.state_dict()["ring"]["priority"].max()) == pytest.approx(9**0.6)
     for _ in range(60):  # until every row has been drawn
         # a large loss where the pole leans right
-        batches.learned(torch.where(next(batches).state[:, 2] > 0, 100.0, 1e-8))
+        batches.record_errors(torch.where(next(batches).state[:, 2] > 0, 100.0, 1e-8))
     assert float((next(batches).state[:, 2] > 0).double().mean()) > 0.9
 
 
@@ -203,7 +203,7 @@ def test_each_type_acts_by_its_policy_and_fills_its_ring(team: Path) -> None:
     assert torch.equal(count, followers.state[:, 0] + 1 + followers.action)
     assert set((followers.reward - count).tolist()) == {30, 60}
     assert torch.equal(followers.bootstrap == 0, count >= 4)
-    episodes, lengths, leader, follower = rollout.finished().tolist()
+    episodes, lengths, leader, follower = rollout.take_finished().tolist()
     assert leader == 99 * episodes  # 33 + 66
     assert episodes * 2 <= lengths <= episodes * 4
     # two steps at least: 1 + 30 and 2 + 60; four at most: 30 + 3 * 60, and counts up to 1, 2, 3 and 6

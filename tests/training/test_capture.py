@@ -52,13 +52,13 @@ def test_work_that_waits_is_done_whole_and_never_recorded(cuda: MagicMock, caplo
     called(6, work)
     assert (done, cuda.graph.call_count) == ([0, 1, 2, 3, 4, 5], 0)
     (message,) = caplog.messages
-    assert re.match(rf"{re.escape(__file__)}:\d+ `warnings.warn\(.*\)`: .*simulation.cuda_graph", message, re.DOTALL)
+    assert re.match(rf"{re.escape(__file__)}:\d+ `warnings.warn\(.*\)`: .*training.cuda_graph", message, re.DOTALL)
 
 
 def test_work_that_cannot_be_recorded_names_the_key(cuda: MagicMock) -> None:
     """As torch.cuda.synchronize(), at which torch does not warn."""
     failure = RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
-    with pytest.raises(SimulationError, match=r"CUDA error: .*simulation.cuda_graph"):
+    with pytest.raises(SimulationError, match=r"CUDA error: .*training.cuda_graph"):
         called(4, Mock(side_effect=[None, None, None, failure]))
     assert (cuda.graph.call_count, cuda.CUDAGraph().replay.call_count) == (1, 0)
 
@@ -79,7 +79,7 @@ def test_batches_keep_their_addresses_and_short_ones_have_rows_of_weight_0() -> 
     assert held.weight.tolist() == [given[2].weight.item(), 0.0, 0.0]
     assert held.state.isfinite().all()
     fixed.load_state_dict({"step": 7})
-    fixed.learned(torch.ones(3))
+    fixed.record_errors(torch.ones(3))
     assert fixed.state_dict() is source.state_dict()
     source.load_state_dict.assert_called_once_with({"step": 7})
-    assert source.learned.call_args.args[0].tolist() == [1.0, 1.0, 1.0]
+    assert source.record_errors.call_args.args[0].tolist() == [1.0, 1.0, 1.0]

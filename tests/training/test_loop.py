@@ -101,7 +101,7 @@ def test_a_run_may_prepare_steps_capture_updates_and_end_early() -> None:
     # asked after each epoch of two steps, not between
     assert [call.args for call in collect.call_args_list] == [(0,), (1,), (2,), (3,)]
     assert [update.call_count for update in replayed] == [line.updates] == [4]
-    assert [call.args[0].tolist() for call in source.learned.call_args_list] == [[1.0, 4.0]] * 4
+    assert [call.args[0].tolist() for call in source.record_errors.call_args_list] == [[1.0, 4.0]] * 4
     assert {"time/gather", "time/learn", "time/step"} <= reports[0].metrics.keys()
 
 
@@ -143,16 +143,16 @@ def test_figures_are_written_twice_nan_is_null_and_a_resumed_run_goes_on(tmp_pat
     with written(tmp_path) as writer:
         writer.write(1, {"x": 1.0, "bad": float("nan")})
         writer.write(2, {"x": 2.0})
-        assert writer.reported()["lines"] == 2
+        assert writer.keep_and_report()["lines"] == 2
         writer.write(3, {"x": -3.0})  # after the checkpoint: to be done again
     time.sleep(1.1)  # readers take files in the order of their names, which begin with the second
     with written(tmp_path, lines=2) as writer:
         writer.write(3, {"x": 3.0})
-        assert writer.reported()["lines"] == 3
+        assert writer.keep_and_report()["lines"] == 3
         writer.conclude(RunSummary(step=3, decision="ship", text="Ship: it pays.", files=()))
     with MetricsWriter() as writer:  # of another rank
         writer.write(1, {"x": 1.0})
-        assert writer.reported() == {"lines": 1, "figures": {}}
+        assert writer.keep_and_report() == {"lines": 1, "figures": {}}
     assert lines(tmp_path) == [{"step": 1, "x": 1.0, "bad": None}, {"step": 2, "x": 2.0}, {"step": 3, "x": 3.0}]
     assert scalars(tmp_path) == [{"step": step, "x": step} for step in (1, 2, 3)]
     shown = events(tmp_path)
@@ -195,12 +195,12 @@ def test_figures_wait_while_a_disk_is_full(tmp_path: Path) -> None:
             for step in range(2, 400):
                 writer.write(step, {"x": float(step)})
             with pytest.raises(OSError, match="No space left"):
-                writer.reported()
+                writer.keep_and_report()
             whole, shown = lines(disk), scalars(disk)  # none ends in the middle, whenever the run is killed
             assert (whole, shown) == (figures[: len(whole)], figures[: len(shown)])
             assert 1 < len(whole) < 399
             (disk / "filler").unlink()
-            assert writer.reported()["lines"] == 399
+            assert writer.keep_and_report()["lines"] == 399
         assert lines(disk) == scalars(disk) == figures
 
 

@@ -48,7 +48,7 @@ def device(start: float, memory: int = 2**40) -> Callable[[int], float]:
     return lambda size: 0.0 if size > memory else 1e6 * size / (start + size)
 
 
-class Modelled(Probes):
+class Modeled(Probes):
     """A round takes `start` µs and 1 µs for each environment; an update 100 µs and 1 µs for each row.
 
     Rows beyond `cache` cost 3 µs; a first reading of 1024 environments may be three times as fast as they are.
@@ -85,7 +85,7 @@ class Modelled(Probes):
         )
 
 
-def best_of_grid(device: Modelled, doublings: Iterable[int], steps: int) -> float:
+def best_of_grid(device: Modeled, doublings: Iterable[int], steps: int) -> float:
     """Returns the best speed of every pair of environments and minibatches on a grid."""
     first = Scale(num_envs=4, minibatch_size=16, updates=1)
     return max(device.speed(first.with_minibatch(4 * 2**i, 16 * 2**k)) for i in doublings for k in range(steps))
@@ -103,7 +103,7 @@ def test_environments_first_then_the_minibatch(long: WorkflowConfig) -> None:
     A round of n takes 1100 + 5 n µs with one minibatch: 8192 are the first within 3 % of the rate of 32 768, two
     doublings on. There minibatches of 2048 rows are within 3 % of those of 8192.
     """
-    device = Modelled()
+    device = Modeled()
     choice = device.choice(long)
     assert choice == Scale(num_envs=8192, minibatch_size=32768, updates=1)
     assert device.speed(choice) > 0.95 * best_of_grid(device, [*range(14), 14, 18], 18)
@@ -113,7 +113,7 @@ def test_environments_first_then_the_minibatch(long: WorkflowConfig) -> None:
 
 def test_large_minibatches_that_leave_a_cache_hide_no_gain_of_environments(long: WorkflowConfig) -> None:
     """With one minibatch a round the environments' search ends too early."""
-    device = Modelled(start=5000, cache=2048)
+    device = Modeled(start=5000, cache=2048)
     choice = device.choice(long, 2**16)
     assert device.speed(choice) > 0.95 * best_of_grid(device, range(15), 15)
     assert choice.minibatch_size in (1024, 2048)
@@ -121,7 +121,7 @@ def test_large_minibatches_that_leave_a_cache_hide_no_gain_of_environments(long:
 
 @pytest.mark.parametrize("probes", [1, 5, 12, 40])
 def test_a_search_that_runs_out_of_time_keeps_its_best(long: WorkflowConfig, probes: int) -> None:
-    device = Modelled(probes=probes)
+    device = Modeled(probes=probes)
     choice = device.choice(long)
     assert choice in device.asked
     assert device.speed(choice) >= 0.97 * max(map(device.speed, device.asked))
@@ -129,7 +129,7 @@ def test_a_search_that_runs_out_of_time_keeps_its_best(long: WorkflowConfig, pro
 
 def test_memory_bounds_the_search(long: WorkflowConfig) -> None:
     """More than 1250 environments die; 1296 are so near to 1152 that the search with a small minibatch ends there."""
-    assert Modelled(start=1e6, memory=1250).choice(long).num_envs == 1152
+    assert Modeled(start=1e6, memory=1250).choice(long).num_envs == 1152
 
 
 @pytest.mark.parametrize(("total_steps", "fewest"), [(160_000, 10_000), (16_000, 1987)])
@@ -138,14 +138,14 @@ def test_a_run_keeps_optimizer_steps(tmp_path: Path, total_steps: int, fewest: i
 
     The first run has 19 987, the second 1987, which are fewer than 10 000 already.
     """
-    device, config = Modelled(), checked(tree(tmp_path, total_steps=total_steps))
+    device, config = Modeled(), checked(tree(tmp_path, total_steps=total_steps))
     assert device.choice(config, total_steps // 1000).num_envs > 4
     assert min(simulated_plan(scale.apply_to(config, 2), 1).num_steps for scale in device.asked) >= fewest
 
 
 def test_the_choice_is_measured_twice(long: WorkflowConfig) -> None:
     """The second reading of 1024 environments tells."""
-    device = Modelled(lucky=True)
+    device = Modeled(lucky=True)
     choice = device.choice(long)
     assert choice.num_envs > 1024
     assert device.asked.count(choice) == device.asked.count(Scale(1024, 4096, 1)) == 2

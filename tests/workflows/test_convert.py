@@ -50,7 +50,7 @@ def events(kind: str) -> list[Row]:
 
 
 def run_here(source: Path | str, target: Path, **options: Any) -> Converted:
-    return convert(check(ConvertConfig, {"input_path": str(source), "output_path": str(target), **options}))
+    return convert(check(ConvertConfig, {"data_path": str(source), "output_path": str(target), **options}))
 
 
 def present(file: Path) -> list[Row]:
@@ -142,6 +142,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, suffix: str) -> None:
 
 def test_the_command_line(run: Runner, tmp_path: Path) -> None:
     write_lines(tmp_path / "log.jsonl", events("indices"))
-    done = run("convert", {"input_path": str(tmp_path / "log.jsonl"), "output_path": "out/log.csv"})
+    done = run("convert", {"data_path": str(tmp_path / "log.jsonl"), "output_path": "out/log.csv"})
     assert done.ok.outcome["log"] == str(tmp_path / "out" / "log.csv")
     assert "actions are indices" in done.err

@@ -16,7 +16,7 @@ KEYS = {
     "defaults": "2026",
     "use_gpu": False,
     "actions": ["a", "b"],
-    "evaluation": {"calc_cpe_in_training": False, "final_fit_passes": 1},
+    "evaluation": {"calc_cpe_in_training": False, "models": {"final_fit_passes": 1}},
     "training": {"minibatch_size": 64},
     "epochs": 3,
 }

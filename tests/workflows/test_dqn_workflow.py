@@ -85,7 +85,7 @@ def test_values_of_clicks_are_probabilities(tmp_path: Path) -> None:
         write_lines(tmp_path / "clicks.jsonl", rows), tmp_path / "out", epochs=40,
         rl={"gamma": 0.0, "q_network_loss": "bce_with_logits", "temperature": 0.5},
         training={"learning_rate": 0.02, "l2_decay": 0.0},
-        evaluation={"calc_cpe_in_training": False, "final_fit_passes": 1},
+        evaluation={"calc_cpe_in_training": False, "models": {"final_fit_passes": 1}},
     )  # fmt: skip
     assert trained(tree).scores["value/model/mean"] == pytest.approx(0.75, abs=0.05)
     predicted = load_bundle(tmp_path / "out/model").predict_rows([{"0": 1.0}, {"0": 2.0}, {"0": 3.0}])
@@ -252,7 +252,7 @@ def test_gridworld_values_within_one_percent(tmp_path: Path, workflow: str, sars
         "rainbow": {"dueling_architecture": False},
         "training": {"layers": [-1, -1], "activations": ["linear"], "minibatch_size": 1024, "l2_decay": 0.0,
                      "learning_rate": 0.05, "lr_policy": "exponential", "lr_decay": 1 - 6 / epochs},
-        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1,
+        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "models": {"final_fit_passes": 1},
                        "learn_from_scored": True},
         **(choices if parametric else {"actions": list(gridworld.ACTIONS)}),
     }  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.logs import write_lines
 from helpers.runs import ROOT, merged, trained
-from oracles.catalogue import events, visits
+from oracles.catalog import events, visits
 
 from reagent_lite.export import load_bundle
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.logs import write_lines
 from helpers.runs import checked, merged, quick, trained
-from oracles.catalogue import OFFERED, events, policy_value, visits
+from oracles.catalog import OFFERED, events, policy_value, visits
 
 from reagent_lite.algorithms.registry import ALGORITHMS
 from reagent_lite.categories import code_of
@@ -233,7 +233,7 @@ def test_an_item_table_has_the_ids_of_its_items(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_embeddings_find_the_better_policy_of_a_catalogue(tmp_path: Path) -> None:
+def test_embeddings_find_the_better_policy_of_a_catalog(tmp_path: Path) -> None:
     visitors = visits(20_000, 500, 10, 1)
     test = visits(3_000, 500, 10, 99)
     log = write_lines(tmp_path / "log.jsonl", events(visitors, 2))

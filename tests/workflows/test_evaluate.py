@@ -21,7 +21,7 @@ from scipy.special import softmax
 
 from reagent_lite.cli import main_alone
 from reagent_lite.errors import BundleError, ConfigError, DataError
-from reagent_lite.evaluation.cpe import MODELLED, WEIGHTED
+from reagent_lite.evaluation.cpe import MODELED, WEIGHTED
 from reagent_lite.rl.estimators import ESTIMATORS
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy
 from reagent_lite.tasks.evaluate import Evaluated, evaluate
@@ -62,7 +62,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluated(log: Path, model: Path, /, **keys: Any) -> tuple[Evaluated, dict[str, Any]]:
     evaluation = {
         "bootstrap_resamples": 200,
-        "final_fit_passes": 1,
+        "models": {"final_fit_passes": 1},
         "held_out_share": ALL,
         **keys.pop("evaluation", {}),
     }
@@ -149,7 +149,7 @@ def test_two_models_and_their_difference(tmp_path: Path) -> None:
     """.2 * 1 + .8 * 3 = 2.6 against .8 * 1 + .2 * 3 = 1.4, whose actions stand in another order."""
     model, against = constant(tmp_path / "one", (0.2, 0.8)), constant(tmp_path / "other", (0.2, 0.8), ("b", "a"))
     outcome, report = evaluated(bandit(tmp_path), model, against=str(against),
-                             evaluation={"held_out_share": 0.5, "final_fit_passes": 150})  # fmt: skip
+                             evaluation={"held_out_share": 0.5, "models": {"final_fit_passes": 150}})  # fmt: skip
     for name in ("Direct_Method_Reward", "Fitted_Q_Evaluation", "Doubly_Robust_Reward", "MAGIC"):
         assert estimates(report)[name]["figure"]["value"] == pytest.approx(2.6, abs=0.02)
         assert estimates(report, "against")[name]["figure"]["value"] == pytest.approx(1.4, abs=0.02)
@@ -271,7 +271,7 @@ def test_one_episode(known: Path, tmp_path: Path) -> None:
     # weights 2 and 2 * 1: 2 * 2 + 0.9 * 2 * 1
     expected = {"value": pytest.approx(5.8, abs=1e-5), "low": None, "high": None}
     assert by_name["Per_Decision_Importance_Sampling"]["figure"] == expected
-    assert {name for name, each in by_name.items() if "no other episode" in each["reason"]} == set(MODELLED)
+    assert {name for name, each in by_name.items() if "no other episode" in each["reason"]} == set(MODELED)
 
 
 def test_many_actions_that_the_log_never_has_are_counted(tmp_path: Path) -> None:
@@ -385,7 +385,11 @@ def test_the_command_line_alone(run: Runner, known: Path, tmp_path: Path, capsys
 @pytest.mark.parametrize("parametric", [False, True])
 def test_training_and_this_workflow_estimate_alike(small: dict[str, Any], tmp_path: Path, parametric: bool) -> None:
     """The same episodes, order of rows and first weights: what differs is the rounding of the exported model."""
-    settings = {"held_out_share": 0.5, "final_fit_passes": 30, "bootstrap_resamples": 100, "minibatch_size": 64}
+    settings = {
+        "held_out_share": 0.5,
+        "models": {"final_fit_passes": 30, "minibatch_size": 64},
+        "bootstrap_resamples": 100,
+    }
     tree = merged(small, {"evaluation": settings, **(over_candidates(tmp_path) if parametric else {})})
     model = Path(str(trained(tree).model))
     _, report = evaluated(Path(tree["training_data_path"]), model, gamma=None, evaluation=settings)
@@ -433,7 +437,7 @@ def test_a_column_of_a_models_probabilities_is_that_model(known: Path, tmp_path:
          "reward": float(rng.normal()), "action_probability": 0.5, "p": {"a": share, "b": 1 - share}}
         for number, (share, action) in enumerate(zip(shares, actions, strict=True))
     ]  # fmt: skip
-    settings = {"held_out_share": 0.5, "final_fit_passes": 20, "max_horizon": 5}
+    settings = {"held_out_share": 0.5, "models": {"final_fit_passes": 20}, "max_horizon": 5}
     log = write_lines(tmp_path / "events.jsonl", events)
     _, report = evaluated(log, known, against="column:p", evaluation=settings)
     by_column = estimates(report, "against")

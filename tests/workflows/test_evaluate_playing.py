@@ -179,7 +179,7 @@ def test_log_and_page_of_two_models_without_a_log(tmp_path: Path, cart: Path, ca
 def both(folder: Path, rows: list[dict[str, Any]]) -> tuple[Evaluated, dict[str, Any]]:
     """A policy of epsilon 0.5, worth 2.588442 at the start, on a log and in simulation."""
     log = write_lines(folder / "grid.jsonl", rows)
-    evaluation = {"bootstrap_resamples": 200, "final_fit_passes": 2, "held_out_share": 0.6}
+    evaluation = {"bootstrap_resamples": 200, "models": {"final_fit_passes": 2}, "held_out_share": 0.6}
     return played(folder, world(folder, 0.5), "gridworld", 2000, data_path=str(log), evaluation=evaluation)
 
 

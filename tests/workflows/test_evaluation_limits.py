@@ -24,6 +24,8 @@ from reagent_lite.run.resolved import resolve
 from reagent_lite.tasks.evaluate import evaluate
 from reagent_lite.types import TransitionBatch
 
+Tree = dict[str, Any]
+
 
 @pytest.fixture
 def fitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -40,32 +42,32 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-def evaluators_of(folder: Path, epochs: int = 1, **evaluation: Any) -> Evaluators:
+def evaluators_of(folder: Path, epochs: int = 1, models: Tree | None = None, **evaluation: Any) -> Evaluators:
     """Returns the evaluators of a policy that has learned nothing, on 1000 rows."""
     log = write_lines(folder / "log.jsonl", random_rows(1000, missing=0))
     config = check(DqnConfig, {
         "training_data_path": str(log), "model_output_path": str(folder), "use_gpu": False, "actions": ["a", "b"],
         "epochs": epochs, "rl": {"gamma": 0.0}, "training": {"layers": [-1, 4, -1], "activations": ["relu", "linear"]},
-        "evaluation": {"minibatch_size": 64, "bootstrap_resamples": 100, **evaluation},
+        "evaluation": {"bootstrap_resamples": 100, **evaluation, "models": {"minibatch_size": 64, **(models or {})}},
     })  # fmt: skip
     source = resolve(config, ALONE).open_source()
     return source.evaluators(build_learner(source.config, source.spec, ALONE.device))
 
 
-def at_end(folder: Path, epochs: int = 1, **evaluation: Any) -> Evaluation:
+def at_end(folder: Path, epochs: int = 1, models: Tree | None = None, **evaluation: Any) -> Evaluation:
     """Evaluates such a policy as at the end of a run."""
-    evaluators = evaluators_of(folder, epochs, **evaluation)
+    evaluators = evaluators_of(folder, epochs, models, **evaluation)
     evaluators.after_epoch(final=True)
     return evaluators.at_end()
 
 
-def of_a_model(folder: Path, **evaluation: Any) -> None:
+def of_a_model(folder: Path, models: Tree | None = None, **evaluation: Any) -> None:
     """The same with workflows.evaluate."""
     log = write_lines(folder / "log.jsonl", random_rows(1000, missing=0))
     model = linear_bundle(folder / "model", np.eye(2), ("a", "b"), (0, 1))
     evaluate(check(EvaluateConfig, {
         "model": str(model), "data_path": str(log), "output_path": str(folder / "e.json"), "gamma": 0.0,
-        "evaluation": {"minibatch_size": 64, "bootstrap_resamples": 100, **evaluation},
+        "evaluation": {"bootstrap_resamples": 100, **evaluation, "models": {"minibatch_size": 64, **(models or {})}},
     }))  # fmt: skip
 
 
@@ -73,7 +75,7 @@ def of_a_model(folder: Path, **evaluation: Any) -> None:
 @pytest.mark.parametrize(("most", "fewest"), [(3000, 2500), (300, 128)])
 def test_a_fit_is_bounded_by_rows(run: Any, tmp_path: Path, fitted: list[int], most: int, fewest: int) -> None:
     """40 passes over 500 to 800 rows are more than 20 000; 300 are fewer than one pass has."""
-    run(tmp_path, max_fit_rows=most, final_fit_passes=40)
+    run(tmp_path, models={"max_fit_rows": most, "final_fit_passes": 40})
     assert fewest < sum(fitted) <= most + 64  # one more step is a rehearsal
 
 
@@ -84,7 +86,7 @@ def test_a_fit_to_noise_ends_early(
     for module in (reward_and_q_models, policy_models):
         monkeypatch.setattr(module, "FEWEST_STEPS", 20)
     monkeypatch.setattr(reward_and_q_models, "_CHECK_EVERY", 5)
-    run(tmp_path, final_fit_passes=300)
+    run(tmp_path, models={"final_fit_passes": 300})
     assert 50 <= len(fitted) < 1000
 
 
@@ -97,7 +99,7 @@ def test_models_that_nothing_could_check_are_not_fitted(tmp_path: Path, fitted: 
     assert np.isfinite(estimates["IPS_Reward"].figure.value)
     for least, passes, fewest in ((21, 1, 500), (1, 40, 20_000)):
         fitted.clear()
-        at_end(tmp_path, min_effective_episodes=least, final_fit_passes=passes)
+        at_end(tmp_path, min_effective_episodes=least, models={"final_fit_passes": passes})
         assert fewest < sum(fitted) < 2 * fewest
 
 
@@ -111,15 +113,15 @@ def test_fits_at_the_end_read_a_sixteenth_of_what_the_policy_learned_from(
 
 
 @pytest.mark.parametrize(
-    ("evaluation", "estimates", "fewest", "most"),
+    ("models", "estimates", "fewest", "most"),
     # 750 to 900 rows, as many as are not scored, are 12 to 15 batches of 64
     [({}, True, 2, 2), ({}, False, 0, 0), ({"fit_passes": 1}, True, 12, 15)],
 )
 def test_fits_after_an_epoch_read_an_eighth_of_what_the_policy_learned_from(
-    tmp_path: Path, fitted: list[int], evaluation: dict[str, int], estimates: bool, fewest: int, most: int
+    tmp_path: Path, fitted: list[int], models: Tree, estimates: bool, fewest: int, most: int
 ) -> None:
     """800 rows are 13 batches of 64, of which the models read 2; and all of them where the config asks for a pass."""
-    evaluators = evaluators_of(tmp_path, **evaluation)
+    evaluators = evaluators_of(tmp_path, models=models)
     fitted.clear()  # of the rehearsal
     evaluators.after_epoch(final=False, estimates=estimates)
     assert fewest <= len(fitted) <= most
@@ -139,7 +141,7 @@ def test_work_that_takes_longer_is_shown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "_BRIEF_SECONDS", 0.0)
-    at_end(tmp_path, final_fit_passes=1)
+    at_end(tmp_path, models={"final_fit_passes": 1})
     assert not absent(
         caplog.text,
         "valuing rows: ",

@@ -51,7 +51,12 @@ def episodes(rows: Rows, *numbers: int) -> Rows:
 
 def settings(name: str, *, candidates: bool = False, **other: Any) -> dict[str, Any]:
     """A config of one minibatch a pass, so that the order of rows has no part in what is fitted."""
-    evaluation = {"bootstrap_resamples": 100, "final_fit_passes": 5, "held_out_share": 0.4, "min_effective_episodes": 1}
+    evaluation = {
+        "bootstrap_resamples": 100,
+        "models": {"final_fit_passes": 5},
+        "held_out_share": 0.4,
+        "min_effective_episodes": 1,
+    }
     return {
         "training_data_path": f"{name}/data",
         "model_output_path": f"{name}/out",

@@ -16,7 +16,7 @@ from reagent_lite.evaluation.explanation import Explanation
 
 ROWS = 3000
 AB = ("a", "b")
-QUICK = {"final_fit_passes": 1, "bootstrap_resamples": 100}
+QUICK = {"models": {"final_fit_passes": 1}, "bootstrap_resamples": 100}
 
 
 def frame(seed: int = 0) -> pd.DataFrame:

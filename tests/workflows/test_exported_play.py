@@ -68,7 +68,7 @@ def from_a_log(folder: Path, **keys: Any) -> dict[str, Any]:
     made(folder, rows=600)
     log = {"training_data_path": str(folder / "log.jsonl"), "actions": ["left", "right"], "epochs": 1}
     simulation = {"env": "cartpole_v0", "share": 0, "evaluation_episodes": EPISODES}
-    evaluation = {"bootstrap_resamples": 200, "final_fit_passes": 1}
+    evaluation = {"bootstrap_resamples": 200, "models": {"final_fit_passes": 1}}
     return tree(folder, "cartpole_v0", **keys) | log | {"simulation": simulation, "evaluation": evaluation}
 
 
@@ -85,7 +85,8 @@ def test_one_policy_is_evaluated_played_and_exported(tmp_path: Path) -> None:
     assert shares["propensities/model/left/mean"] == pytest.approx(0.15 + 0.7 * shares["actions/model/left"])
     alone = evaluate(check(EvaluateConfig, {
         "model": str(outcome.model), "data_path": str(tmp_path / "log.jsonl"), "gamma": 0.9,
-        "output_path": str(tmp_path / "e.json"), "evaluation": {"final_fit_passes": 1, "bootstrap_resamples": 100},
+        "output_path": str(tmp_path / "e.json"),
+        "evaluation": {"models": {"final_fit_passes": 1}, "bootstrap_resamples": 100},
     }))  # fmt: skip
     for file in (tmp_path / "out/report.html", tmp_path / "out/model/MODEL_CARD.md", alone.page, alone.report):
         assert "psilon-greedy at epsilon 0.3" in Path(file).read_text()

@@ -63,7 +63,7 @@ def test_one_process_over_all_gpus_learns_what_one_gpu_does(run: Runner, small: 
 def test_simulated_training_on_a_gpu(run: Runner, graph: str, prioritized: str) -> None:
     """The sample config, shortened: environments, replay and updates all on the device, replayed as graphs or not."""
     result = done(run, None, "simulation.total_steps=60000", "simulation.num_evaluations=3",
-                  f"simulation.cuda_graph={graph}", f"simulation.replay.prioritized={prioritized}")  # fmt: skip
+                  f"training.cuda_graph={graph}", f"simulation.replay.prioritized={prioritized}")  # fmt: skip
     assert "16 environments on cuda" in result.err
     assert result.outcome["scores"]["simulation/return/mean"] > 100  # random actions: 22
 

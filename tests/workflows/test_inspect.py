@@ -24,7 +24,7 @@ from reagent_lite.data.logs import Log
 from reagent_lite.errors import ReagentLiteError
 
 PROBABILITIES = {"call": 0.3, "mail": 0.5, "none": 0.2}
-FAST = {"final_fit_passes": 1, "bootstrap_resamples": 100}
+FAST = {"models": {"final_fit_passes": 1}, "bootstrap_resamples": 100}
 
 
 pytestmark = pytest.mark.usefixtures("caches")

@@ -136,7 +136,7 @@ def test_normalization_takes_items(inputs: tuple[Path, str], tmp_path: Path) -> 
 
 def test_shards_of_ids_train_with_the_table(inputs: tuple[Path, str], model: Path, tmp_path: Path) -> None:
     log = write_lines(tmp_path / "log.jsonl", transitions(events()))
-    shard(ShardConfig(training_data_path=str(log), local_path=str(tmp_path / "local")))
+    shard(ShardConfig(data_path=str(log), output_path=str(tmp_path / "local")))
     data = {"items": inputs[1]}
     assert_same(model_of(tmp_path / "local", tmp_path / "out", data=data), model, "normalization.json")
 

@@ -25,7 +25,12 @@ from reagent_lite.training.stop import StopSignal
 def overfitted(tmp_path: Path) -> Tree:
     """A log of pure noise, of which a wide network learns every row by heart."""
     tree = decisions(tmp_path, training={"layers": [-1, 64, -1], "learning_rate": 0.01, "l2_decay": 0.0})
-    return {**tree, "epochs": 8, "model_output_path": str(tmp_path / "out"), "evaluation": {"final_fit_passes": 1}}
+    return {
+        **tree,
+        "epochs": 8,
+        "model_output_path": str(tmp_path / "out"),
+        "evaluation": {"models": {"final_fit_passes": 1}},
+    }
 
 
 def losses(folder: Path) -> list[float]:

@@ -34,7 +34,7 @@ def noise(tmp_path: Path) -> dict[str, Any]:
         "model_output_path": str(tmp_path / "out"),
         "actions": ["a", "b"], "epochs": 10, "rl": {"gamma": 0.0},
         "training": {"layers": [-1, 64, 64, -1], "activations": ["relu", "relu", "linear"], "minibatch_size": 64},
-        "evaluation": {"calc_cpe_in_training": False, "final_fit_passes": 4, "bootstrap_resamples": 200},
+        "evaluation": {"calc_cpe_in_training": False, "models": {"final_fit_passes": 4}, "bootstrap_resamples": 200},
     }  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def assert_evaluations_agree(log: Path, model: Path) -> None:
     copy = log.with_name("copy.jsonl")
     copy.write_text("".join(sorted(log.read_text().splitlines(keepends=True), reverse=True)))
     other = linear_bundle(log.with_name("other"), np.eye(2), ("a", "b"), (0, 1))
-    keys = {"gamma": 0.0, "evaluation": {"bootstrap_resamples": 200, "final_fit_passes": 1}}
+    keys = {"gamma": 0.0, "evaluation": {"bootstrap_resamples": 200, "models": {"final_fit_passes": 1}}}
     for first, against, whose in ((model, other, "policy"), (other, model, "other policy")):
         outcome, _ = evaluated(first, str(copy), log.with_name("report.json"), against=str(against), **keys)
         assert outcome.decision["choice"] == "not enough to say"
@@ -142,7 +142,7 @@ def test_a_log_with_too_few_episodes_to_score_one(
 ) -> None:
     """All rows are learned from, as no hash of an episode falls into a share so small."""
     tree = noise | ({"eval_data_path": noise["training_data_path"]} if given else {})
-    honest = {"learn_from_scored": False, "held_out_share": 1e-9, "final_fit_passes": 1}
+    honest = {"learn_from_scored": False, "held_out_share": 1e-9, "models": {"final_fit_passes": 1}}
     assert trained({**tree, "epochs": 1, "evaluation": {**noise["evaluation"], **honest}}).rows == ROWS
     (warning,) = (line for line in caplog.messages if "no episode is scored" in line)
     assert "evaluation.held_out_share (now 1e-09)" in warning

@@ -61,7 +61,7 @@ def test_a_policy_its_value_and_scores_from_a_frame(tmp_path: Path) -> None:
 
     evaluated = reagent_lite.evaluate(
         "uniform", frame, config={"columns": columns, "actions": ["a", "b"], "output_path": tmp_path / "e.json",
-                                  "evaluation": {"final_fit_passes": 1}},
+                                  "evaluation": {"models": {"final_fit_passes": 1}}},
     )  # fmt: skip
     by_hand = np.mean([0.5 / row["action_probability"] * row["reward"] for row in log])
     # heads are fitted to half of the rows, the others are scored; the mean of 600 is within its sampling error
@@ -109,7 +109,7 @@ def test_normalization_and_shards(tmp_path: Path) -> None:
     outcome = normalized(file, tmp_path / "n")
     assert (outcome.rows, outcome.types) == (200, {"state_features": {"PROBABILITY": 1}})
     parts = [
-        shard(ShardConfig(training_data_path=file, num_nodes=2, node_index=node, local_path=str(tmp_path / str(node))))
+        shard(ShardConfig(data_path=file, num_nodes=2, node_index=node, output_path=str(tmp_path / str(node))))
         for node in range(2)
     ]
     assert (sum(part.rows for part in parts), min(part.rows for part in parts) > 0) == (200, True)

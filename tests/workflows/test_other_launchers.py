@@ -24,7 +24,7 @@ def tree(folder: Path, name: str) -> dict[str, Any]:
         "training_data_path": str(folder / "log.jsonl"), "model_output_path": str(folder / name), "use_gpu": False,
         "actions": ["0", "1"], "epochs": 2, "data": {"layout": "replicas", "global_minibatch_size": 64},
         "training": {"layers": [-1, 16, -1], "activations": ["relu", "linear"]},
-        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "final_fit_passes": 1},
+        "evaluation": {"calc_cpe_in_training": False, "bootstrap_resamples": 100, "models": {"final_fit_passes": 1}},
     }  # fmt: skip
 
 

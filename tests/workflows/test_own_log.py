@@ -27,7 +27,7 @@ COLUMNS = {
 
 @pytest.mark.usefixtures("caches")
 def test_a_model_maps_the_columns_of_its_training_log(tmp_path: Path) -> None:
-    """Without a config `score` and `evaluate` read a log by its own names, or by the contract's, as training does."""
+    """Without a config `score` and `evaluate` read a log by its own names, or by the standard ones, like training."""
     # who has a positive income answers mail, the others answer calls; 200 sessions of 6 decisions
     rng = np.random.default_rng(0)
     log = pd.DataFrame(
@@ -50,7 +50,7 @@ def test_a_model_maps_the_columns_of_its_training_log(tmp_path: Path) -> None:
     expected = reagent_lite.score(model, log, config={"policy": "greedy", "columns": COLUMNS})
     assert expected.column("mdp_id").to_pylist() == log["session"].tolist()
     converted = tmp_path / "converted"
-    convert(check(ConvertConfig, {"input_path": str(tmp_path / "own.csv"), "columns": COLUMNS,
+    convert(check(ConvertConfig, {"data_path": str(tmp_path / "own.csv"), "columns": COLUMNS,
                                   "output_path": str(converted / "log.parquet")}))  # fmt: skip
     # rows to decide have no outcome
     for rows in (log, tmp_path / "own.csv", log.drop(columns=["clicked", "last", "p"]), converted):

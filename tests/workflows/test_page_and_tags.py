@@ -25,7 +25,7 @@ def test_a_run_s_page_and_evaluation_say_what_its_tags_say(tmp_path: Path) -> No
                       "action_probability": 0.6 if row["action"] == "a" else 0.4}
                      for row in random_rows(count, seed, missing=0.0)]  # fmt: skip
         write_lines(tmp_path / use / "log.jsonl", logs[use])
-    evaluation = {"min_effective_episodes": 1, "fit_passes": 2, "final_fit_passes": 2}
+    evaluation = {"min_effective_episodes": 1, "models": {"fit_passes": 2, "final_fit_passes": 2}}
     done = trained(quick(tmp_path / "training", out, eval_data_path=str(tmp_path / "eval"), epochs=2,
                          rl={"temperature": 1.0}, evaluation=evaluation))  # fmt: skip
 

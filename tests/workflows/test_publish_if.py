@@ -56,7 +56,7 @@ def test_names_are_those_of_the_registry() -> None:
 def conditional(small: dict[str, Any], above: float) -> dict[str, Any]:
     """At so high a temperature the policy is that of the log, and four episodes are enough to say so."""
     return merged(small, {
-        "rl": {"temperature": 100.0}, "evaluation": {"min_effective_episodes": 1, "final_fit_passes": 1},
+        "rl": {"temperature": 100.0}, "evaluation": {"min_effective_episodes": 1, "models": {"final_fit_passes": 1}},
         "publish_if": {"estimator": "Weighted_Per_Decision_Importance_Sampling", "lower_bound_above": above},
     })  # fmt: skip
 

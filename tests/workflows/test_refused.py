@@ -107,10 +107,10 @@ def commands(folder: Path) -> dict[str, tuple[Callable[..., object], type[Sectio
     events = str(write_lines(folder / "events.jsonl", [event] * 30 + [{**event, "reward": "much"}]))
     played = {"env": "cartpole_v1", "output_path": str(out / "log.jsonl"), "episodes": 1}
     return {
-        "convert": (convert, ConvertConfig, {"input_path": bad, "output_path": str(out / "log.parquet")}),
+        "convert": (convert, ConvertConfig, {"data_path": bad, "output_path": str(out / "log.parquet")}),
         "any that reads rows": (lambda _: prepare_training_copy(Log(bad, actions=("a", "b"))), ConvertConfig,
-                                {"input_path": bad, "output_path": "log.jsonl"}),
-        "convert to lines": (convert, ConvertConfig, {"input_path": bad, "output_path": str(out / "log.jsonl")}),
+                                {"data_path": bad, "output_path": "log.jsonl"}),
+        "convert to lines": (convert, ConvertConfig, {"data_path": bad, "output_path": str(out / "log.jsonl")}),
         "evaluate": (evaluate, EvaluateConfig,
                      {"model": str(model), "data_path": bad, "output_path": str(out / "evaluation.json")}),
         "inspect": (inspect, InspectConfig, {"data_path": bad, "output_path": str(out / "config.json")}),
@@ -130,7 +130,7 @@ def commands(folder: Path) -> dict[str, tuple[Callable[..., object], type[Sectio
                      {"timeline": {"inputTableName": events, "outputTableName": str(out / "train"),
                                    "evalTableName": str(folder / "other" / "deep" / "eval")}}),
         "shard": (shard, ShardConfig,
-                  {"training_data_path": str(folder / "broken.jsonl"), "local_path": str(out / "shard")}),
+                  {"data_path": str(folder / "broken.jsonl"), "output_path": str(out / "shard")}),
     }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def test_a_warning_comes_again_only_when_it_has_grown(caplog: pytest.LogCaptureF
 def tree_of(tmp_path: Path, *, reward: float = 1.0, **keys: Any) -> dict[str, Any]:
     rows = [{**row, "reward": reward * (i % 3)} for i, row in enumerate(random_rows(100))]
     log = write_lines(tmp_path / "log.jsonl", rows)
-    return quick(log, tmp_path / "out", **{"evaluation": {"final_fit_passes": 1}, **keys})
+    return quick(log, tmp_path / "out", **{"evaluation": {"models": {"final_fit_passes": 1}}, **keys})
 
 
 def payable(tree: dict[str, Any], group: Group = ALONE) -> ReturnBounds:
@@ -145,7 +145,7 @@ def test_a_learner_that_learned_nothing_says_so(
     tree = quick(
         single_steps(tmp_path, depends=depends, noise=noise, rows=600), tmp_path / "out", epochs=epochs,
         rl={"gamma": 0.9, "q_network_loss": loss},
-        evaluation={"final_fit_passes": 1, "calc_cpe_in_training": False},
+        evaluation={"models": {"final_fit_passes": 1}, "calc_cpe_in_training": False},
     )  # fmt: skip
     tree["training"] |= {"minibatch_size": minibatch, "learning_rate": 0.01}
     tree["training"] |= {} if depends else {"layers": [-1, -1], "activations": ["linear"]}
@@ -158,7 +158,7 @@ def test_a_learner_that_learned_nothing_says_so(
 def test_few_steps_and_what_to_set(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """1,200 rows in one minibatch are one step an epoch: 100 steps take 100 epochs, or 10 of 120 rows each."""
     log = single_steps(tmp_path, depends=1.0, noise=0.1)
-    tree = quick(log, tmp_path / "out", epochs=10, evaluation={"final_fit_passes": 1})
+    tree = quick(log, tmp_path / "out", epochs=10, evaluation={"models": {"final_fit_passes": 1}})
     tree["training"]["minibatch_size"] = 4096
     trained(tree)
     (warning,) = (message for message in caplog.messages if FEW_STEPS in message)

@@ -40,8 +40,8 @@ def mean_difference(played: Episodes) -> float:
         share = played.share[unit]
         of_new, of_current = np.prod(played.new[unit]), np.prod(played.current[unit])
         outcome = played.reward[unit].sum()
-        centre = earned / unit if unit else 0.0
-        total += (of_new - of_current) / (share * of_new + (1 - share) * of_current) * (outcome - centre)
+        center = earned / unit if unit else 0.0
+        total += (of_new - of_current) / (share * of_new + (1 - share) * of_current) * (outcome - center)
         earned += outcome
     return float(total / len(played.share))
 

@@ -89,7 +89,7 @@ def test_scores_are_those_of_onnxruntime_on_the_same_rows(
     model, given = request.getfixturevalue(kind), rows(200, parametric=parametric)
     for number, suffix in enumerate((".jsonl", ".parquet", ".arrow", ".csv")):
         source = write_lines(tmp_path / "part.jsonl", given[number * 50 : number * 50 + 50])
-        convert(check(ConvertConfig, {"input_path": str(source), "output_path": f"{tmp_path}/rows/{number}{suffix}"}))
+        convert(check(ConvertConfig, {"data_path": str(source), "output_path": f"{tmp_path}/rows/{number}{suffix}"}))
     q, propensities, mask = by_hand(model, given)
     allowed = mask.any(1)
     best = np.where(mask, q, -np.inf).argmax(1)

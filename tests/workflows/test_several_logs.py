@@ -16,7 +16,7 @@ from helpers.runs import Runner, absent, quick
 
 import reagent_lite
 
-FAST: dict[str, Any] = {"calc_cpe_in_training": False, "final_fit_passes": 1}
+FAST: dict[str, Any] = {"calc_cpe_in_training": False, "models": {"final_fit_passes": 1}}
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_evaluation_on_two_logs_is_that_of_their_rows(tmp_path: Path) -> None:
     paths = [str(write_lines(tmp_path / f"{name}.jsonl", part)) for name, part in (("0", rows[:2]), ("1", rows[2:]))]
     tree = {
         "gamma": 0.9, "write_scored_rows": True,
-        "evaluation": {"bootstrap_resamples": 200, "final_fit_passes": 1, "held_out_share": 0.999999},
+        "evaluation": {"bootstrap_resamples": 200, "models": {"final_fit_passes": 1}, "held_out_share": 0.999999},
     }  # fmt: skip
     model = linear_bundle(tmp_path / "bundle", np.eye(2), ("a", "b"), (0, 1))
     outcome, report = evaluated(model, paths, tmp_path / "e.json", **tree)
@@ -91,7 +91,7 @@ def test_frames_and_paths_as_one(two: list[str], tmp_path: Path) -> None:
     frames = [pd.DataFrame(random_rows(100, seed, missing=0)) for seed in (5, 6)]
     tree = quick(Path(), tmp_path / "out", evaluation=FAST, training_data_path=None)
     outcome = reagent_lite.train(tree, [*frames, two[0]])
-    settings = {"evaluation": {"bootstrap_resamples": 100, "final_fit_passes": 1}}
+    settings = {"evaluation": {"bootstrap_resamples": 100, "models": {"final_fit_passes": 1}}}
     evaluated = reagent_lite.evaluate(outcome.model, [frames[0], Path(two[1])], config=settings)
     assert list(json.loads(Path(evaluated.report).read_text())["log"]["rows_of_logs"].values()) == [100, 80]
     assert any("80 pairs of mdp_id and sequence_number" in warning for warning in evaluated.warnings)

@@ -41,13 +41,13 @@ def tree(tmp_path: Path) -> dict[str, Any]:
     """Ten files of whole episodes, 24 rows each."""
     for number in range(10):
         write(tmp_path / "in" / f"{number}.parquet", ROWS.slice(24 * number, 24))
-    return {"training_data_path": str(tmp_path / "in"), "local_path": str(tmp_path / "disk" / "shard")}
+    return {"data_path": str(tmp_path / "in"), "output_path": str(tmp_path / "disk" / "shard")}
 
 
 def test_written_once_and_again_if_something_changes(run: Runner, tree: dict[str, Any], tmp_path: Path) -> None:
     local = tmp_path / "disk" / "shard"
     for node in range(3):
-        part = run(tree | {"local_path": str(tmp_path / f"node{node}")}, "--num_nodes=3", f"--node_index={node}").ok
+        part = run(tree | {"output_path": str(tmp_path / f"node{node}")}, "--num_nodes=3", f"--node_index={node}").ok
         assert (part.outcome["made"], part.outcome["rows"]) == (True, len(rows_of(tmp_path / f"node{node}")))
     assert multiset([row for node in range(3) for row in rows_of(tmp_path / f"node{node}")]) == ALL
     first = run(tree, "--num_nodes=3", "--node_index=2").ok.outcome
@@ -59,7 +59,7 @@ def test_written_once_and_again_if_something_changes(run: Runner, tree: dict[str
     assert (one["made"], one["rows"], len(rows_of(local))) == (True, 226, 226)
     (local / "own.txt").write_text("")
     other = run(tree, "--num_nodes=2", "--node_index=0")
-    assert (other.code, "local_path: expected a folder that is not there" in other.err) == (2, True)
+    assert (other.code, "output_path: expected a folder that is not there" in other.err) == (2, True)
     assert "node_index: expected this machine's number, 0 to 1" in run(tree, "--num_nodes=2").err
 
 
@@ -79,7 +79,7 @@ def killed_when(process: Interpreter, due: Callable[[], bool], seconds: float = 
 
 def test_killed_while_writing(tree: dict[str, Any], tmp_path: Path) -> None:
     rows = [{**row, "mdp_id": str(number // 10)} for number, row in enumerate(random_rows(300) * 100)]
-    tree["training_data_path"] = str(write_lines(tmp_path / "log.jsonl", rows))
+    tree["data_path"] = str(write_lines(tmp_path / "log.jsonl", rows))
     disk = tmp_path / "disk"
     assert killed_when(started(tree, tmp_path / "c.json"), lambda: any(disk.glob(".shard.*.tmp")))
     assert [path.name[:7] for path in disk.iterdir()] == [".shard."]
@@ -88,17 +88,17 @@ def test_killed_while_writing(tree: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("path", "message"), [
-    ("{in}/", "local_path: expected a path apart from the input"),
-    ("{in}/../in", "local_path: expected a path apart from the input"),
-    ("{link}", "local_path: expected a path apart from the input"),
-    ("{link}/x", "local_path: expected a path apart from the input"),
-    ("{in}/..", "local_path: expected a path apart from the input"),
+    ("{in}/", "output_path: expected a path apart from the input"),
+    ("{in}/../in", "output_path: expected a path apart from the input"),
+    ("{link}", "output_path: expected a path apart from the input"),
+    ("{link}/x", "output_path: expected a path apart from the input"),
+    ("{in}/..", "output_path: expected a path apart from the input"),
     ("{in}-shard", ""),
 ])  # fmt: skip
 def test_overlapping_paths(tree: dict[str, Any], tmp_path: Path, path: str, message: str) -> None:
     """In any spelling; a path beside another, with a name that begins like it, is allowed."""
     (tmp_path / "link").symlink_to(tmp_path / "in")
-    config = ShardConfig(**{**tree, "local_path": path.format_map({name: tmp_path / name for name in ("in", "link")})})
+    config = ShardConfig(**{**tree, "output_path": path.format_map({name: tmp_path / name for name in ("in", "link")})})
     with pytest.raises(ConfigError, match=message) if message else nullcontext():
         shard(config)
     assert sorted(path.name for path in (tmp_path / "in").iterdir()) == [f"{number}.parquet" for number in range(10)]
@@ -110,7 +110,7 @@ def test_a_disk_that_cannot_be_written(run: Runner, tree: dict[str, Any], tmp_pa
     with small_disk(tmp_path / "small", size="16k", files=40) as disk:
         if what == "readonly":
             subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        done = run({**tree, "local_path": str(disk / "shard")})
+        done = run({**tree, "output_path": str(disk / "shard")})
         words = "No space left on device" if what == "full" else "Read-only file system"
         assert (done.code, words in done.err, "Traceback" in done.err) == (2, True, False), done.err
         assert list(disk.glob("*")) == []

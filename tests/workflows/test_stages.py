@@ -109,8 +109,8 @@ def test_every_run_says_what_the_stages_before_it_left_out(tmp_path: Path, caplo
     assert data.train.copy.source_line(0) == f"{tmp_path}/log/events.jsonl:1"
 
     transitions = paired(tmp_path / "log", tmp_path / "transitions")
-    part = {"num_nodes": 2, "node_index": 0, "local_path": str(tmp_path / "shard")}
-    shard(check(ShardConfig, {"training_data_path": transitions, **part}))
+    part = {"num_nodes": 2, "node_index": 0, "output_path": str(tmp_path / "shard")}
+    shard(check(ShardConfig, {"data_path": transitions, **part}))
     assert prepared(config(tmp_path, tmp_path / "shard")).train.copy.notes == (left_out,)
 
 
@@ -148,7 +148,7 @@ def test_one_file_for_the_timeline_and_the_training(tmp_path: Path, caplog: pyte
         ({"timeline": {"steps": 2, "gamma": 0.5}}, r"timeline.gamma: expected rl.gamma \(0.9\)"),
         ({"timeline": {"steps": 2}, "rl": {"multi_steps": 3}}, "rl.multi_steps: expected its default"),
         ({"timeline": {"actionDiscrete": False}}, "timeline.actionDiscrete: expected true"),
-        ({"query": {"actions": ["l"]}}, "query.actions: expected absent"),
+        ({"query": {"actions": ["l"]}}, 'query.actions: is \\["l"\\], but actions, its name now, is'),
         ({"timeline": {"evalTableName": "a"}, "eval_data_path": "b"}, "timeline.evalTableName: expected"),
         ({"timeline": {"outputTableName": "a"}, "data": {"layout": "split"}},
          "timeline.outputTableName: expected absent"),

@@ -38,7 +38,7 @@ def test_from_a_csv_with_texts_to_scores_and_an_evaluation(tmp_path: Path, run: 
     assert run("inspect", {}, "--data", str(tmp_path / "offers.csv"), "--output", str(tmp_path / "x.json")).ok
     tree = json.loads((tmp_path / "x.json").read_text())
     assert tree["data"]["columns"]["state_features"] == ["country", "age"]
-    tree = merged(tree, {"use_gpu": False, "evaluation": {"final_fit_passes": 1}})
+    tree = merged(tree, {"use_gpu": False, "evaluation": {"models": {"final_fit_passes": 1}}})
     done = run("dqn", tree, timeout=400).ok
     assert "count as other" not in done.err
     model = tmp_path / done.outcome["model"]
@@ -56,7 +56,11 @@ def test_from_a_csv_with_texts_to_scores_and_an_evaluation(tmp_path: Path, run: 
     assert (chosen[familiar] == fresh["country"][familiar].map(BEST)).all()
     with pytest.raises(DataError, match=r"numbers\.csv:2: expected a string for feature country"):
         score(check(ScoreConfig, {**keys, "data_path": str(tmp_path / "numbers.csv")}))
-    log = {"model": str(model), "data_path": str(tmp_path / "fresh.parquet"), "evaluation": {"final_fit_passes": 1}}
+    log = {
+        "model": str(model),
+        "data_path": str(tmp_path / "fresh.parquet"),
+        "evaluation": {"models": {"final_fit_passes": 1}},
+    }
     assert evaluate(check(EvaluateConfig, log)).rows > 0
 
 

@@ -79,7 +79,7 @@ def _write(
 
 
 def _levels_json(levels: Levels, ids: Collection[int]) -> dict[str, dict[str, int]]:
-    """Returns the texts of the features `ids` for the manifest."""
+    """Returns the strings of the features `ids` for the manifest."""
     return {
         str(feature): dict(sorted(most_frequent(counts, MOST_LEVELS)))
         for feature, counts in sorted(levels.items())

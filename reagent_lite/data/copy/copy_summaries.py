@@ -209,7 +209,7 @@ def _find_other_inputs(summaries: Sequence[CopySummary], path: str) -> Iterator[
 
 
 def _find_mixed(summaries: Sequence[CopySummary], path: str) -> Iterator[Problem]:
-    """Yields features that are texts on one machine and numbers on another."""
+    """Yields features that are strings on one machine and numbers on another."""
     for side, ids in (("state", "state_ids"), ("action", "action_ids")):
         texts = {feature: machine.node for machine in reversed(summaries) for feature in machine.texts.get(side, ())}
         for machine in summaries:

@@ -113,7 +113,7 @@ class EventLog(SpooledLog[PairedEvents]):
 
     @property
     def readers(self) -> dict[str, Reader]:
-        """Readers of what training reads, dates, extra columns of the config, and hashes of item tables."""
+        """Readers of the training columns, dates, extra columns of the config, and hashes of item tables."""
         columns = (*TRAINING_COLUMNS, "ds", *self.contract.extra)
         return readers_of(columns) | {".parquet": readers_of((*columns, "items"))[".parquet"]}
 

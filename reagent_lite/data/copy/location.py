@@ -154,7 +154,7 @@ def parents_of(path: DataPath | None, directory: str | None) -> list[Path]:
     It is the user's choice; else one next to local data (of several logs, the first), and one in the user's cache.
 
     Args:
-        path: the path of the data; None for files that do not belong beside it.
+        path: the path of the data; None for files that do not belong next to it.
         directory: data.training_copy_dir, or None.
     """
     if directory is not None:

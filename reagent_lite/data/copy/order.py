@@ -97,7 +97,7 @@ def find_order(slots: NDArray[np.int64], mdp_ids: pa.Array, sequence: NDArray[np
 
     Args:
         slots: [R] index of the row's mdp_id in `mdp_ids`, -1 without one.
-        mdp_ids: texts; an id may come several times.
+        mdp_ids: strings; an id may come several times.
         sequence: [R] sequence numbers, or None if the log has none.
     """
     rank, distinct = _dense_ranks(mdp_ids)

@@ -18,8 +18,8 @@ from reagent_lite.memory import give_back_memory
 def prepare_training_copy(log: Log, progress: Show | None = None) -> TrainingCopy:
     """Opens the training copy of a log, and builds it first if it does not exist or its inputs have changed.
 
-    The copy is in the log's `directory`; else in `.reagent-lite` beside local data, if that can be written; else in the
-    user's cache folder. Memory: at most 40 bytes a row and about 200 MB, besides files that are mapped.
+    The copy is in the log's `directory`; else in `.reagent-lite` next to local data, if it can be written; else in
+    the user's cache folder. Memory: at most 40 bytes a row and about 200 MB, in addition to mapped files.
 
     Args:
         log: the log.

@@ -115,10 +115,10 @@ class Spool(Generic[K]):
 
 
 class TextSpool:
-    """Texts that are appended to files.
+    """Strings that are appended to files.
 
     Args:
-        file: the file for the texts; the positions of their ends are in a second one next to it.
+        file: the file for the strings; the positions of their ends are in a second one next to it.
     """
 
     def __init__(self, file: Path) -> None:
@@ -130,7 +130,7 @@ class TextSpool:
         return self._ends.num_rows - 1
 
     def append(self, texts: pa.Array) -> None:
-        """Adds texts, none of which is null."""
+        """Adds strings, none of which is null."""
         import pyarrow as pa
 
         large = texts.cast(pa.large_string())
@@ -143,7 +143,7 @@ class TextSpool:
         self._ends.append(offsets[1:] - offsets[0] + self._text.num_rows - (offsets[-1] - offsets[0]))
 
     def map_texts(self) -> pa.Array:
-        """Returns all texts as a memory-mapped array, which stays valid after `remove`."""
+        """Returns all strings as a memory-mapped array, which stays valid after `remove`."""
         import pyarrow as pa
 
         ends, text = (pa.py_buffer(spool.map_rows()) for spool in (self._ends, self._text))

@@ -62,7 +62,7 @@ MATRICES: dict[str, tuple[DTypeLike, str]] = {
 NEARLY_ALL = 0.95
 """Share of rows with a single candidate from which there is nothing to choose in a log."""
 _NOT_IN_ROWS = {"origin_file", "origin_line", "episode"}  # vectors that `spool` computes
-_RECORD = (0, 1, 2, 3)  # columns of what `list_records` returns
+_RECORD = (0, 1, 2, 3)  # columns of the result of `list_records`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class SpooledLog(ABC, Generic[T]):
         actions: names of discrete actions; None for parametric ones.
         keys: {kind of columns: {key: column}}. Keys are feature ids of states and candidates, names of metrics, numbers
             of actions ("choice"), and columns of `list_records`.
-        vocabulary: texts of features.
+        vocabulary: strings of features.
         counts: as in TrainingCopy, once the arrays are written.
         report: rows read and left out of a log of events, as in the manifest; empty for transitions.
     """
@@ -181,10 +181,10 @@ class SpooledLog(ABC, Generic[T]):
             self.counts["ids_left_out"] += rows.faults.ids_left_out
 
     def learn_texts(self, rows: Rows) -> None:
-        """Adds the texts of features of a block.
+        """Adds the strings of features of a block.
 
         Raises:
-            DataError: a feature with numbers in some rows and texts in others.
+            DataError: a feature with numbers in some rows and strings in others.
         """
         self.vocabulary.add(rows.faults.levels)
         texts: dict[str, set[int]] = {"state": set(), "action": set()}

@@ -1,4 +1,4 @@
-"""Compares a training copy with a normalization: which features are texts, and how many one-hot values are other."""
+"""Compares a training copy with a normalization: which features are strings, and how many one-hot values are other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VALUES_AT_ONCE = 1 << 22
 
 
 def require_texts(copy: TrainingCopy, side: str, spec: NormalizationSpec, where: str) -> None:
-    """Checks that features are texts in a copy if they have levels in a normalization, and only then.
+    """Checks that features are strings in a copy if they have levels in a normalization, and only then.
 
     Args:
         copy: the data.

@@ -70,8 +70,8 @@ class TrainingCopy:
         origin_line: [R] int64, line (Parquet: row) in it, from 1.
         counts: figures of the log by name, rows first.
         notes: sentences about the log that a user should read.
-        levels: {"state" or "action": {id: {text: number of its values}}} of the features whose values are texts; their
-            columns have the texts' codes (categories.py).
+        levels: {"state" or "action": {id: {text: number of its values}}} of the features whose values are strings;
+            their columns have the strings' codes (categories.py).
         without_value: ids of features without a value in any row, by "state" and "action".
         id_features: features whose values are ids, in several columns each.
     """

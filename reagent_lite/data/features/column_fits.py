@@ -89,7 +89,7 @@ def fit_columns(
         results[name] += fits
     return {
         name: Fitted(
-            spec=NormalizationSpec.ordered({spec.feature_id: spec for spec, _, _ in fits}),
+            spec=NormalizationSpec.from_features({spec.feature_id: spec for spec, _, _ in fits}),
             notes=tuple(note for _, _, notes in fits for note in notes),
             statistics={
                 "rows": columns[name].rows,
@@ -225,7 +225,7 @@ def _fit(
 def _fit_category(
     column: ColumnSummary, settings: NormParams, override: FeatureType | None, where: str, feature_id: int
 ) -> tuple[FeatureSpec, dict[str, Any], list[str]] | Problem:
-    """Returns the most frequent texts as levels, in the order of the texts; see `_fit`."""
+    """Returns the most frequent strings as levels, in the order of the strings; see `_fit`."""
     count = column.features[feature_id].moments.count
     counts = column.levels[feature_id]
     if override not in (None, FeatureType.ENUM):

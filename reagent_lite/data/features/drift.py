@@ -5,8 +5,8 @@
     both samples ─► largest distance of distribution functions ────────┼─► verdict of the worst
     both, all rows ─► difference of the shares present ────────────────┘
 
-The bins of a category are the reference's most frequent levels, and one bin for all other texts, counted over all rows;
-it has no distribution function.
+The bins of a category are the reference's most frequent levels, and one bin for all other strings, counted over all
+rows; it has no distribution function.
 
 Two samples of one distribution differ by chance: a figure below the limit that 95 % of such pairs do not exceed counts
 as stable.
@@ -50,7 +50,7 @@ class FeatureDrift:
         ks, ks_by_chance: two-sample Kolmogorov-Smirnov statistic, and its limit.
         present, reference_present: share of rows in which the feature is present.
         mean, reference_mean: mean over all rows; None without a value, and for categories.
-        other, reference_other: share of a one-hot feature's values that the reference does not have: texts beyond its
+        other, reference_other: share of a one-hot feature's values that the reference does not have: strings beyond its
             MAX_LEVEL_BINS most frequent ones, or integers that it lacks; None for other features.
     """
 
@@ -97,7 +97,7 @@ def drift_between(training: ColumnSummary, reference: ColumnSummary, settings: D
         where: the two data sets, for errors.
 
     Raises:
-        DataError: no feature in common; a feature with texts in one of them and numbers in the other.
+        DataError: no feature in common; a feature with strings in one of them and numbers in the other.
     """
     both = sorted(set(training.features) & set(reference.features))
     if not both:

@@ -1,4 +1,4 @@
-"""Normalization files in the encoding of 2019: read, checked and written.
+"""Normalization files in the encoding of ReAgent 2019: read, checked and written.
 
 file ─► read_normalization ─► NormalizationSpec ─► write_normalization ─► file
 """
@@ -54,7 +54,7 @@ class _Parameters(Section):
 
 
 def read_normalization(path: str) -> NormalizationSpec:
-    """Reads a normalization file: `{"<feature id>": parameters}`, each a JSON string (2019) or a plain object.
+    """Reads a normalization file: `{"<feature id>": parameters}`, each a JSON string (ReAgent 2019) or a plain object.
 
     Args:
         path: local path (`~` is expanded) or URL of an allowed protocol.
@@ -83,7 +83,7 @@ def parse_normalization(document: Mapping[str, object], *, where: str) -> Normal
             problems.append(Problem(where_feature, "one entry per feature id", f"{feature.feature_id} a second time"))
         features[feature.feature_id] = feature
     raise_any(problems)
-    return NormalizationSpec.ordered(features)
+    return NormalizationSpec.from_features(features)
 
 
 def _document(path: str) -> dict[str, object]:
@@ -169,7 +169,7 @@ def _level_faults(name: object, parameters: _Parameters, where: str) -> Iterator
 
 
 def normalization_json(spec: NormalizationSpec) -> dict[str, str]:
-    """Returns the 2019 file's content: feature id → JSON string of its parameters, null where there is none."""
+    """Returns the content of the file: feature id → JSON string of its parameters, null where there is none."""
     return {str(feature.feature_id): json.dumps(_encode_feature(feature), allow_nan=False) for feature in spec.features}
 
 
@@ -177,7 +177,7 @@ def _encode_feature(feature: FeatureSpec) -> dict[str, object]:
     written: dict[str, object] = {"feature_type": feature.feature_type}
     for key, default in _Parameters().model_dump().items():
         value = getattr(feature, key)
-        if key in ("levels", "embedding") and not value:  # a file without categories stays as it was in 2019
+        if key in ("levels", "embedding") and not value:  # a file without categories stays as it was in ReAgent 2019
             continue
         if key == "embedding":
             value = asdict(value)
@@ -187,7 +187,7 @@ def _encode_feature(feature: FeatureSpec) -> dict[str, object]:
 
 
 def write_normalization(file: Path, spec: NormalizationSpec) -> None:
-    """Writes a normalization file in the encoding of 2019, whole or not at all; reading it gives the same spec.
+    """Writes a normalization file in the encoding of ReAgent 2019, whole or not at all; reading it gives the same spec.
 
     Raises:
         DataError: the file cannot be written.

@@ -211,7 +211,7 @@ def _has_union(kind: pa.DataType) -> bool:
 
 
 def _require_json(block: Block, name: str, array: pa.Array) -> None:
-    """Checks the texts of a column whose metadata says that they are JSON, as our own files have it."""
+    """Checks the strings of a column whose metadata says that they are JSON, as in our own files."""
     for text in array.unique().drop_null().to_pylist():
         try:
             if is_deep(text.encode()):

@@ -97,7 +97,7 @@ class InputFile:
 
     @property
     def id_columns(self) -> tuple[str, ...]:
-        """Columns besides those of the contract that features of ids are in."""
+        """Columns other than the standard ones that features of ids are in."""
         return tuple(dict.fromkeys(feature.column for feature in self.id_features if feature.column))
 
     @property

@@ -50,7 +50,7 @@ _WORDS = {
     **dict.fromkeys(("false", "False", "FALSE"), 0.0),
     **dict.fromkeys(_ABSENT, float("nan")),
 }
-"""Words in columns of numbers: 1 and 0, as in other formats, and absent values, which are texts among texts."""
+"""Words in columns of numbers: 1 and 0, as in other formats, and absent values, which are strings among strings."""
 _FLAGS = {"1.0": True, "t": True, "0.0": False, "f": False, "true": True, "false": False, "1": True, "0": False}
 """Flags: pandas writes 1.0 if a column has gaps, PostgreSQL writes t."""
 _WHOLE = re.compile(r"\s*([-+]?[0-9]+)(?:\.0*)?\s*")
@@ -75,8 +75,8 @@ def read_csv(
     """Reads plain or compressed CSV in UTF-8, with a header; see `blocks.Reader`.
 
     Cells are separated by the sign of DELIMITERS that gives the header the most cells, unless `columns.csv` names it.
-    If that is not a comma, numbers may have decimal commas; see CsvFormat for more. Columns that are not in the
-    contract are strings.
+    If that is not a comma, numbers may have decimal commas; see CsvFormat for more. Columns other than the
+    standard ones are strings.
 
     Raises:
         DataError: damaged compression, no header, a name twice, or malformed records, with file and line.
@@ -90,10 +90,10 @@ class _HeaderCell:
 
     Attributes:
         name: name in the header.
-        field: name of the column in the contract.
+        field: name of the standard column.
         feature: the feature of the map `field` that the column holds; "" if the column is not a part of a map.
         kind: the kind of its cells.
-        is_raw: whether its values are read from their texts later, see raw_values.py.
+        is_raw: whether its values are read from their text later, see raw_values.py.
         read: whether it is read; if not, the block has it without values.
     """
 
@@ -367,7 +367,7 @@ def _by_distinct(name: str, cells: pa.Array, value_of: Callable[[str], Any], *, 
 
 
 def words_as_texts(values: list[Any], cells: Sequence[str]) -> list[Any]:
-    """Returns the values of cells; if some are texts, those of cells without a digit are texts too: true, nan."""
+    """Returns the values of cells; if some are strings, those of cells without a digit are strings too: true, nan."""
     if not any(isinstance(value, str) for value in values):
         return values
     return [value if _DIGIT.search(cell) else cell for value, cell in zip(values, cells, strict=True)]

@@ -111,7 +111,7 @@ def _texts(array: pa.Array) -> pa.Array:
 
 
 def _numbers(array: pa.Array) -> pa.Array:
-    """Returns the shortest texts that read back as the same numbers, null for NaN."""
+    """Returns the shortest strings that read back as the same numbers, null for NaN."""
     if pc.any(pc.is_inf(array)).as_py():
         raise DataError(Problem("a column that is copied as it is", "numbers that JSON has", "infinity"))
     texts = pc.if_else(pc.is_nan(array), None, array.cast(pa.string()))
@@ -126,7 +126,7 @@ def _by_distinct(strings: pa.Array) -> pa.Array:
 
 
 def _join_texts(opening: str, array: pa.Array, elements: pa.Array, closing: str) -> pa.Array:
-    """Returns the texts of lists or maps, whose elements are texts, null where `array` is."""
+    """Returns the strings of lists or maps, whose elements are strings, null where `array` is."""
     offsets = pc.subtract(array.offsets, array.offsets[0])
     texts = pc.binary_join(pa.ListArray.from_arrays(offsets, elements), ",")
     return pc.binary_join_element_wise(opening, pc.if_else(array.is_valid(), texts, None), closing, "")

@@ -70,7 +70,7 @@ def _is_table_of_pandas(row: pa.Schema) -> bool:
     keys = {tuple(member.name for member in column.type) for column in row}
     numbers = tuple(map(str, range(len(next(iter(keys))))))
     by_columns = keys == {numbers} and len(numbers) > 1
-    if "state_features" in row.names:  # of a single row they are numbers or texts
+    if "state_features" in row.names:  # of a single row they are numbers or strings
         by_columns = by_columns and all(pa.types.is_nested(value.type) for value in row.field("state_features").type)
     return by_columns or row.names == list(map(str, range(len(row))))
 

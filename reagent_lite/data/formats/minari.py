@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 1 << 23
 _SMALLEST_IMAGE = 32
-"""Fewest rows and columns of what Minari takes for an image, if its values are from 0 to 255."""
+"""Fewest rows and columns of values that Minari takes for an image, if its values are from 0 to 255."""
 # Errors of h5py, pyarrow and minari for files that are damaged or differ from the description.
 _DAMAGED = (OSError, KeyError, ValueError, TypeError, IndexError, RuntimeError, AssertionError, pa.ArrowException)
 

@@ -17,7 +17,7 @@ TEXT_METADATA = {b"reagent_lite": b"json"}
 """Marks a string column whose values are JSON texts, since they have no common Arrow type."""
 
 VALUES = pa.struct({"number": pa.float32(), "text": pa.string()})
-"""Values of maps in which some features are numbers and others texts; the unused member is null."""
+"""Values of maps in which some features are numbers and others strings; the unused member is null."""
 INTEGER_OR_TIME = "an integer or a time such as 2026-01-31T10:00:00"
 """Words for a sequence number, in errors."""
 

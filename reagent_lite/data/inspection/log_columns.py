@@ -83,7 +83,7 @@ class LogColumn:
 
     @property
     def is_answers(self) -> bool:
-        """Whether values are texts that say yes or no."""
+        """Whether values are strings that say yes or no."""
         return self.kind == "text" and all(text.strip().lower() in ANSWERS for text in self.counts)
 
     @property
@@ -121,14 +121,14 @@ class LogColumn:
 
     @property
     def is_numerals(self) -> bool:
-        """Whether values are strings that look like numbers or times; texts of digits alone may be codes."""
+        """Whether values are strings that look like numbers or times; strings of digits alone may be codes."""
         return self.kind == "text" and all(
             NUMERAL.fullmatch(text) and not (text.isascii() and text.isdigit()) for text in self.counts
         )
 
     @property
     def is_category(self) -> bool:
-        """Whether values are texts, each in several rows, and nearly all of them are among a few."""
+        """Whether values are strings, each in several rows, and nearly all of them are among a few."""
         if self.kind != "text" or self.is_numerals or max(map(len, self.counts)) > MOST_CHARACTERS:
             return False
         of_levels = sum(list(self.counts.values())[:MOST_LEVELS])

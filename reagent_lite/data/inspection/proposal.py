@@ -522,8 +522,8 @@ class _Proposal:
             return
         if are_finite(column.present) and min(column.present) > 0 and not self._inverts_propensities(column):
             self.decide.append(
-                f"{column.name}: if it says how many decisions each row stands for, as some rows were dropped by what "
-                f"happened in them, it is no feature: name it in columns.weight of workflows.evaluate"
+                f"{column.name}: if it says how many decisions each row stands for, as some rows were dropped by their "
+                f"outcome, it is no feature: name it in columns.weight of workflows.evaluate"
             )
 
     def _no_feature(self, column: LogColumn) -> str:

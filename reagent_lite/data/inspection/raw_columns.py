@@ -1,4 +1,4 @@
-"""Which columns of texts are dates, lists, amounts of money or per cent, and how they are written."""
+"""Which columns of strings are dates, lists, amounts of money or per cent, and how they are written."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def is_read(raw: Raw, values: Iterable[Any]) -> bool:
 
 
 def _of_dates(name: str, texts: Sequence[str]) -> Raw | None:
-    """Returns the format of dates; None if texts are none, or if days and months can be taken for each other."""
+    """Returns the format of dates; None if strings are no dates, or if days and months can be confused."""
     if not all(text[:1].isalnum() and any(sign.isdigit() for sign in text) for text in map(str.strip, texts)):
         return None
     for kind in ("date", "time"):
@@ -109,7 +109,7 @@ def _of_compact_dates(name: str, values: Sequence[int]) -> Raw | None:
 
 
 def _of_amounts(name: str, texts: Sequence[str]) -> Raw | None:
-    """Returns the unit of amounts, the same beside every number; None if there is none, or another one."""
+    """Returns the unit of amounts, the same for every number; None if there is none, or another one."""
     numbers = [_NUMBER.search(text) for text in texts]
     if not all(numbers):
         return None
@@ -129,9 +129,9 @@ def _opens_list(value: Any) -> bool:
 
 
 def _of_lists(name: str, values: Sequence[Any], separator: str) -> Raw | None:
-    """Returns the elements of lists of a few texts, which are texts with a separator or lists.
+    """Returns the elements of lists of a few strings, which are strings with a separator or lists.
 
-    Texts with a comma or a semicolon are lists if these have fewer elements than there are texts: "red,blue" beside
+    Strings with a comma or a semicolon are lists if these have fewer elements than there are texts: "red,blue" next to
     "blue,red" and "red", but not "Berlin, Germany".
     """
     try:

@@ -1,1 +1,1 @@
-"""Record batches as checked rows and their faults: the contract of a row."""
+"""Record batches as checked rows and their faults: the rules of a row."""

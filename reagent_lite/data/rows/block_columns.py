@@ -1,4 +1,4 @@
-"""Columns of a block as numpy arrays: numbers, flags, texts, codes and lists; records their faults.
+"""Columns of a block as numpy arrays: numbers, flags, strings, codes and lists; records their faults.
 
 Writers of logs choose among several Arrow types for the same values, and a column whose values have no common type is
 read as JSON texts. `parse_column` returns one kind of array for both. Distinct texts are decoded in Python, once; the
@@ -191,7 +191,7 @@ ANSWERS = {
     **dict.fromkeys(("yes", "y", "true", "t", "on", "ja", "j", "oui", "si", "sí", "sì", "sim", "да", "tak"), 1.0),
     **dict.fromkeys(("no", "n", "false", "f", "off", "nein", "non", "não", "nao", "нет", "nie"), 0.0),
 }
-"""Texts that are rewards and flags, in any case of letters."""
+"""Strings that are rewards and flags, in any case of letters."""
 
 
 def _with_answers(column: Column) -> Column:
@@ -299,7 +299,7 @@ _ROUNDED_FROM = {pa.float16(): 2.0**11, pa.float32(): 2.0**24}
 
 
 def sequence_numbers(column: Column, faults: Faults) -> tuple[NDArray[np.int64], Mask]:
-    """Returns `integers` of a column of integers or times; times, also as ISO 8601 texts, are microseconds since 1970.
+    """Returns `integers` of a column of integers or times; times, also ISO 8601 strings, are microseconds since 1970.
 
     Records in `faults.orders` which kinds of sequence numbers the column has, see `require_one_order`.
     """
@@ -383,7 +383,7 @@ def strings(
 ) -> tuple[NDArray[np.int32], pa.Array]:
     """Returns ([n] indices of the distinct values, -1 where null; the distinct values).
 
-    Integers are the texts of their digits, or faults without `integers_too`.
+    Integers become strings of their digits, or are faults without `integers_too`.
     """
 
     def text(value: object) -> str | None:

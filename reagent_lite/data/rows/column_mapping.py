@@ -1,4 +1,4 @@
-"""A user's own columns, read as those of the contract.
+"""A user's own columns, read as the standard ones.
 
     session, time, age, income, clicked ─► mdp_id, sequence_number, state_features {age, income}, reward
     signed_up "2026-01-31 10:30"        ─► state_features {signed_up_weekday: 5, signed_up_hour: 10}

@@ -70,7 +70,7 @@ class Contract:
         rewards: the extra columns that are rewards: finite numbers, or null.
         dated: whether every event must have a date.
         choices: whether possible_actions are used; else they are only checked.
-        texts: whether features in a table of events may have texts as values.
+        texts: whether features in a table of events may have strings as values.
     """
 
     actions: tuple[str, ...] | None
@@ -186,7 +186,7 @@ def read_numbers(column: Column, faults: Faults, *, required: Mask | bool = Fals
 
 
 def further_reward(block: Block, name: str, faults: Faults) -> NDArray[np.float64]:
-    """Returns `read_numbers` of an extra reward column, which readers of CSV leave as text: the contract lacks it."""
+    """Returns `read_numbers` of an extra reward column; in CSV it is text, as it is not a standard column."""
     column = column_of(block, name)
     return read_numbers(of_cells(column, "number") if block.file.cells else column, faults)
 

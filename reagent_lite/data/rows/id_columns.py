@@ -277,7 +277,7 @@ def _read_in_python(array: pa.Array, feature: IdFeature) -> _Ids:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value without the form in which a column has numbers and texts, or without the nulls of a struct."""
+    """Returns a value without the form in which a column has numbers and strings, or without the nulls of a struct."""
     if not isinstance(value, dict):
         return value
     if value.keys() == {"number", "text"}:

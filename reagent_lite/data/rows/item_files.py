@@ -52,7 +52,7 @@ def read_items(path: str, id_column: str, id_features: tuple[IdFeature, ...] = (
 
     Raises:
         DataError: a file that cannot be read; no items or no features; an item without an id, an id twice, a feature
-            that is absent or no finite number, or with numbers and texts, with file and line.
+            that is absent or no finite number, or with numbers and strings, with file and line.
     """
     listed = list_input(path, tuple(READERS))
     files = tuple(replace(file, columns=OriginalNames(), id_features=id_features) for file in listed)

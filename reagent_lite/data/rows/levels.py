@@ -1,4 +1,4 @@
-"""Texts of features, which are categories: collects those of each feature, and checks that its values are of one kind.
+"""Strings of features, which are categories: collects those of each feature, and checks that values are of one kind.
 
     block ─► Faults.levels ─► Vocabulary, block after block ─► {side: {id: {text: number of its values}}}
 
@@ -29,13 +29,13 @@ SIDE_OF = {
     "possible_next_actions": "action",
 }
 MOST_LEVELS = 1 << 16
-"""Largest number of texts of a feature that are kept; beyond it, the least frequent so far are dropped."""
+"""Largest number of strings of a feature that are kept; beyond it, the least frequent so far are dropped."""
 ONE_KIND = "All values of a feature are numbers, or all are strings, which are categories"
 WORDS = ("a number", "a string")
 
 
 def add_levels(levels: Levels, more: Mapping[int, Mapping[str, int]], most: int | None = None) -> None:
-    """Adds counts of texts to `levels`; a feature with more than 2 * `most` texts keeps only the `most` frequent."""
+    """Adds counts of strings to `levels`; a feature with more than 2 * `most` of them keeps the `most` frequent."""
     for feature, counts in more.items():
         counts_so_far = levels.setdefault(feature, {})
         for text, count in counts.items():
@@ -45,12 +45,12 @@ def add_levels(levels: Levels, more: Mapping[int, Mapping[str, int]], most: int 
 
 
 def most_frequent(counts: Mapping[str, int], most: int) -> list[tuple[str, int]]:
-    """Returns the most frequent texts with their counts; of equally frequent texts, the first in text order."""
+    """Returns the most frequent strings with their counts; of equally frequent strings, the first in text order."""
     return heapq.nsmallest(most, counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 def texts_of(levels: Levels) -> dict[int, dict[float, str]]:
-    """Returns {id: {code: text}}; of texts with the same code, the most frequent."""
+    """Returns {id: {code: text}}; of strings with the same code, the most frequent."""
     return {
         feature: {code_of(text): text for text, _ in reversed(most_frequent(counts, len(counts)))}
         for feature, counts in levels.items()
@@ -58,7 +58,7 @@ def texts_of(levels: Levels) -> dict[int, dict[float, str]]:
 
 
 class Vocabulary:
-    """The texts of all blocks so far.
+    """The strings of all blocks so far.
 
     Attributes:
         levels: {side: {id: {text: number of its values}}} of the features whose values are texts.
@@ -69,7 +69,7 @@ class Vocabulary:
         self._first: dict[tuple[str, int], tuple[bool, str]] = {}  # whether the first value is a text, and its location
 
     def add(self, levels: Mapping[str, Mapping[int, Mapping[str, int]]]) -> None:
-        """Adds the texts of a block, by column."""
+        """Adds the strings of a block, by column."""
         for column, of_column in levels.items():
             add_levels(self.levels[SIDE_OF[column]], of_column, MOST_LEVELS)
 
@@ -81,7 +81,7 @@ class Vocabulary:
         block: Block,
         row_of: NDArray[np.int64] | None = None,
     ) -> None:
-        """Checks that features have numbers, or texts, as in the previous blocks.
+        """Checks that features have numbers, or strings, as in the previous blocks.
 
         Args:
             side: "state" or "action".

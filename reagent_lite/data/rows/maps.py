@@ -1,7 +1,7 @@
 """Maps {name: number} of a block as dense numpy arrays: features of states and candidates, and metrics.
 
-A feature may have texts in place of numbers, which are categories: its column holds their codes (categories.py), and
-`Faults.levels` has the texts. Strings and numbers may be mixed in one struct, a string map or a VALUES map.
+A feature may have strings in place of numbers, which are categories: its column holds their codes (categories.py), and
+`Faults.levels` has the strings. Strings and numbers may be mixed in one struct, a string map or a VALUES map.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Named:
 def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: str = "") -> tuple[FeatureMatrix, Mask]:
     """Returns maps {id or name: value} as (features, [n] whether the row has a map); null and NaN count as absent.
 
-    Texts become their codes. Infinite values break `rule`.
+    Strings become their codes. Infinite values break `rule`.
 
     Raises:
         DataError: a key is neither an id nor a name; names the first line that has it.
@@ -114,7 +114,7 @@ def offered_items(lists: Lists, has_action: Mask, column: Column, faults: Faults
     Args:
         lists: the lists of `column`.
         has_action: [n] whether the row has an action.
-        column: the column of lists, for the texts of the items.
+        column: the column of lists, for the strings of the items.
         faults: faults of the block, whose file has the table; they stay as they are if its items are not always
             possible.
     """
@@ -194,9 +194,9 @@ def named_numbers(column: Column, faults: Faults, *, nan_rule: str = "") -> Name
 def _named_values(
     column: Column, faults: Faults, *, nan_rule: str = "", todo: str = "", categories: bool = False
 ) -> tuple[Named, dict[str, dict[str, int]]]:
-    """Returns (values by name, with codes of texts; {name: {text: number of its values}}).
+    """Returns (values by name, with codes of strings; {name: {text: number of its values}}).
 
-    `todo` is advice if the values of the column are not maps, and `categories` says whether they may have texts; for
+    `todo` is advice if the values of the column are not maps, and `categories` says whether they may have strings; for
     the other arguments see `named_numbers`.
     """
     parsed = pa.map_(pa.string(), VALUES if categories else pa.float64()), _values_of if categories else _numbers_of
@@ -324,7 +324,7 @@ class _MapReading:
         self.column.fault(self.faults, twice, f"each id once in {self.column.name}", got)
 
     def _of_items(self, items: Column, names: tuple[str, ...], key: NDArray[Any]) -> NDArray[np.float32]:
-        """Returns [n] the values of key-value pairs, with codes of texts; `key` [n] are indices of `names`."""
+        """Returns [n] the values of key-value pairs, with codes of strings; `key` [n] are indices of `names`."""
         if self.categories and is_string(items.array.type):
             return self._codes(items, names, key)
         if not self.categories or not _are_values(items.array.type):
@@ -335,7 +335,7 @@ class _MapReading:
         is_text = texts.present
         both = is_text & numbers.present
         numbers.fault(self.faults, both, f"a number or a string in {items.name}, not both")
-        # a feature is of texts if most of its values in the block are
+        # a feature is of strings if most of its values in the block are
         num_texts = np.bincount(key[is_text], minlength=len(names))
         num_numbers = np.bincount(key[numbers.present], minlength=len(names))
         of_texts = num_texts > num_numbers

@@ -153,7 +153,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
             empty=np.all(np.isnan(state.values), axis=1),
             without_choice=choices.without_choice,
             both=terminal & truncated,
-            dated=_dated(column("ds"), faults, contract),
+            dated=_has_date(column("ds"), faults, contract),
         )
         for name in contract.rewards:
             further_reward(block, name, faults)
@@ -206,7 +206,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     )
 
 
-def _dated(column: Column, faults: Faults, contract: Contract) -> Mask:
+def _has_date(column: Column, faults: Faults, contract: Contract) -> Mask:
     """Returns [n] whether each row has a date, or needs none."""
     return valid_rows(dates(column, faults)) if contract.dated else np.ones(len(faults.kind), bool)
 

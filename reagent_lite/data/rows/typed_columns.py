@@ -3,7 +3,7 @@
     text, date            text
     order                 int64
     number, flag          double, bool
-    features, metrics     map<int64, float>, map<text, number>; features with texts among them map<int64, VALUES>
+    features, metrics     map<int64, float>, map<text, number>; features with strings among them map<int64, VALUES>
     action                text (names), int64 (indices) or features
     actions               lists of names, of 0 and 1, or of features
 
@@ -85,7 +85,7 @@ def event_schema(contract: Contract) -> pa.Schema:
 def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dict[str, str]]:
     """Returns (a block's rows in `event_schema`, their faults, the kind of the values of each extra column of text).
 
-    If features of the block are texts (see Faults.levels) and the contract has none, features are null.
+    If features of the block are strings (see Faults.levels) and the contract allows none, features are null.
 
     Raises:
         DataError: the block is unreadable.
@@ -133,7 +133,7 @@ def rows_without_choice(action: pa.Array, possible: pa.Array) -> Mask:
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Returns an array as a type of `event_schema`; nulls if it has texts and the type does not."""
+    """Returns an array as a type of `event_schema`; nulls if it has strings and the type does not."""
     if array.type != kind and array.type == features_type(kind, texts=True):
         return pa.nulls(len(array), kind)
     if kind == features_type(array.type, texts=True):
@@ -184,7 +184,7 @@ def _parametric(column: dict[str, Column], faults: Faults) -> dict[str, pa.Array
 def typed_table(block: Block) -> tuple[pa.Table, dict[str, str]]:
     """Returns (the columns of a block as the types above, Faults.orders).
 
-    Columns that are not in the contract stay as they are. Keys of features are ids, or strings if a feature in the
+    Columns other than the standard ones stay as they are. Keys of features are ids, or strings if a feature in the
     block has a name.
 
     Raises:
@@ -202,7 +202,7 @@ def typed_table(block: Block) -> tuple[pa.Table, dict[str, str]]:
 
 
 def features_type(kind: pa.DataType, *, names: bool = False, texts: bool = False) -> pa.DataType:
-    """Returns a type of features, or of lists of them, widened to hold names or texts; other types as they are."""
+    """Returns a type of features, or of lists of them, widened to hold names or strings; other types as they are."""
     if pa.types.is_list(kind):
         return pa.list_(features_type(kind.value_type, names=names, texts=texts))
     if not pa.types.is_map(kind) or kind.item_type not in (FEATURES.item_type, VALUES):

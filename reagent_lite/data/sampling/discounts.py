@@ -1,7 +1,8 @@
 """Discounts of time differences, and whether their unit can be that of the config.
 
 A discount gamma ** (time_diff / unit) is meant to lie between 0 and 1. Times in microseconds with a unit of one second
-make it 0 in every row, so that a policy learns nothing of what follows; times in days with a unit in seconds make it 1.
+make it 0 in every row, so that a policy learns nothing of later rewards; times in days with a unit in seconds make
+it 1.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from reagent_lite.data.formats.frames import location
 from reagent_lite.data.log_shares import log_of_rows
 from reagent_lite.errors import DataError, Problem
 
-_NEGLIGIBLE = 1e-3  # a smaller discount leaves next to nothing of what follows
+_NEGLIGIBLE = 1e-3  # a smaller discount leaves next to nothing of later rewards
 _NEARLY_ALL = 0.95
 _UNDISCOUNTED = 1e-6  # a discount that is closer to 1 counts as 1
 _SAME_UNIT = 20.0  # largest ratio of two medians in one unit of time; a day has 24 hours, and other units differ more

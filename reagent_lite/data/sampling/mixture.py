@@ -31,10 +31,10 @@ class MixedSource:
         self._sizes = [len(batch) for batch in batches]
         return join_batches(batches, self._shares)
 
-    def learned(self, row_errors: Tensor) -> None:
+    def record_errors(self, row_errors: Tensor) -> None:
         """Passes the errors [B] of a batch's rows to their parts."""
         for source, errors in zip(self._sources, torch.split(row_errors, self._sizes), strict=True):
-            source.learned(errors)
+            source.record_errors(errors)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the states of the parts by number."""

@@ -320,7 +320,7 @@ class LoggedSource:
     def __next__(self) -> TransitionBatch:
         return next(self._batches)
 
-    def learned(self, row_errors: Tensor) -> None:
+    def record_errors(self, row_errors: Tensor) -> None:
         """Does nothing: errors of logged rows do not change the order in which the plan reads them."""
 
     def state_dict(self) -> dict[str, Any]:

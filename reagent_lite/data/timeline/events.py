@@ -22,7 +22,6 @@ from pydantic import PlainSerializer, PlainValidator
 
 from reagent_lite.config.column_names import EPISODE_COLUMNS, SERVED_COLUMNS
 from reagent_lite.config.timeline_config import TimelineConfig
-from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block, InputFile, Show
 from reagent_lite.data.formats.format_table import ALL_COLUMNS, read_blocks
@@ -31,6 +30,7 @@ from reagent_lite.data.rows.block_columns import column_of, texts
 from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.typed_columns import event_schema, event_table, typed_column
+from reagent_lite.data.timeline.buckets import HASHES
 from reagent_lite.feature_ids import read, write_ids
 
 _SAMPLE = 0
@@ -44,7 +44,7 @@ Features = Annotated[set[int], PlainValidator(lambda keys: set(read(keys))), Pla
 
 
 def contract_of(config: TimelineConfig, *, texts: bool = False) -> Contract:
-    """Returns the contract of the events; `texts`: whether some features are texts."""
+    """Returns the contract of the events; `texts`: whether some features are strings."""
     rewards = tuple(name for name in config.timeline.rewardColumns if name not in ("reward", "metrics"))
     return Contract(
         actions=config.query.actions if config.timeline.actionDiscrete else None,
@@ -73,7 +73,7 @@ class EventFacts:
         seen: columns that have a value in some row.
         kinds: {extra column: kinds of its values}, see rows/typed_columns.py.
         features: feature ids that have a name.
-        texts: whether some features have texts as values.
+        texts: whether some features have strings as values.
         unlisted: number of rows with an action and an empty list of candidates.
         metrics: names of all metrics.
         orders: as in Faults.
@@ -121,7 +121,7 @@ class EventFacts:
 
 
 def event_columns(config: TimelineConfig, *, texts: bool) -> pa.Schema:
-    """Returns the columns of checked events; `texts`: whether some features are texts."""
+    """Returns the columns of checked events; `texts`: whether some features are strings."""
     return pa.schema([*event_schema(contract_of(config, texts=texts)), *map(pa.field, _PLACED, _PLACED.values())])
 
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reagent_lite.config.timeline_config import TimelineConfig
-from reagent_lite.data.buckets import BucketGroup, Buckets, reordered_rows
 from reagent_lite.data.formats.blocks import InputFile, Show
 from reagent_lite.data.formats.schema import in_one_piece, to_numpy
+from reagent_lite.data.timeline.buckets import BucketGroup, Buckets, reordered_rows
 from reagent_lite.data.timeline.event_spans import Counts
 from reagent_lite.data.timeline.events import ORDER, EventFacts, check_events
 from reagent_lite.data.timeline.pairing import Pairing
@@ -42,7 +42,7 @@ class LocalEngine:
 
     def load(self, config: TimelineConfig, files: Sequence[InputFile], show: Show, *, texts: bool) -> EventFacts:
         """Reads and keeps the events of the files; see Engine."""
-        for file in self._folder.iterdir():  # left from a first reading without texts
+        for file in self._folder.iterdir():  # left from a first reading without strings
             file.unlink()
         with room_in(self._folder, "temporary_directory"):
             buckets = Buckets(self._folder, files, self._memory_bytes)

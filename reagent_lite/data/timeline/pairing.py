@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reagent_lite.config.timeline_config import TimelineConfig, TimelineSection
-from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import Show
 from reagent_lite.data.formats.schema import fill_nulls, find_distinct, in_one_piece, to_numpy, valid_rows
 from reagent_lite.data.rows.typed_columns import rows_without_choice, type_of
+from reagent_lite.data.timeline.buckets import HASHES
 from reagent_lite.data.timeline.event_spans import Counts, Ends, Episodes, SpannedRows
 from reagent_lite.data.timeline.events import EventFacts, event_columns
 from reagent_lite.data.writing.part_files import PartFiles

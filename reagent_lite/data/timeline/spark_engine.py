@@ -25,10 +25,10 @@ import pyarrow.parquet
 from pydantic import TypeAdapter
 
 from reagent_lite.config.timeline_config import TimelineConfig
-from reagent_lite.data.buckets import HASHES
 from reagent_lite.data.formats.blocks import InputFile, Show
 from reagent_lite.data.formats.format_table import no_rows_error
 from reagent_lite.data.formats.input_files import sha256_of
+from reagent_lite.data.timeline.buckets import HASHES
 from reagent_lite.data.timeline.event_spans import Counts
 from reagent_lite.data.timeline.events import ORDER, EventFacts, check_events, event_columns
 from reagent_lite.data.timeline.pairing import Pairing, batch_whole_episodes
@@ -50,7 +50,7 @@ class SparkEngine:
 
     Args:
         master: spark://host:7077, local[4], yarn, ..., or sc://host:15002 for Spark Connect. If this process already
-            has a session of classic Spark, a session beside it is used, whatever its master, and nothing is stopped.
+            has a session of classic Spark, a second session is used, whatever its master, and nothing is stopped.
         folder: temporary folder for this engine alone; executors see it under the same path.
 
     Raises:
@@ -66,7 +66,7 @@ class SparkEngine:
         total = sum(file.size for file in files)
         show(0, total)
         spool = self._folder / "events"
-        shutil.rmtree(spool, ignore_errors=True)  # left from a first reading without texts
+        shutil.rmtree(spool, ignore_errors=True)  # left from a first reading without strings
         spool.mkdir()
         task = partial(_check_files, config, tuple(files), spool, texts)
         with problems_of_spark():

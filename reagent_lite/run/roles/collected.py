@@ -92,7 +92,7 @@ class _FileOrder:
                 self.seen.intersection_update(file.name for file in files)
                 self._pending.extend(file for file in files if file.name not in self.seen)
             while self._pending and (not chosen or _env_steps_in(chosen) < env_steps):
-                chosen += self._checked(self._pending[0])
+                chosen += self._check(self._pending[0])
                 self._pending.popleft()
         except OSError as error:
             self.unavailable = sentence_of(error, self._folder.path)
@@ -111,14 +111,14 @@ class _FileOrder:
             read = [file for file in self._folder.files() if file.name in names]
             self.seen.update(file.name for file in read)
             while read and _env_steps_in(chosen) < env_steps:
-                chosen += self._checked(read.pop())
+                chosen += self._check(read.pop())
             return chosen
 
         chosen = wait_for(newest, self._folder.path, DATASET_KEY)
         self._warn()
         return chosen[::-1]
 
-    def _checked(self, file: EpisodeFile) -> Chosen:
+    def _check(self, file: EpisodeFile) -> Chosen:
         """Returns the file if it fits the run; otherwise leaves it out and returns nothing.
 
         Raises:
@@ -362,7 +362,7 @@ class CollectedReplay:
         """
         require_rewards_in_range(self._files.out_of_range_rewards, self._spec.name)
 
-    def finished(self) -> Tensor:
+    def take_finished(self) -> Tensor:
         """Returns and resets [2 + actors] float64: episodes read, their steps, returns of an agent by type."""
         self.check()
         totals = self._files.totals.clone()

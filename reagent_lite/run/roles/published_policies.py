@@ -137,7 +137,7 @@ def shared_folders(config: WorkflowConfig, *, resumed: bool = False) -> Iterator
     fifo = Path(settings.path).expanduser() / FIFO
     policies = policies_folder(settings)
     if resumed:
-        wait_for(lambda: FolderIdentity.used(fifo), fifo, f"{key}.path")
+        wait_for(lambda: FolderIdentity.read_mark(fifo), fifo, f"{key}.path")
     elif not fifo.exists():
         logger.info(
             f"{key}.path: {fifo} did not exist and is created; if it is on a share, check that the share is mounted"

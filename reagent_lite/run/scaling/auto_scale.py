@@ -222,7 +222,7 @@ def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> Search
         rounds = simulated_plan(Scale(num_envs, 1, 1).apply_to(config, probes.world), 1).num_steps
         return first.with_minibatch(num_envs, minibatch, fewest=-(-steps // max(rounds, 1)))
 
-    def measured(scale: Scale) -> float:
+    def measure(scale: Scale) -> float:
         value, failure = probes.rate(scale)
         result = failure or f"{value:,.0f}"
         add(f"{scale.num_envs:>12,} {scale.minibatch_size:>12,} {scale.updates:>12,} {result:>16}")
@@ -231,7 +231,7 @@ def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> Search
     def rate(num_envs: int, minibatch: int) -> float:
         scale = with_minibatch(num_envs, minibatch)
         if scale not in rates:
-            rates[scale] = measured(scale)
+            rates[scale] = measure(scale)
         return rates[scale]
 
     def result_of(choice: Scale | None) -> SearchResult:
@@ -260,7 +260,7 @@ def find_scale(config: WorkflowConfig, limit: Limit, probes: "Probes") -> Search
     measured_again: set[Scale] = set()
     while (choice := smallest(rates)) is not None and choice not in measured_again and not probes.out_of_time:
         measured_again.add(choice)
-        again = measured(choice)
+        again = measure(choice)
         if not probes.out_of_time:  # else the first measurement stands
             rates[choice] = min(rates[choice], again)
     return result_of(choice)

@@ -1,1 +1,1 @@
-"""What a run can learn from: logs, environments, both, and the episodes of collectors."""
+"""Sources that a run can learn from: logs, environments, both, and the episodes of collectors."""

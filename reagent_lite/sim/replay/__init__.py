@@ -1,1 +1,1 @@
-"""A ring of transitions, and prioritised sampling."""
+"""A ring of transitions, and prioritized sampling."""

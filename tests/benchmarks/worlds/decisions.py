@@ -172,16 +172,16 @@ GLYPHS = (
 
 
 def glyphs(rows: int, rng: Generator, truth: Generator) -> Rows:
-    """12 000 rows, 10 actions; 64 grey values of a digit, moved and noisy; reward 1 for its name; uniform log."""
+    """12 000 rows, 10 actions; 64 gray values of a digit, moved and noisy; reward 1 for its name; uniform log."""
     shapes = np.array(list(GLYPHS), dtype=np.float64).reshape(10, 7, 5)
     digit, down, right = rng.integers(10, size=rows), rng.integers(2, size=rows), rng.integers(4, size=rows)
     image = np.zeros((rows, 8, 8))
     for shift in np.ndindex(2, 4):
         moved = (down == shift[0]) & (right == shift[1])
         image[moved, shift[0] : shift[0] + 7, shift[1] : shift[1] + 5] = shapes[digit[moved]]
-    grey = image * rng.uniform(8, 16, (rows, 1, 1)) + rng.normal(scale=3, size=image.shape)
+    gray = image * rng.uniform(8, 16, (rows, 1, 1)) + rng.normal(scale=3, size=image.shape)
     mean = np.eye(10)[digit]
-    state = columns(grey.clip(0, 16).round().reshape(rows, 64), "pixel")
+    state = columns(gray.clip(0, 16).round().reshape(rows, 64), "pixel")
     return Rows(state=state, mean=mean, logger=uniform(mean), earn=events(mean))
 
 

@@ -103,8 +103,10 @@ def test_facts_of_a_copy_come_back_from_their_text(tmp_path: Path) -> None:
     rows = [{**row, "metrics": {"m": 1}} for row in random_rows(20)]
     copy = prepare_training_copy(Log(write_lines(tmp_path / "log.jsonl", rows), actions=ACTIONS))
     summary, other = (
-        CopySummary.of(copy, 3, {"state": NormalizationSpec.ordered({1: FeatureSpec(feature_id=1, feature_type=kind)})})
-        for kind in (FeatureType.BINARY, FeatureType.PROBABILITY)
+        CopySummary.of(
+            copy, 3, {"state": NormalizationSpec.from_features({1: FeatureSpec(feature_id=1, feature_type=k)})}
+        )
+        for k in (FeatureType.BINARY, FeatureType.PROBABILITY)
     )
     assert summary.normalization != other.normalization
     assert (summary.node, summary.rows, summary.state_ids, summary.metric_names) == (3, 20, (0, 1, 2), ("m",))

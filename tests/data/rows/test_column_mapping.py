@@ -150,7 +150,7 @@ def test_names_pass_through_timelines(tmp_path: Path) -> None:
 )
 def test_names_that_no_log_can_have(columns: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check(ConvertConfig, {"input_path": "a.csv", "output_path": "b.csv", "columns": columns})
+        check(ConvertConfig, {"data_path": "a.csv", "output_path": "b.csv", "columns": columns})
     with pytest.raises(ConfigError, match=message):
         read_log("a.csv", columns)
 

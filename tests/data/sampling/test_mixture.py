@@ -54,8 +54,8 @@ def test_losses_and_states_go_back_to_their_parts() -> None:
     mixture = MixedSource(((first, 0.5), (second, 0.5)))
     for errors in ([1.0, 2, 3, 4], [5.0, 6]):  # of the last batch
         next(mixture)
-        mixture.learned(torch.tensor(errors))
-    assert [[learned.args[0].tolist() for learned in part.learned.mock_calls] for part in (first, second)] == [
+        mixture.record_errors(torch.tensor(errors))
+    assert [[call.args[0].tolist() for call in part.record_errors.mock_calls] for part in (first, second)] == [
         [[1, 2, 3], [5]], [[4], [6]],
     ]  # fmt: skip
     assert mixture.state_dict() == {"0": first.state_dict(), "1": second.state_dict()}

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def spec_of(kind: FeatureType, ids: Iterable[int], **parameters: Any) -> NormalizationSpec:
-    return NormalizationSpec.ordered({i: FeatureSpec(feature_id=i, feature_type=kind, **parameters) for i in ids})
+    return NormalizationSpec.from_features({i: FeatureSpec(feature_id=i, feature_type=kind, **parameters) for i in ids})
 
 
 PLAIN = partial(spec_of, FeatureType.DO_NOT_PREPROCESS)

@@ -59,7 +59,7 @@ class Visits:
 
 
 def visits(count: int, items: int, longest: int, seed: int) -> Visits:
-    """Returns visits to a catalogue of `items`, whose genres do not depend on the seed."""
+    """Returns visits to a catalog of `items`, whose genres do not depend on the seed."""
     genre = np.random.default_rng(7).integers(GENRES, size=items)
     of_genre = [np.flatnonzero(genre == number) for number in range(GENRES)]
     rng = np.random.default_rng(seed)

@@ -8,8 +8,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from reagent_lite.data import buckets
 from reagent_lite.data.logs import Log
+from reagent_lite.data.timeline import buckets
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 10, 1 << 16, 1 << 20])
