@@ -91,7 +91,7 @@ class RewardAndQModels(nn.Module):
         """
         outcomes = outcomes_of(batch)
         target = self._target(batch, next_propensities)
-        state, logged, index = self._logged(batch)
+        state, logged, index = self._read_logged(batch)
         predicted = chosen_values(self.reward_network, state, logged, index)
         value = chosen_values(self.value_network, state, logged, index)
         reward_loss = (batch.weight * (predicted - outcomes / self.reward_scale + self.mean).square().sum(1)).sum()
@@ -106,7 +106,7 @@ class RewardAndQModels(nn.Module):
         units of the networks. The arguments are those of `forward`.
         """
         weight = batch.weight.double()
-        state, logged, index = self._logged(batch)
+        state, logged, index = self._read_logged(batch)
         value = chosen_values(self.target_network, state, logged, index)
         predicted = chosen_values(self.reward_network, state, logged, index)
         residual = self._target(batch, next_propensities) - value
@@ -184,7 +184,7 @@ class RewardAndQModels(nn.Module):
         d = discount(self.gamma, batch.steps, batch.bootstrap).unsqueeze(1)
         return (outcomes_of(batch) + d * next_value) / self.value_scale - self.mean
 
-    def _logged(self, batch: TransitionBatch) -> tuple[Tensor, Actions, Tensor]:
+    def _read_logged(self, batch: TransitionBatch) -> tuple[Tensor, Actions, Tensor]:
         """Returns states and choices as networks read them, and the index [B] of the logged choice."""
         logged = only_choice(batch.actions, batch.action)  # other candidates would be normalized for nothing
         index = batch.action if logged.features is None else torch.zeros_like(batch.action)
