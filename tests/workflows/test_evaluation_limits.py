@@ -108,7 +108,7 @@ def test_models_that_nothing_could_check_are_not_fitted(tmp_path: Path, fitted: 
 def test_fits_at_the_end_read_a_sixteenth_of_what_the_policy_learned_from(
     tmp_path: Path, fitted: list[int], epochs: int, steps: int
 ) -> None:
-    at_end(tmp_path, epochs=epochs, min_effective_episodes=1, minibatch_size=16)
+    at_end(tmp_path, epochs=epochs, models={"minibatch_size": 16}, min_effective_episodes=1)
     assert len(fitted) == pytest.approx(steps, rel=0.03)  # episodes are scored or not by their hashes
 
 
