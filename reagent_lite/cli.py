@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from reagent_lite.config import changed_keys, expand_config, load_config
 from reagent_lite.config.section import Section
 from reagent_lite.console import logger, logging_to_stderr, outliving_terminal
+from reagent_lite.distributed.worker import write_error
 from reagent_lite.errors import ConfigError, Preempted, Problem, ReagentLiteError
 from reagent_lite.training.stop import StopSignal
 
@@ -156,14 +157,13 @@ def exit_code(body: Callable[[], int]) -> int:
     with outliving_terminal(), logging_to_stderr():
         try:
             return body()
-        except (ReagentLiteError, Preempted) as error:
-            logger.error(message_of(error))
-            return error.exit_code
         except KeyboardInterrupt:
             return 130
-        except Exception as error:
-            logger.error(message_of(error))
-            return 1
+        except (Exception, Preempted) as error:
+            message = message_of(error)
+            logger.error(message)
+            write_error(message)
+            return error.exit_code if isinstance(error, ReagentLiteError | Preempted) else 1
 
 
 def _require_open_files() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from reagent_lite.feature_ids import list_columns
@@ -51,13 +52,13 @@ class TransitionBatch:
     """Rows of experience, logged or simulated.
 
     Attributes:
-        state: [B, S] float32, normalized by the source.
+        state: [B, S] float32, normalized by the source; uint8 if states are images.
         actions: choices at `state`.
         action: [B] int64, index of the choice taken.
         reward: [B] float32; the discounted sum over `steps` if a row spans several.
         steps: [B] float32, time steps from `state` to `next_state`.
         bootstrap: [B] float32, 0 after a terminal row, 1 otherwise (also after a time limit).
-        next_state: [B, S] float32; meaningful if bootstrap is 1, like next_actions.
+        next_state: [B, S], like `state`; meaningful if bootstrap is 1, like next_actions.
         next_actions: choices at `next_state`.
         next_action: [B] int64, 0 if the log has none; meaningful if bootstrap is 1.
         propensity: [B] float32 in (0, 1], behavior policy's probability of `action`.
@@ -105,12 +106,12 @@ class EnvStep:
     """One step of N environments, as a replay stores it.
 
     Attributes:
-        observation: [N, S] float32, before the action.
+        observation: [N, S] float32, before the action; uint8 if it is an image.
         action: [N], any integer type.
         reward: [N] float32.
         terminated: [N] bool.
         truncated: [N] bool, at a limit; terminated wins if both are true.
-        next_observation: [N, S] float32, after the action, also at the end of an episode.
+        next_observation: [N, S], after the action, also at the end of an episode.
         propensity: [N] float32.
         mask, next_mask: [N, K] bool, with masked choices or candidates.
         features, next_features: [N, K, F] float32 of candidates.
@@ -158,12 +159,22 @@ class FeatureType(StrEnum):
     DO_NOT_PREPROCESS = "DO_NOT_PREPROCESS"
     CLIP_LOG = "CLIP_LOG"
     EMBEDDING = "EMBEDDING"
+    IMAGE = "IMAGE"
+
+
+ConvLayers = tuple[tuple[int, int, int], ...]
+"""Channels, kernel size and stride of convolutional layers."""
 
 
 NO_ID = 0
 OTHER_ID = 1
 FIRST_ROW = 2
 """Rows of a table of vectors: for no id, for an id that the table does not have, and from which ids have rows."""
+
+
+def parameter_of(table: str) -> str:
+    """Returns the name of a table's parameter, which has no points and is no attribute of ParameterDict."""
+    return f"table_{table.replace('.', '_')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +204,47 @@ class Embedding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """A state that is an image: bytes from 0 to 255, one for each pixel and channel, in the order of the shape.
+
+    Attributes:
+        shape: height and width; with channels a third axis, and before these the axis of stacked frames.
+        channels_first: whether channels come before height and width.
+    """
+
+    shape: tuple[int, ...]
+    channels_first: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of a state."""
+        return prod(self.shape)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes of a batch in the order rows, frames, channels, height, width, as far as there are any."""
+        axes = range(len(self.shape) + 1)
+        if len(self.shape) == 2 or self.channels_first:
+            return tuple(axes)
+        *others, height, width, channels = axes
+        return (*others, channels, height, width)
+
+    @property
+    def pixels(self) -> tuple[int, int, int]:
+        """Channels of all frames together, height and width."""
+        *_, height, width = (self.shape[axis - 1] for axis in self.axes)
+        return self.size // (height * width), height, width
+
+    def after(self, layers: ConvLayers) -> tuple[int, int, int]:
+        """Returns channels, height and width after convolutional layers without padding; 0 where a kernel is larger."""
+        channels, height, width = self.pixels
+        for filters, kernel, stride in layers:
+            channels = filters
+            height, width = (max((size - kernel) // stride + 1, 0) for size in (height, width))
+        return channels, height, width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureSpec:
     """Parameters of one feature's normalization; a type's unused ones keep their defaults.
 
@@ -206,6 +258,7 @@ class FeatureSpec:
         min_value, max_value: smallest and largest value; CONTINUOUS_ACTION scales by them.
         embedding: table and form of EMBEDDING. Its possible_values are the codes of the ids that have a row of their
             own, ascending; without them ids are hashed to rows.
+        image: shape of IMAGE, which is all of a state.
     """
 
     feature_id: int
@@ -220,10 +273,13 @@ class FeatureSpec:
     min_value: float = 0.0
     max_value: float = 1.0
     embedding: Embedding | None = None
+    image: Image | None = None
 
     @property
     def width(self) -> int:
         """Number of columns in the network's input."""
+        if self.image is not None:
+            return self.image.size
         if self.embedding is not None:
             return self.embedding.columns
         return len(self.possible_values) if self.feature_type is FeatureType.ENUM else 1
@@ -240,7 +296,9 @@ class FeatureSpec:
 
     @property
     def raw_ids(self) -> tuple[int, ...]:
-        """Ids of the raw columns: the feature's own id, or one for each id and each score of a list."""
+        """Ids of the raw columns: the feature's own id, or one for each id and score of a list, or byte of an image."""
+        if self.image is not None:
+            return tuple(range(self.image.size))
         if self.embedding is None:
             return (self.feature_id,)
         return list_columns(self.feature_id, self.embedding.length, scores=self.embedding.scores)
@@ -269,6 +327,11 @@ class NormalizationSpec:
         return tuple(feature.embedding for feature in self.features if feature.embedding is not None)
 
     @property
+    def image(self) -> Image | None:
+        """The image that states are, or None if they have features."""
+        return next((feature.image for feature in self.features), None)
+
+    @property
     def width(self) -> int:
         """Number of columns of the normalized output."""
         return sum(feature.width for feature in self.features)
@@ -280,7 +343,7 @@ class NormalizationSpec:
 
 
 def _column_names(feature: FeatureSpec) -> tuple[str, ...]:
-    if feature.embedding is not None:
+    if feature.embedding is not None or feature.image is not None:
         return tuple(map(str, feature.raw_ids))
     values = (feature.levels or feature.possible_values) if feature.width != 1 else ("",)
     return tuple(f"{feature.feature_id} {value}".strip() for value in values)
@@ -297,6 +360,7 @@ class SourceSpec:
         metric_names: names of the M columns of `metrics`.
         state_embeddings: embeddings whose row numbers and scores are the last columns of a state.
         action_embeddings: the same of a candidate.
+        image: the image that a state is; its S columns are bytes, uint8.
     """
 
     num_state_features: int
@@ -305,6 +369,7 @@ class SourceSpec:
     metric_names: tuple[str, ...] = ()
     state_embeddings: tuple[Embedding, ...] = ()
     action_embeddings: tuple[Embedding, ...] = ()
+    image: Image | None = None
 
     @property
     def parametric(self) -> bool:
@@ -317,25 +382,32 @@ class SourceSpec:
         return bool(self.state_embeddings or self.action_embeddings)
 
     @property
+    def is_dense(self) -> bool:
+        """Whether all columns are numbers that a linear model can read."""
+        return not self.has_embeddings and self.image is None
+
+    @property
     def dense(self) -> SourceSpec:
-        """The counts without the columns of embeddings, for models that are no networks."""
+        """The counts without the columns of embeddings and images, for models that are no networks."""
+        numbers = self.num_state_features if self.image is None else 0
         return replace(
             self,
-            num_state_features=self.num_state_features - sum(part.columns for part in self.state_embeddings),
+            num_state_features=numbers - sum(part.columns for part in self.state_embeddings),
             num_action_features=self.num_action_features - sum(part.columns for part in self.action_embeddings),
             state_embeddings=(),
             action_embeddings=(),
+            image=None,
         )
 
     def dense_columns(self, state: Tensor, actions: Actions) -> tuple[Tensor, Actions]:
-        """Returns states and choices without the columns of embeddings."""
-        if not self.has_embeddings:
+        """Returns states and choices without the columns of embeddings and images."""
+        if self.is_dense:
             return state, actions
         dense = self.dense
         features = actions.features
         if features is not None:
             features = features[..., : dense.num_action_features]
-        return state[..., : dense.num_state_features], Actions(mask=actions.mask, features=features)
+        return state[..., : dense.num_state_features].float(), Actions(mask=actions.mask, features=features)
 
 
 class BatchSource(Protocol):

@@ -63,6 +63,7 @@ class IQL(ActorCritic[IQLConfig]):
             num_state_features=spec.num_state_features,
             action_names=("value",),
             state_embeddings=spec.state_embeddings,
+            image=spec.image,
         )
         return cls(
             configured_network(config, spec, outputs=1, dueling=config.rainbow.dueling_architecture),

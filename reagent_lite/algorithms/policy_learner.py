@@ -268,6 +268,7 @@ def network_settings(training: TrainingConfig, *, outputs: int = 1, dueling: boo
         dropout=training.dropout_ratio,
         batch_norm=training.use_batch_norm,
         min_std=training.weight_init_min_std,
+        conv_layers=training.conv_layers,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from reagent_lite.config.column_names import LogColumns
+from reagent_lite.config.embedding_config import Embeddings
 from reagent_lite.config.section import LocalPath, Section
 from reagent_lite.config.simulate_config import LOG_SUFFIXES, output_problems
 from reagent_lite.errors import Problem
@@ -15,6 +16,7 @@ class ConvertConfig(Section):
     data_path: str = ""
     """The log: a file or folder of any format that training reads, a Minari dataset, or a URL."""
     columns: LogColumns = {}
+    embeddings: Embeddings = {}
     output_path: LocalPath = ""
     """Output file: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, .arrow or .csv; an older file is replaced once the new one
     is complete."""

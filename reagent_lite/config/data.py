@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from reagent_lite.config.column_names import Columns
 from reagent_lite.config.embedding_config import Embeddings
+from reagent_lite.config.image_config import ImageConfig
 from reagent_lite.config.items import ITEM_ID, WITHOUT_ITEMS, ItemId, Items, PossibleItems
 from reagent_lite.config.paths import SameEpisodes
 from reagent_lite.config.section import Count, LocalPath, NoEffect, Section
@@ -21,6 +22,8 @@ class DataConfig(Section):
     item_id: ItemId = ITEM_ID
     possible_items: PossibleItems = None
     embeddings: Embeddings = {}
+    image: ImageConfig | None = None
+    """Set if states are images. An environment whose observations are images needs no such key."""
     training_copy_dir: LocalPath | None = None
     """Folder on this machine's disk for the memory-mapped copy; absent: next to the data, or in the user's cache if
     that folder is not writable."""

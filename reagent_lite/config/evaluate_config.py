@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from reagent_lite.config.column_names import LogColumns
+from reagent_lite.config.embedding_config import Embeddings
 from reagent_lite.config.environment import EnvironmentConfig
 from reagent_lite.config.evaluation import EvaluationConfig, EvaluationModelsConfig
 from reagent_lite.config.items import WITHOUT_ITEMS, Name, PossibleItems
@@ -90,6 +91,7 @@ class EvaluateConfig(Section):
     list of several logs. Absent: only `simulation` is used."""
     columns: LogColumns = {}
     same_episodes: SameEpisodes = None
+    embeddings: Embeddings = {}
     items: str | None = None
     """Table of the items that actions of the log name by id, as data.items in training; absent: the model's own, if it
     has one."""
@@ -153,6 +155,7 @@ class EvaluateConfig(Section):
             (
                 *(
                     "columns",
+                    "embeddings",
                     "items",
                     "fitted_on",
                     "looks",
@@ -176,7 +179,11 @@ class EvaluateConfig(Section):
         NoEffect(lambda config: isinstance(config.data_path, str), ("same_episodes",), *FOR_SEVERAL_LOGS),
         WITHOUT_ITEMS,
         NoEffect(lambda config: config.actions, ("items",), "absent with actions", "Items have features, not names"),
-        NoEffect(lambda config: not config.without_model, ("actions",), "absent, as a model knows the actions"),
+        NoEffect(
+            lambda config: not config.without_model,
+            ("actions", "embeddings"),
+            "absent, as a model knows the actions and the ids of its features",
+        ),
         NoEffect(
             lambda config: config.without_model,
             ("policy",),

@@ -253,9 +253,7 @@ def _read_value(value: Any, types: set[Any]) -> Any:
 def _text(value: Any) -> str:
     if value is None or value == "":
         return "nothing"
-    if isinstance(value, BaseModel):
-        return value.model_dump_json(exclude_defaults=True)
-    return json.dumps(value)
+    return json.dumps(value, default=lambda section: section.model_dump(mode="json", exclude_defaults=True))
 
 
 def checked_by(check: Callable[[Any], Iterable[Problem]]) -> AfterValidator:

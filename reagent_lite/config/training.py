@@ -35,6 +35,10 @@ class TrainingConfig(Section):
     activations: tuple[Activation, ...] = ("relu", "relu", "linear")
     """Activations, one fewer than layers. The last is linear; with rainbow.dueling_architecture it may be any and is
     not used, as the network ends with the two streams."""
+    conv_layers: tuple[tuple[Count, Count, Count], ...] | None = None
+    """If states are images, convolutional layers before the others: [channels, kernel size, stride] of each, such as
+    [[32, 8, 4], [64, 4, 2], [64, 3, 1]]. Absent: these, of Mnih et al. (2015); for images too small for them
+    [[16, 3, 1]]. []: none. See docs/images.md."""
     network: str | None = None
     """A Q-network of your own, "package.module:Class"; the class is called with (SourceSpec, NetworkSettings).
 
@@ -79,7 +83,7 @@ class TrainingConfig(Section):
     """Not supported; null only."""
 
     unsupported: ClassVar = {
-        "cnn_parameters": "Image features are not supported; remove the key",
+        "cnn_parameters": "These layers are not supported: images are data.image, their layers training.conv_layers",
         "factorization_parameters": "Factorized parametric networks are not supported; use dueling_architecture for a "
         "state stream",
     }

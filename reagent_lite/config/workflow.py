@@ -22,6 +22,7 @@ from reagent_lite.config.defaults import (
     with_defaults_of_2026,
 )
 from reagent_lite.config.evaluation import EvaluationConfig
+from reagent_lite.config.image_config import conv_layers_for
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.paths import FOR_SEVERAL_LOGS, DataPath
 from reagent_lite.config.publish import PublishConfig
@@ -247,7 +248,7 @@ class WorkflowConfig(AlgorithmConfig):
             (
                 "eval_data_path",
                 *keys_of("norm_params", NormParams),
-                *keys_of("data", DataConfig, but=("global_minibatch_size",)),
+                *keys_of("data", DataConfig, but=("global_minibatch_size", "image")),
                 *keys_of("evaluation", EvaluationConfig, but=("choosing_share", "confidence_level")),
             ),
             "absent without training_data_path",
@@ -505,6 +506,8 @@ class WorkflowConfig(AlgorithmConfig):
         yield from self.algorithm_rules()
         if not self.takes_steps:
             yield from self._fitted_rules()
+        if self.data.image is not None and not list(self.data.image.rules()):
+            yield from self.image_rules("data.image")
         yield from self._loss_rules()
         yield from self._network_rules()
         yield from self._parallel_rules()
@@ -525,6 +528,36 @@ class WorkflowConfig(AlgorithmConfig):
         if self.data.embeddings:
             todo = "Vectors of ids are learned by steps. dqn with rl.gamma 0 learns the reward of single decisions"
             yield self.wrong("algorithm", "dqn, crr or iql with data.embeddings", todo)
+
+    def image_rules(self, got: str) -> Iterator[Problem]:
+        """Yields what does not go together with states that are images; `got` says in errors that they are."""
+        assert self.data.image is not None
+        image = self.data.image.image
+        linear = "What would read the pixels is a linear model"
+        log_them = f"{linear}. Log the probability of each action"
+        bytes_only = "Images are not normalized: the network divides bytes by 255"
+        by_step = (
+            "Trees and linear models do not read images. dqn with rl.gamma 0 learns the reward of single decisions"
+        )
+        source = self.data.columns.get("state_features", "")
+        for is_wrong, key, expected, todo in (
+            (not self.takes_steps, "algorithm", "dqn, crr or iql", by_step),
+            (self.rainbow.bcq, "rainbow.bcq", "false", f"{linear}: use rl.cql_alpha, or algorithm crr or iql"),
+            (self.evaluation.propensities == "estimate", "evaluation.propensities", '"logged"', log_them),
+            (self.rl.set_missing_value_to_zero, "rl.set_missing_value_to_zero", "false", "No byte is missing"),
+            (self.state_norm_data_path, "state_norm_data_path", "absent", bytes_only),
+            (self.data.embeddings, "data.embeddings", "absent", "A state is an image or has features"),
+            (self.timeline, "timeline", "absent", "Events with images are paired as they are read"),
+            (not isinstance(source, str), "data.columns.state_features", "one column", "An image is in one column"),
+        ):
+            if is_wrong:
+                yield Problem(key, f"{expected} with images", got, todo)
+        if self.parametric:
+            yield Problem("data.image", "absent for candidates", got, "Number the choices, and use workflows.dqn")
+        if not all(image.after(conv_layers_for(image, self.training.conv_layers))):
+            _, height, width = image.pixels
+            todo = "Each layer leaves (size - kernel size) // stride + 1 pixels"
+            yield self.wrong("training.conv_layers", f"layers that fit {height} x {width} pixels", todo)
 
     def _loss_rules(self) -> Iterator[Problem]:
         rl = self.rl
@@ -550,11 +583,13 @@ class WorkflowConfig(AlgorithmConfig):
             )
 
     def _network_rules(self) -> Iterator[Problem]:
-        """Yields an activation of the values."""
+        """Yields an activation of the values, and convolutions without images."""
         *_, last = self.training.activations or ("linear",)
         if last != "linear" and not self.rainbow.dueling_architecture:
             where = f"training.activations.{len(self.training.activations) - 1}"
             yield Problem(where, '"linear"', repr(last), "Values have no bounds, so the last layer has no activation")
+        if self.training.conv_layers is not None and self.data.image is None and self.simulation is None:
+            yield self.wrong("training.conv_layers", "absent without data.image", "Convolutions read images")
 
     def _parallel_rules(self) -> Iterator[Problem]:
         """Yields contradictions of parallel "dp"."""

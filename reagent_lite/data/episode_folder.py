@@ -14,7 +14,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +25,7 @@ from reagent_lite.data.formats.input_files import list_input
 from reagent_lite.disk_room import disk_errors
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.folder_identity import FolderIdentity, names_in
+from reagent_lite.types import Image
 from reagent_lite.whole_files import sweep
 
 if TYPE_CHECKING:  # learners without a dataset do not need the extra `data`
@@ -176,12 +177,13 @@ class EpisodeFolder:
                 ids for part in parquet.iter_batches(columns=["mdp_id"]) for ids in part.columns
             )
 
-    def rows(self, name: str, actions: tuple[str, ...]) -> Iterator[Rows]:
+    def rows(self, name: str, actions: tuple[str, ...], image: Image | None = None) -> Iterator[Rows]:
         """Yields the checked rows of a file, whole episodes one after the other.
 
         Args:
             name: the name of the file.
             actions: names of discrete actions; () for candidates with features.
+            image: shape of states that are images.
 
         Raises:
             DataError: the file is gone or damaged, or rows break a rule.
@@ -191,7 +193,8 @@ class EpisodeFolder:
         from reagent_lite.data.rows.reading import read_rows
 
         contract = Contract(actions=actions or None)
-        for rows in read_blocks((self._input(name),), partial(read_rows, contract=contract)):
+        file = replace(self._input(name), image=image)
+        for rows in read_blocks((file,), partial(read_rows, contract=contract)):
             rows.faults.require_none()
             yield rows
 

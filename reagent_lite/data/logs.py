@@ -32,6 +32,7 @@ from reagent_lite.feature_ids import FeatureId
 from reagent_lite.id_values import IdFeature, ids_of_setting, ids_setting
 from reagent_lite.item_table import ItemTable
 from reagent_lite.manifest import FILE_NAME, STAGE
+from reagent_lite.types import Image
 
 if TYPE_CHECKING:
     from reagent_lite.data.partition import Partition  # needs Arrow
@@ -53,6 +54,7 @@ class Log:
         columns: the log's own names for standard columns; some of several logs may have the standard names.
         items: the table of the items that actions may name.
         id_features: features whose values are ids; None if no feature is read.
+        image: shape of its states if they are images; None if they have features.
         timeline: settings of the pairing of events; None for the defaults.
         directory: parent folder of the training copy that the user chose, or None.
         partition: the episodes that are read; None for all.
@@ -65,6 +67,7 @@ class Log:
     columns: Columns = field(default_factory=dict)
     items: ItemTable | None = None
     id_features: tuple[IdFeature, ...] | None = None
+    image: Image | None = None
     timeline: TimelineConfig | None = None
     directory: str | None = None
     partition: Partition | None = None
@@ -88,7 +91,8 @@ class Log:
         """Settings that the standard rows depend on, in addition to the files and the item table."""
         columns = {"columns": self.columns} if self.columns else {}
         several = {"same_episodes": bool(self.same_episodes)} if self.is_several else {}
-        return columns | several | ids_setting(self.id_features or ())
+        image = {"image": list(self.image.shape)} if self.image is not None else {}
+        return columns | several | ids_setting(self.id_features or ()) | image
 
     @property
     def name(self) -> str:
@@ -139,7 +143,7 @@ class Log:
         if not files:
             raise NoRowsError([problem for problems in empty.values() for problem in problems])
         require_all_decisions(files.values())
-        listed = tuple(files.values())
+        listed = tuple(replace(file, image=self.image) for file in files.values())
         if self.is_several and not self.same_episodes:
             listed = tuple(replace(file, columns=_InOneOfSeveral(file.log, file.columns)) for file in listed)
         return _Listing(files=listed, empty=empty)
@@ -223,7 +227,7 @@ class Log:
                     problems = problems or list(error.problems)
             first = first_block(files) if first is None else first
             if first is not None:
-                yield replace(first, file=next(file for file in files if file.path == first.file.path))
+                yield replace(first, file=files[first.file_number])
         if not seen:
             raise_any(problems)
 

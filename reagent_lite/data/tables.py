@@ -6,12 +6,14 @@ A column may begin late or with a narrower type; `widen_fields` and `with_types`
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing
+from typing import Any
 
 import pyarrow as pa
 
 from reagent_lite.config.column_names import Columns, LogColumns
+from reagent_lite.config.embedding_config import Embeddings, id_features
 from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.console import progress
@@ -55,9 +57,10 @@ def survey(files: tuple[InputFile, ...]) -> dict[str, pa.Field]:
 
 class _ReadLogConfig(Section):
     columns: LogColumns = {}
+    embeddings: Embeddings = {}
 
 
-def read_log(log: PathOrFrame, columns: Columns | None = None) -> pa.Table:
+def read_log(log: PathOrFrame, columns: Columns | None = None, embeddings: Mapping[str, Any] | None = None) -> pa.Table:
     """Returns a whole log as one Arrow table in memory, with its values as training reads them.
 
     `to_pandas()` converts the table to a frame.
@@ -65,18 +68,20 @@ def read_log(log: PathOrFrame, columns: Columns | None = None) -> pa.Table:
     Args:
         log: path of a file or a folder in any format, URL, or frame of pandas, polars or Arrow.
         columns: the log's own names for standard columns.
+        embeddings: features whose values are ids, as data.embeddings; lists of ids are JSON strings in the table.
 
     Returns:
         the table, with the standard columns of a log.
 
     Raises:
-        ConfigError: `columns` has unknown fields or impossible names.
+        ConfigError: `columns` or `embeddings` have unknown fields or impossible names.
         DataError: faults of the data, with file and line.
     """
-    columns = check(_ReadLogConfig, {"columns": {} if columns is None else columns}).columns
+    config = check(_ReadLogConfig, {"columns": columns or {}, "embeddings": embeddings or {}})
     fields: dict[str, pa.Field] = {}
     tables = []
-    for table, where in typed_tables(Log(path_of(log), columns=columns).files, "reading"):
+    files = Log(path_of(log), columns=config.columns, id_features=id_features(config.embeddings) or None).files
+    for table, where in typed_tables(files, "reading"):
         fields = widen_fields(fields, table, where)
         tables.append(table)
     return pa.concat_tables([with_types(table, fields) for table in tables])

@@ -24,6 +24,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
 
 _FOLDER_VARIABLE = "REAGENT_LITE_WORKER_FOLDER"
 _LAUNCHER_VARIABLE = "REAGENT_LITE_LAUNCHER_PID"
+_ERROR_VARIABLE = "REAGENT_LITE_ERROR_FILE"
 _MODEL_SAVED = "model_saved"
 _PROGRESS = struct.Struct("=qqdd")
 _CAUSED_BY_A_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|socket|store", re.IGNORECASE)
@@ -118,6 +119,17 @@ def end_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
         if os.getppid() != int(os.environ[_LAUNCHER_VARIABLE]):  # it died while this process was still importing
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def writing_error_to(path: Path) -> dict[str, str]:
+    """Returns the variable of a command that writes the error which ends it to a file as well."""
+    return {_ERROR_VARIABLE: str(path)}
+
+
+def write_error(message: str) -> None:
+    """Writes the error that ends this command for the process that asked for it by `writing_error_to`."""
+    if _ERROR_VARIABLE in os.environ:
+        Path(os.environ[_ERROR_VARIABLE]).write_text(message)
 
 
 def report_model_saved() -> None:

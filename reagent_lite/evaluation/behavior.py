@@ -111,7 +111,7 @@ def estimated_behavior(
 
 def _without_embeddings(spec: SourceSpec, read: Read, features: tuple[str, ...]) -> tuple[Read, tuple[str, ...]]:
     """Returns a function that reads rows without the columns of embeddings, and the names of the other columns."""
-    if not spec.has_embeddings:
+    if spec.is_dense:
         return read, features
     dense = spec.dense
     count = dense.num_action_features if spec.parametric else dense.num_state_features

@@ -42,6 +42,7 @@ _CANDIDATE = "candidate "
 _NO_LOG = "there is no log: who gains is known only where decisions were logged"
 _NO_ROWS = "no rows of the log were scored on this machine"
 _UNKNOWN = "only the probability of the logged action is known, not what the policy does otherwise"
+_IMAGES = "states are images, which have no features to name groups of rows by"
 _TOO_FEW = "too few rows: some choose the segments, others give the intervals"
 
 
@@ -190,6 +191,8 @@ def explain(page: EvaluationRows, copy: TrainingCopy, reader: Reader, settings: 
     assert page.number is not None
     numbered = page.number >= 0
     page = page if bool(numbered.all()) else page.rows(numbered.nonzero().squeeze(1))
+    if copy.has_images:
+        return Explanation(absent=dict.fromkeys(("tree", "segments", "importance"), _IMAGES))
     features = StateFeatures.of(copy)
     absent = {}
     segments = None

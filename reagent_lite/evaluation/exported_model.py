@@ -18,6 +18,7 @@ from reagent_lite.algorithms.policy_learner import network_settings
 from reagent_lite.algorithms.reward_and_q_models import Read, RewardAndQModels, build_reward_and_q_models
 from reagent_lite.config import check
 from reagent_lite.config.algorithm import Q_TEMPERATURE
+from reagent_lite.config.embedding_config import counted_ids
 from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.config.norm_params import NormParams
 from reagent_lite.config.paths import DataPath, show_paths
@@ -33,6 +34,7 @@ from reagent_lite.data.sampling.spans import Spans, single_steps, time_steps
 from reagent_lite.errors import BundleError, DataError, Problem
 from reagent_lite.export.bundle import CONFIG_FILE, EVALUATION_FILE, NORMALIZATION_FILE, Bundle, load_bundle
 from reagent_lite.export.choices import Choices
+from reagent_lite.feature_ids import id_of
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.rl.policies import EpsilonGreedy, Softmax, TargetPolicy, policy_of
 from reagent_lite.types import Actions, FeatureSpec, FeatureType, NormalizationSpec, SourceSpec
@@ -60,7 +62,7 @@ class FeatureReader:
             DataError: a feature cannot be fitted.
         """
         names = {"state": "state_features"} | ({"action": "action"} if copy.parametric else {})
-        ids = dict.fromkeys(copy.id_features, False)
+        ids = counted_ids(config.embeddings)
         columns = {name: summarize_copy(copy, name, NormParams(), config.seed, ids) for name in names.values()}
         rare = [
             str(feature)
@@ -71,7 +73,8 @@ class FeatureReader:
         texts = {str(feature) for column in columns.values() for feature in column.levels}
         overrides = {feature: "ENUM" if feature in texts else "DO_NOT_PREPROCESS" for feature in rare}
         settings = NormParams(feature_overrides=overrides)
-        specs = fit_columns(columns, settings, where=show_paths(config.data_path))
+        embeddings = {id_of(name): section for name, section in config.embeddings.items()}
+        specs = fit_columns(columns, settings, where=show_paths(config.data_path), embeddings=embeddings)
         return cls(normalization={key: specs[name].spec for key, name in names.items()}, training=TrainingConfig())
 
     @classmethod
@@ -94,11 +97,13 @@ class FeatureReader:
             metric_names=copy.metric_names,
             state_embeddings=self.normalization["state"].embeddings,
             action_embeddings=self.normalization["action"].embeddings if copy.parametric else (),
+            image=self.normalization["state"].image,
         )
 
     def reader(self, copy: TrainingCopy) -> Read:
         """Returns a function that normalizes a log's raw states and choices."""
-        read_state = self._reader("state", copy.state_ids)
+        is_image = self.normalization["state"].image is not None
+        read_state = None if is_image else self._reader("state", copy.state_ids)
         read_action = self._reader("action", copy.action_ids) if copy.parametric else None
 
         def read(state: Tensor, actions: Actions) -> tuple[Tensor, Actions]:
@@ -107,7 +112,8 @@ class FeatureReader:
                 assert read_action is not None
                 flat = actions.features.flatten(0, 1)
                 features = read_action(flat, ~flat.isnan()).view(*actions.mask.shape, -1)
-            return read_state(state, ~state.isnan()), Actions(mask=actions.mask, features=features)
+            normalized = state if read_state is None else read_state(state, ~state.isnan())
+            return normalized, Actions(mask=actions.mask, features=features)
 
         return read
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ _EXACT_SCORE = 0.95
 _FEW_VALUES = 12  # numbers with more different values are divided at a limit
 _NAMED_VALUES = 5
 _MOST_ROWS = 200_000  # that a segment is looked for in
+_VALUES_AT_ONCE = 1 << 26  # of states that are compared
 
 
 def categories_of(copy: TrainingCopy, side: str, ids: Sequence[int]) -> dict[int, dict[float, str]]:
@@ -40,7 +42,8 @@ class StateFeatures:
         names: names of the F features.
         values: [R, F] float32 values of all rows; NaN if absent; strings are codes.
         texts: {feature's column: {code: text}} of categories.
-        ids: ids of the features.
+        ids: ids of the columns of the states, which `context` compares.
+        states: [R, S] the columns; those of `values`, or images, which have no features.
         of_ids: columns of features whose values are ids, which have no order and too many values for conditions.
         position: returns numbers [n] that are in the order of the files, given numbers of rows [n].
     """
@@ -49,25 +52,31 @@ class StateFeatures:
     values: NDArray[np.float32]
     texts: dict[int, dict[float, str]] = field(default_factory=dict)
     ids: tuple[int, ...] = ()
+    states: NDArray[Any] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     of_ids: frozenset[int] = frozenset()
     position: Callable[[NDArray[np.int64]], NDArray[np.int64]] = lambda rows: rows
 
     @classmethod
     def of(cls, copy: TrainingCopy) -> "StateFeatures":
         """Returns the state features of a training copy's rows."""
+        names = () if copy.has_images else copy.state_ids
         return cls(
-            names=tuple(map(str, copy.state_ids)),
-            values=copy.state,
+            names=tuple(map(str, names)),
+            values=copy.state[:, : len(names)],
             ids=copy.state_ids,
+            states=copy.state,
             position=lambda rows: np.asarray(copy.origin_file[rows], np.int64) << 40 | copy.origin_line[rows],
             texts=categories_of(copy, "state", copy.state_ids),
             of_ids=frozenset(column for column, name in enumerate(copy.state_ids) if name in copy.feature_of_column),
         )
 
     def context(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns a code [n] that is equal for rows [n] with equal features."""
-        hashes = hashes_of(self.ids, self.values[rows], np.ones(len(rows), np.int64)).view(np.int64)
-        release(self.values)
+        """Returns a code [n] that is equal for rows [n] with equal states."""
+        parts = np.array_split(rows, -(-len(rows) * max(len(self.ids), 1) // _VALUES_AT_ONCE) or 1)
+        hashes = np.concatenate([
+            hashes_of(self.ids, self.states[part], np.ones(len(part), np.int64)).view(np.int64) for part in parts
+        ])  # fmt: skip
+        release(self.states)
         give_back_memory()
         return hashes
 

@@ -7,6 +7,7 @@ bundle.predict(bundle.states([{"0": 1.5, "3": 0.2}])).greedy
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,14 @@ from numpy.typing import ArrayLike, NDArray
 from reagent_lite.errors import BundleError, Problem, join_names, pluralize, raise_any
 from reagent_lite.export.exploration import certain_share
 from reagent_lite.export.feature_set import FeatureMap, FeatureSet, checked_array
+from reagent_lite.export.image_set import IMAGE, ImageSet, shape_of_image
 from reagent_lite.export.tolerance import Tolerance, compare_choices
 from reagent_lite.feature_ids import read
 from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ITEMS_FILE, UNKNOWN, ItemTable, are_ids
 from reagent_lite.manifest import BUNDLE, FILE_NAME, verify_folder
 from reagent_lite.raw_values import raw_columns
+from reagent_lite.types import Image
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -80,7 +83,7 @@ class Bundle:
     Attributes:
         manifest: the document of manifest.json.
         workflow: "dqn" or "parametric_dqn".
-        state_feature_ids: ids of the state's columns.
+        state_feature_ids: ids of the state's columns; of an image the numbers of its bytes.
         action_feature_ids: ids of a candidate's columns; empty with named actions.
         action_names: names of the actions; empty with candidates.
         policy: the policy behind the propensities: {"kind": "softmax", "temperature": ...} or
@@ -96,6 +99,7 @@ class Bundle:
         items: the items that candidates may be named by, or None.
         item_id: name of the ids' column in item tables, data.item_id of its config.
         possible_items: "all" if rows of its training log without a list offered every item, else None.
+        image_shape: shape of its states if they are images, else None.
     """
 
     def __init__(
@@ -125,7 +129,12 @@ class Bundle:
         self._session = session
         self._inputs = [entry.name for entry in session.get_inputs()]
         self._files = files
-        self._state = FeatureSet.of(self.state_feature_ids, normalization.get("state", {}), self.raw["state"])
+        state = normalization.get("state", {})
+        self.image_shape = shape_of_image(state)
+        self._state: FeatureSet | ImageSet = FeatureSet.of(self.state_feature_ids, state, self.raw["state"])
+        if self.image_shape is not None:
+            self.state_feature_ids = tuple(range(math.prod(self.image_shape)))
+            self._state = ImageSet(shape=self.image_shape, ids=self.state_feature_ids)
         self._action = FeatureSet.of(self.action_feature_ids, normalization.get("action", {}), self.raw["action"])
         self.levels = {"state": self._state.levels, "action": self._action.levels}
         self.id_features = {"state": self._state.id_features, "action": self._action.id_features}
@@ -190,8 +199,11 @@ class Bundle:
         raise_any([Problem(where, expected, item) for item in unknown], BundleError)
         return self._item_values[rows]
 
-    def states(self, maps: Sequence[FeatureMap], *, ignore_unknown: bool = False) -> NDArray[np.float32]:
+    def states(self, maps: Sequence[Any], *, ignore_unknown: bool = False) -> NDArray[Any]:
         """Returns the features [N, F] in sparse maps {feature id: value}; NaN where a feature is absent or null.
+
+        If states are images, `maps` are their pixels as nested lists or arrays in the shape of the images, and the
+        result is [N, bytes] uint8.
 
         A feature with levels takes strings and gets their codes (`categories.code_of`); other features take numbers,
         true and false. A text that is not a level counts as other. None, NaN and pandas.NA are missing.
@@ -255,7 +267,8 @@ class Bundle:
 
         Args:
             values: [N, F] raw state features in the order of `state_feature_ids`: NaN where missing, codes for strings;
-                or a frame of pandas, polars or Arrow with columns of these names.
+                or a frame of pandas, polars or Arrow with columns of these names. Images: [N, *image_shape] integers
+                from 0 to 255.
             presence: [N, F] bool, false where missing; absent: NaN is missing.
             mask: [N, K] bool, allowed choices; absent: all.
             candidates: parametric only. For each row [K_i, F'] raw candidates in the order of `action_feature_ids` with
@@ -268,9 +281,15 @@ class Bundle:
         Raises:
             BundleError: a wrong shape or type, or infinity.
         """
-        state = self._state.of_arrays("values", values)
+        state: NDArray[Any] = self._state.of_arrays("values", values)
         num_rows = len(state)
-        feed: list[NDArray[Any]] = self._features("values", state, presence)
+        feed: list[NDArray[Any]]
+        if self.image_shape is None:
+            feed = self._features("values", state, presence)
+        elif presence is not None:
+            raise BundleError(Problem("presence", "none: no byte of an image is missing", type(presence).__name__))
+        else:
+            feed = [state.reshape(num_rows, *self.image_shape)]
         exists = np.ones((num_rows, len(self.action_names)), dtype=np.bool_)
         if self.parametric:
             choices, exists = self._pad(candidates, num_rows)
@@ -286,7 +305,7 @@ class Bundle:
 
     def predict_rows(
         self,
-        states: Sequence[FeatureMap],
+        states: Sequence[Any],
         candidates: Sequence[Sequence[FeatureMap] | Sequence[ItemId]] | None = None,
         mask: ArrayLike | None = None,
         *,
@@ -338,6 +357,8 @@ class Bundle:
         try:
             golden = json.loads(self._files[GOLDEN_FILE])
             feed = {name: _read_recorded(golden["inputs"][name]) for name in self._inputs}
+            if self.image_shape is not None:
+                feed[IMAGE] = feed[IMAGE].astype(np.uint8)
             live = {name: _read_recorded(golden["outputs"][name]) for name in ("q", "choices")}
             tolerance = Tolerance(**{name: _read_bound(value) for name, value in golden["tolerance"].items()})
             q, choices = self._session.run(["q", "choices"], feed)
@@ -386,6 +407,20 @@ class Bundle:
         if are_ids(options):
             return self.items_of(options, where)
         return self._action.of_arrays(where, options if len(options) else np.empty((0, len(self._action.ids))))
+
+
+def image_of_log(bundles: Iterable[Bundle]) -> Image | None:
+    """Returns the shape of the images that models read in a log; None if they read features.
+
+    Raises:
+        BundleError: the models read states of different kinds.
+    """
+    shapes = list(dict.fromkeys(bundle.image_shape for bundle in bundles))
+    if len(shapes) > 1:
+        kinds = ["features" if shape is None else f"images {list(shape)}" for shape in shapes]
+        todo = "Evaluate them one after the other, each on its log"
+        raise BundleError(Problem("models", f"states of one kind, {kinds[0]}", f"{kinds[1]} for another model", todo))
+    return Image(shape=shapes[0]) if shapes and shapes[0] is not None else None
 
 
 def parts(widths: Iterable[int], most: int) -> Iterator[slice]:
@@ -438,6 +473,8 @@ def load_bundle(path: str | os.PathLike[str], *, threads: int = 0) -> Bundle:
     candidates = len(manifest["action_feature_ids"])
     names = len(manifest["action_names"])
     described = [states, states, names] if names else [states, states, candidates, candidates, *widths[4:]]
+    if shape := shape_of_image(json.loads(files[NORMALIZATION_FILE]).get("state", {})):
+        described = [shape[-1], names]
     if widths != described:
         expected = f"features and actions of {MODEL_FILE}: {widths}"
         raise BundleError(Problem(str(folder / FILE_NAME), expected, str(described), _EXPORT_AGAIN))

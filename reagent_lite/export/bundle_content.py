@@ -15,12 +15,12 @@ class SampleRows:
     """Raw rows such as the model will see, for example rows of the evaluation data.
 
     Attributes:
-        values: [N, F] float32 state features, NaN where missing, N at least 1.
+        values: [N, F] float32 state features, NaN where missing, N at least 1; uint8 if states are images.
         candidates: [N, K, F'] float32, NaN where missing (parametric), or None.
         mask: [N, K] bool, the choices that exist and are allowed; None if all are.
     """
 
-    values: NDArray[np.float32]
+    values: NDArray[Any]
     candidates: NDArray[np.float32] | None = None
     mask: NDArray[np.bool_] | None = None
 

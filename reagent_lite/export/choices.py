@@ -113,6 +113,10 @@ def compare_with_environment(bundle: Bundle, spec: EnvSpec, where: str) -> list[
                 "Train with the environment's names",
             )
         )
+    shape = None if spec.image is None else spec.image.shape
+    if bundle.image_shape != shape:
+        kinds = ["numbers" if axes is None else f"images {list(axes)}" for axes in (shape, bundle.image_shape)]
+        return [*problems, Problem(where, f"a model of {kinds[0]}, as {spec.name} has", f"one of {kinds[1]}", advice)]
     sizes = {
         "state": (bundle.state_feature_ids, spec.observation_size),
         "action": (bundle.action_feature_ids, spec.action_feature_size),

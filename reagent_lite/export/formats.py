@@ -96,8 +96,9 @@ def _example(predictor: Predictor) -> Inputs:
         name: [_EXAMPLE[axis] if isinstance(axis, str) else axis for axis in axes]
         for name, axes in predictor.inputs.items()
     }
+    kinds = {"image": torch.uint8, "presence": torch.bool, "mask": torch.bool}
     return tuple(
-        torch.zeros(shape) if name.endswith("values") else torch.full(shape, name == "action_mask")
+        torch.full(shape, name == "action_mask", dtype=kinds.get(name.rpartition("_")[2], torch.float32))
         for name, shape in shapes.items()
     )
 

@@ -17,7 +17,7 @@ _USE: Final = """```python
 from reagent_lite import load_bundle
 
 bundle = load_bundle("model")
-prediction = bundle.predict_rows([{{{state}}}]{candidates})  # absent features are missing
+prediction = bundle.predict_rows([{state}]{candidates})  # {missing}
 prediction.greedy  # {greedy}
 prediction.draw()  # drawn from the policy: index and propensity, to log with the decision
 ```
@@ -29,8 +29,9 @@ Loading compares every byte with `manifest.json` and needs only numpy and onnxru
 |---|---|---|---|
 {tensors}
 
-or load `model.torchscript`: `forward({pairs})` returns {returned}. It refuses infinity."""
+or load `model.torchscript`: `forward({pairs})` returns {returned}.{refuses}"""
 _TENSORS: Final = {
+    "image": ("uint8", "the state, pixels from 0 to 255"),
     "values": ("float32", "state features in the order below; NaN where missing"),
     "presence": ("bool", "false where a state feature is missing"),
     "action_values": ("float32", "features of each candidate in the order below; NaN where missing"),
@@ -65,10 +66,10 @@ def model_card(predictor: Predictor, content: BundleContent, certain_share: floa
         "Use": _use(predictor, content),
         "Choices": _choices(predictor, content.items),
         "Policy": _policy(predictor, certain_share),
-        "State features": _features(predictor.state_feature_ids, content.normalization.get("state", {})),
+        "State features": _state(predictor, content),
         **_candidates(predictor, content),
         "Evaluation": content.findings or "None was made.",
-        "Limits": _LIMITS,
+        "Limits": _LIMITS if predictor.image is None else _LIMITS[_LIMITS.index("The lowest") :],
         "Origin": _origin(content),
     }
     body = "\n".join(f"\n## {title}\n\n{text}" for title, text in sections.items())
@@ -86,17 +87,21 @@ def _use(predictor: Predictor, content: BundleContent) -> str:
             rows.append(
                 f"| {kind} `{name}` | {dtype} | {', '.join(map(str, axes))} | {what.format(score=content.score)} |"
             )
-    state = _example(predictor.state_feature_ids, content.normalization.get("state", {}), 0.5)
+    image = predictor.image
+    state = f"{{{_example(predictor.state_feature_ids, content.normalization.get('state', {}), 0.5)}}}"
     first, second = (
         _example(predictor.action_feature_ids, content.normalization.get("action", {}), value) for value in (1.0, 2.0)
     )
     names = list(predictor.inputs)[:-1]
+    pairs = ", ".join(f"({values}, {presence})" for values, presence in zip(names[::2], names[1::2], strict=False))
     return _USE.format(
-        state=state,
+        state=state if image is None else f"np.zeros({image.shape}, np.uint8)",
+        missing="absent features are missing" if image is None else "an image; nested lists will do",
         candidates=f", [[{{{first}}}, {{{second}}}]]" if predictor.parametric else "",
         greedy="index in the row's list" if predictor.parametric else "index in bundle.action_names",
         tensors="\n".join(rows),
-        pairs=", ".join(f"({values}, {presence})" for values, presence in zip(names[::2], names[1::2], strict=True)),
+        pairs=pairs if image is None else "image",
+        refuses=" It refuses infinity." if image is None else "",
         returned='["Q"] and q [rows, 1], one row for each pair of state and candidate'
         if predictor.parametric
         else "the names of the actions and q",
@@ -130,6 +135,16 @@ def _policy(predictor: Predictor, certain_share: float) -> str:
         f"{text} A choice is allowed if a model of the log finds it at least {predictor.threshold:g} times as likely "
         "as the likeliest open choice (BCQ): see `choices` of `model.onnx`. q of the other choices was not learned for "
         "use; `model.torchscript` lowers it by 1e10."
+    )
+
+
+def _state(predictor: Predictor, content: BundleContent) -> str:
+    if (image := predictor.image) is None:
+        return _features(predictor.state_feature_ids, content.normalization.get("state", {}))
+    channels, height, width = image.pixels
+    return (
+        f"An image of shape {list(image.shape)}: {pluralize(channels, 'channel')} of {height} x {width} pixels, "
+        "integers from 0 to 255. The model divides them by 255; nothing else is done to them before the convolutions."
     )
 
 

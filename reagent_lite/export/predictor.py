@@ -1,6 +1,7 @@
 """The exported module: from raw features to q, choice and propensities.
 
     values, presence ─► preprocessor ─► scorer ──────► q ───────► greedy, propensities         DiscretePredictor
+    image ──────────────────────────────┘                                                      ImagePredictor
     candidates       ─► preprocessor ─► restriction ─► choices ─┘                              ParametricPredictor
 
 NaN is a missing feature; infinity in a present feature is refused. A graph cannot raise an error, so q of such a row is
@@ -14,8 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from reagent_lite.feature_ids import id_of
 from reagent_lite.models.restrictions import Unrestricted
 from reagent_lite.rl.policies import LOWEST, TargetPolicy
+from reagent_lite.types import Image
 
 Inputs = tuple[Tensor, ...]
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -26,7 +29,7 @@ Replay = Callable[[Inputs], Pair]
 
 
 class Predictor(nn.Module):
-    """Base of the two predictors: their parts, and the inputs and outputs of the exported graph.
+    """Base of the predictors: their parts, and the inputs and outputs of the exported graph.
 
     Attributes:
         state_preprocessor: forward(values [..., F] float32, presence [..., F] bool) -> [..., W].
@@ -36,7 +39,10 @@ class Predictor(nn.Module):
         action_names: names of the actions in output order; empty with candidates.
         policy: computes the propensities.
         restriction: forward(state, mask, features) -> choices [N, K] bool, those of the mask that the policy may take.
+        image: the image that a raw state is; None if it has features.
     """
+
+    image: Image | None = None
 
     def __init__(
         self,
@@ -116,6 +122,44 @@ class DiscretePredictor(Predictor):
         q = self.scorer(state, action_mask, None)
         refused = infinite(values, presence).any(1)
         return choose_actions(q, self.restriction(state, action_mask, None), refused, self.policy)
+
+
+class ImagePredictor(Predictor):
+    """Values of all A actions from an image."""
+
+    def __init__(
+        self,
+        scorer: nn.Module,
+        *,
+        image: Image,
+        action_names: Sequence[str],
+        policy: TargetPolicy,
+        restriction: nn.Module | None = None,
+    ) -> None:
+        super().__init__(nn.Identity(), scorer, [id_of("image")], policy, restriction)
+        self.image = image
+        self.action_names = tuple(action_names)
+
+    @property
+    def inputs(self) -> dict[str, Axes]:
+        """Axes of each argument of `forward`."""
+        assert self.image is not None
+        return {"image": ("rows", *self.image.shape), "action_mask": ("rows", len(self.action_names))}
+
+    def forward(self, image: Tensor, action_mask: Tensor) -> Outputs:
+        """Scores the actions of each row and chooses among those allowed.
+
+        Args:
+            image: [N, *shape] uint8.
+            action_mask: [N, A] bool, true where the action is allowed.
+
+        Returns:
+            q [N, A], greedy [N], propensities [N, A] and choices [N, A] as in `DiscretePredictor`.
+        """
+        state = image.flatten(1)
+        q = self.scorer(state, action_mask, None)
+        none = torch.zeros_like(action_mask[:, 0])
+        return choose_actions(q, self.restriction(state, action_mask, None), none, self.policy)
 
 
 class ParametricPredictor(Predictor):

@@ -1,6 +1,7 @@
 """The TorchScript file: the interface of ReAgent 2019, for programs that use torch.jit.load.
 
     discrete    module((values [N, F], presence [N, F])) -> (action names, q [N, A])
+    images      module(image [N, *shape] uint8) -> (action names, q [N, A])
     parametric  module((state values, presence), (action values, presence)) -> (["Q"], q [N, 1]), one row per pair
 
 With BCQ the file lowers q by 1e10 for choices that are too rare in the log, as in ReAgent 2019, so that the largest q
@@ -34,7 +35,8 @@ def write_torchscript(predictor: Predictor, path: Path) -> None:
     """Writes the module with the interface of ReAgent 2019."""
     archive = io.BytesIO()
     with _without_deprecation():
-        module = (ParametricModule if predictor.parametric else DiscreteModule)(predictor)
+        kind = ParametricModule if predictor.parametric else DiscreteModule if predictor.image is None else ImageModule
+        module = kind(predictor)
         torch.jit.save(torch.jit.script(module.eval()), archive)
     # the .debug_pkl records contain source lines and paths of the writing machine; they are not needed
     with zipfile.ZipFile(archive) as whole, zipfile.ZipFile(path, "w") as kept:
@@ -49,11 +51,11 @@ def replay_torchscript(predictor: Predictor, path: Path) -> Replay:
         module = torch.jit.load(path)  # type: ignore[no-untyped-call]
 
     def discrete(inputs: Inputs) -> Pair:
-        values, presence, mask = inputs
-        names, q = module((values, presence))
+        *state, mask = inputs
+        names, q = module(tuple(state)) if predictor.image is None else module(*state)
         if tuple(names) != predictor.action_names:
             raise BundleError(Problem(path.name, f"action names {predictor.action_names}", f"{names}"))
-        live, _, _, choices = predictor(values, presence, torch.ones_like(mask))
+        live, _, _, choices = predictor(*state, torch.ones_like(mask))
         return _comparable(path.name, live, choices, q)
 
     def parametric(inputs: Inputs) -> Pair:
@@ -111,6 +113,24 @@ class DiscreteModule(_CallContract):
         state = self.state_preprocessor(values, _present(values, presence))
         mask = torch.ones((values.shape[0], len(self.action_names)), dtype=torch.bool, device=values.device)
         return self.action_names, self.scorer(state, mask)
+
+
+class ImageModule(nn.Module):
+    """Values of named actions from an image."""
+
+    action_names: list[str]
+
+    def __init__(self, predictor: Predictor) -> None:
+        super().__init__()
+        assert predictor.image is not None
+        self.action_names = list(predictor.action_names)
+        state = torch.zeros(_EXAMPLE_ROWS, predictor.image.size, dtype=torch.uint8)
+        self.scorer = _trace(predictor, state, torch.ones(len(state), len(self.action_names), dtype=torch.bool))
+
+    def forward(self, image: Tensor) -> tuple[list[str], Tensor]:
+        """Returns the action names and q [N, A] with all actions allowed, for image [N, *shape] uint8."""
+        mask = torch.ones((image.shape[0], len(self.action_names)), dtype=torch.bool, device=image.device)
+        return self.action_names, self.scorer(image.flatten(1), mask)
 
 
 class ParametricModule(_CallContract):

@@ -31,10 +31,13 @@ from reagent_lite.feature_ids import write_ids
 from reagent_lite.item_table import ITEMS_FILE
 from reagent_lite.manifest import FILE_NAME, canonical, seal_folder
 from reagent_lite.rl.policies import policy_json
+from reagent_lite.types import Image
 from reagent_lite.whole_files import appearing_folder, scratch_folder
 
 _GOLDEN_ROWS: Final = 32
+_GOLDEN_BYTES: Final = 1 << 14
 _MANY_ROWS: Final = 1000
+_MANY_BYTES: Final = 1 << 22
 _MOST_CANDIDATES: Final = 16
 _MISSING: Final = 0.3
 _LARGEST: Final = 3e38
@@ -125,7 +128,7 @@ def _check_formats(folder: Path, live: Predictor, batches: list[Inputs], toleran
     for export_format in FORMATS.values():
         replay = export_format.replay(live, folder / export_format.file)
         check_file(export_format.file, replay, batches, tolerance)
-        if export_format is FORMATS["onnx"] and has_own_network(live):
+        if export_format is FORMATS["onnx"] and has_own_network(live) and live.image is None:
             check_special(export_format.file, replay, batches[0], tolerance)
 
 
@@ -138,7 +141,8 @@ def _certain_share(live: Predictor, content: BundleContent) -> float:
 @torch.inference_mode()
 def _compute_golden(live: Predictor, content: BundleContent) -> dict[str, Any]:
     """Returns inputs, outputs and tolerance; in every second row the first of several choices is forbidden."""
-    inputs = graph_inputs(live, content.sample[:_GOLDEN_ROWS])
+    rows = _GOLDEN_ROWS if live.image is None else min(_GOLDEN_ROWS, _GOLDEN_BYTES // live.image.size + 2)
+    inputs = graph_inputs(live, content.sample[:rows])
     mask = inputs[-1]
     mask[1::2, 0] &= mask[1::2].sum(1) < 2
     outputs = live(*inputs)
@@ -185,7 +189,7 @@ def graph_inputs(predictor: Predictor, sample: SampleRows) -> Inputs:
     """Returns rows as inputs of the exported graph, in the order of `Predictor.inputs`."""
     num_choices = len(predictor.action_names) if sample.candidates is None else sample.candidates.shape[1]
     mask = np.ones((len(sample.values), num_choices), np.bool_) if sample.mask is None else sample.mask
-    state = _with_presence(sample.values)
+    state = _with_presence(sample.values) if predictor.image is None else _as_images(sample.values, predictor.image)
     candidates = () if sample.candidates is None else _with_presence(sample.candidates)
     return (*state, *candidates, torch.from_numpy(np.array(mask, dtype=np.bool_)))
 
@@ -196,7 +200,8 @@ def check_batches(inputs: Inputs, rng: np.random.Generator) -> Iterator[Inputs]:
     Candidates are drawn as well, so that their number differs from the sample's.
     """
     yield inputs
-    for num_rows in (1, _MANY_ROWS):
+    is_image = inputs[0].dtype == torch.uint8
+    for num_rows in (1, min(_MANY_ROWS, _MANY_BYTES // inputs[0][0].numel() + 2) if is_image else _MANY_ROWS):
         rows = torch.from_numpy(rng.integers(inputs[0].shape[0], size=num_rows))
         drawn = tuple(tensor[rows] for tensor in inputs)
         if len(drawn) > 3:
@@ -296,6 +301,10 @@ def _special(sample: Inputs) -> Inputs:
 def _with_presence(values: NDArray[np.float32]) -> Inputs:
     tensor = torch.from_numpy(np.array(values, dtype=np.float32))
     return tensor, ~torch.isnan(tensor)
+
+
+def _as_images(values: NDArray[np.uint8], image: Image) -> Inputs:
+    return (torch.from_numpy(np.array(values, np.uint8)).view(-1, *image.shape),)
 
 
 def _random_mask(tensor: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:

@@ -14,12 +14,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from reagent_lite.types import FIRST_ROW, NO_ID, Embedding, SourceSpec
+from reagent_lite.types import FIRST_ROW, NO_ID, Embedding, SourceSpec, parameter_of
 
 _STD: Final = 0.1
 """Standard deviation of initial vectors, so that ids without data hardly change a decision."""
-
-
 RATE_FACTOR: Final = "rate_factor"
 """Key of a group of parameters whose learning rate is a multiple of the others'."""
 TABLE_RATE: Final = 10.0
@@ -69,7 +67,7 @@ class _WithVectors(nn.Module):
         super().__init__()
         self.widths = [width - sum(embedding.columns for embedding in embeddings)]
         self.widths += [embedding.columns for embedding in embeddings]
-        self.names = [_key(embedding.table) for embedding in embeddings]
+        self.names = [parameter_of(embedding.table) for embedding in embeddings]
         self.pooled = nn.ModuleList(map(Pooled, embeddings))
 
     def forward(self, x: Tensor, tables: nn.ParameterDict) -> list[Tensor]:
@@ -99,8 +97,8 @@ class EmbeddedNetwork(nn.Module):
         super().__init__()
         self.tables = nn.ParameterDict()
         for embedding in (*spec.state_embeddings, *spec.action_embeddings):
-            if _key(embedding.table) not in self.tables:
-                self.tables[_key(embedding.table)] = _initial_vectors(embedding)
+            if parameter_of(embedding.table) not in self.tables:
+                self.tables[parameter_of(embedding.table)] = _initial_vectors(embedding)
         self.state = _WithVectors(spec.num_state_features, spec.state_embeddings)
         self.action = _WithVectors(spec.num_action_features, spec.action_embeddings)
         self.pairs = _sharing(spec)
@@ -172,11 +170,6 @@ def innermost(network: nn.Module) -> nn.Module:
 
 def _wider(embeddings: Sequence[Embedding]) -> int:
     return sum(embedding.dim - embedding.columns for embedding in embeddings)
-
-
-def _key(table: str) -> str:
-    """Returns the name of a table's parameter, which has no points and is no attribute of ParameterDict."""
-    return f"table_{table.replace('.', '_')}"
 
 
 def _initial_vectors(embedding: Embedding) -> Tensor:

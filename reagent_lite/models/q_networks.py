@@ -7,6 +7,7 @@ dueling    state ─► trunk ─► V [H];  A from the trunk's output (and the 
 
 import importlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,10 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from reagent_lite.config.image_config import conv_layers_for
 from reagent_lite.errors import ConfigError, Problem, first_line
 from reagent_lite.models.embeddings import behind_tables, innermost
+from reagent_lite.models.images import ImageNetwork
 from reagent_lite.rl.td import select_choice
-from reagent_lite.types import Actions, SourceSpec
+from reagent_lite.types import Actions, ConvLayers, SourceSpec
 
 _GAINS: Final = {"elu": 2**0.5, "gelu": 2**0.5, "silu": 2**0.5}
 _MOSTLY_ALLOWED: Final = 0.8  # share of allowed candidates above which skipping the others is not faster (measured)
@@ -46,6 +49,7 @@ class NetworkSettings:
         dropout: share of dropped outputs of each hidden layer.
         batch_norm: whether each linear layer has batch normalization before it.
         min_std: smallest standard deviation of initial weights.
+        conv_layers: layers before these if states are images; None for those of image_config.conv_layers_for.
     """
 
     hidden: tuple[int, ...]
@@ -55,6 +59,7 @@ class NetworkSettings:
     dropout: float = 0.0
     batch_norm: bool = False
     min_std: float = 0.0
+    conv_layers: ConvLayers | None = None
 
 
 class MLP(nn.Sequential):
@@ -234,12 +239,18 @@ def build_q_network(spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
         (True, True): DuelingCandidateQNetwork,
     }
     build = networks[spec.parametric, settings.dueling]
-    return behind_tables(spec, lambda inner: build(inner, settings))
+    return _behind_encoder(spec, settings, lambda inner: build(inner, settings))
 
 
 def custom_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn.Module:
-    """Returns a network of a class outside this package, behind tables of vectors if features have embeddings."""
-    return behind_tables(spec, lambda inner: _checked_network(name, inner, settings))
+    """Returns a network of a class outside this package, behind tables of vectors or convolutions if there are any."""
+    return _behind_encoder(spec, settings, lambda inner: _checked_network(name, inner, settings))
+
+
+def _behind_encoder(spec: SourceSpec, settings: NetworkSettings, build: Callable[[SourceSpec], nn.Module]) -> nn.Module:
+    if spec.image is None:
+        return behind_tables(spec, build)
+    return ImageNetwork(spec, conv_layers_for(spec.image, settings.conv_layers), build)
 
 
 def _checked_network(name: str, spec: SourceSpec, settings: NetworkSettings) -> nn.Module:

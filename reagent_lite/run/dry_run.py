@@ -4,13 +4,15 @@ config ─► processes ─┬─► files and environment ─► widths ─┬�
                      └─► free memory ─────────────────────┘                          └─► rows of the doctor
 """
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.embedding_config import id_features
 from reagent_lite.config.paths import show_paths
 from reagent_lite.data.copy.location import CopyManifest
 from reagent_lite.distributed.gpus import list_gpus, used_gpus
@@ -32,7 +34,7 @@ from reagent_lite.sim.gymnasium_env import open_envs
 from reagent_lite.sim.kernel_sources import find_environment
 from reagent_lite.sim.spec import EnvSpec
 from reagent_lite.training.trackers import require_trackers
-from reagent_lite.types import SourceSpec
+from reagent_lite.types import Embedding, SourceSpec
 from reagent_lite.whole_files import scratch_folder
 
 T = TypeVar("T")
@@ -233,17 +235,45 @@ def _logged_input(config: WorkflowConfig) -> LoggedInput:
 def _spec(config: WorkflowConfig, copy: CopyManifest | None, env: EnvSpec | None) -> SourceSpec | None:
     """Returns the network's widths if they are known; without a normalization file each feature is one column wide."""
     widths: dict[str, int] = {}
+    embeddings: dict[str, tuple[Embedding, ...]] = {"state": (), "action": ()}
     if env is not None:
         widths = {"state": env.observation_size, "action": env.action_feature_size}
     elif copy is not None:
-        widths = {"state": len(copy.state_ids), "action": len(copy.action_ids)}
-    widths |= {side: spec.width for side, spec in read_normalizations(normalization_files(config)).items()}
+        of_sides = {"state": copy.state_ids, "action": copy.action_ids}
+        widths = {side: len(ids) for side, ids in of_sides.items()}
+        embeddings = {side: _largest_tables(config, ids, copy.rows) for side, ids in of_sides.items()}
+    for side, spec in read_normalizations(normalization_files(config)).items():
+        widths[side] = spec.width
+        embeddings[side] = spec.embeddings
     if not config.parametric:
         widths["action"] = 0
+        embeddings["action"] = ()
     if len(widths) < 2:
         return None
     names = () if config.parametric else config.actions or (() if env is None else env.action_names)
-    return SourceSpec(num_state_features=widths["state"], num_action_features=widths["action"], action_names=names)
+    image = None if config.data.image is None else config.data.image.image
+    return SourceSpec(
+        num_state_features=widths["state"],
+        num_action_features=widths["action"],
+        action_names=names,
+        state_embeddings=embeddings["state"],
+        action_embeddings=embeddings["action"],
+        image=image if env is None else env.image,
+    )
+
+
+def _largest_tables(config: WorkflowConfig, ids: Sequence[int | str], rows: int) -> tuple[Embedding, ...]:
+    """Returns the embeddings of features with columns `ids`, whose tables list as many ids as so many rows can have."""
+    names = set(map(str, ids))
+    sections = config.data.embeddings
+    values = Counter[str]()
+    for name, section in sections.items():
+        values[section.table or name] += rows * section.length
+    return tuple(
+        section.form(str(feature.feature), min(section.max_ids, values[section.table or name]))
+        for (name, section), feature in zip(sections.items(), id_features(sections), strict=True)
+        if not names.isdisjoint(map(str, feature.columns))
+    )
 
 
 def _environment(config: WorkflowConfig) -> VectorEnv:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from reagent_lite.algorithms.learners import Learner, learners_of
 from reagent_lite.algorithms.policy_learner import PolicyLearner
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.config.image_config import ImageConfig
 from reagent_lite.config.simulation import SimulationConfig
 from reagent_lite.console import logger
 from reagent_lite.data.features.normalization_files import check_covers
@@ -20,7 +21,7 @@ from reagent_lite.distributed.group import Group
 from reagent_lite.errors import ConfigError, Problem, pluralize, raise_any
 from reagent_lite.models.preprocessor import Preprocessor
 from reagent_lite.run.agents import AgentType, agent_types
-from reagent_lite.run.normalization import Normalization, normalization_files, read_normalizations
+from reagent_lite.run.normalization import Normalization, given_normalizations, normalization_files
 from reagent_lite.sim.backend import Backend, open_backend
 from reagent_lite.sim.env import ObservationPolicy, VectorEnv
 from reagent_lite.sim.experience import Actor
@@ -110,7 +111,7 @@ def open_simulation(config: WorkflowConfig, group: Group) -> Simulation:
         )
     logger.info(
         f"simulation: {spec.name}, {pluralize(settings.num_envs, 'environment')} on {backend.device.type}, "
-        f"{pluralize(spec.observation_size, 'feature')}, {pluralize(spec.num_actions, 'choice')}"
+        f"{spec.observation_in_words}, {pluralize(spec.num_actions, 'choice')}"
     )
     if group.device.type == "cuda":
         if settings.math == "fast":
@@ -138,6 +139,32 @@ def compile_environment(settings: SimulationConfig, group: Group) -> Backend:
     backend = open_here() if group.is_first_on_node else None
     group.barrier()
     return backend or open_here()
+
+
+def with_image(config: WorkflowConfig, simulation: Simulation) -> WorkflowConfig:
+    """Returns the config with data.image of an environment whose observations are images.
+
+    Raises:
+        ConfigError: data.image is that of other images, or the config cannot learn from images.
+    """
+    image = simulation.backend.spec.image
+    given = config.data.image
+    name = simulation.backend.spec.name
+    if given is not None and (image is None or given.image.shape != image.shape):
+        expected = f"absent, as observations of {name} are numbers" if image is None else f"{list(image.shape)}"
+        todo = "" if image is None else f"That is the shape of observations of {name}"
+        raise ConfigError(Problem("data.image.shape", expected, str(list(given.shape)), todo))
+    if image is None and config.training.conv_layers is not None:
+        todo = "Convolutions read images, Box spaces of bytes from 0 to 255 with height and width"
+        raise ConfigError(
+            Problem("training.conv_layers", "absent", f"given, and observations of {name} are numbers", todo)
+        )
+    if given is not None or image is None:
+        return config
+    section = config.data.model_copy(update={"image": ImageConfig.of(image)})
+    config = config.model_copy(update={"data": section})
+    raise_any(list(config.image_rules(f"observations of {name}, which are images")), ConfigError)
+    return config
 
 
 def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConfig:
@@ -176,7 +203,7 @@ def with_actions(config: WorkflowConfig, simulation: Simulation) -> WorkflowConf
 def given_or_unchanged(config: WorkflowConfig, simulation: Simulation) -> Normalization:
     """Returns the normalization of a run without data: that of the given files, or none."""
     spec = simulation.backend.spec
-    given = read_normalizations(normalization_files(config))
+    given = given_normalizations(config, normalization_files(config))
     kind = FeatureType.DO_NOT_PREPROCESS
 
     def keep_values(size: int) -> NormalizationSpec:
@@ -239,6 +266,8 @@ class ObservationEncoder:
         def transform(columns: NormalizationSpec, size: int) -> nn.Module | None:
             ids = tuple(range(size))
             kinds = {feature.feature_type for feature in columns.features}
+            if columns.image is not None:
+                return None
             if columns.feature_ids == ids and kinds == {FeatureType.DO_NOT_PREPROCESS}:
                 return None
             return Reordered(ids, columns, Preprocessor(columns, missing_as_zero=missing_as_zero)).to(device)

@@ -36,7 +36,7 @@ from reagent_lite.data.log_shares import counts_in_words, shares_in_words, share
 from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.sampling.discounts import TimeDiscounts, require_discounts, time_discounts
-from reagent_lite.data.sampling.normalized import Reordered, open_columns, prepare_columns
+from reagent_lite.data.sampling.normalized import Reordered, open_columns, open_raw_columns, prepare_columns
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.data.sampling.source import LoggedRows, build_rows, padding_rows
 from reagent_lite.data.sampling.spans import Spans, learnable_rows, n_steps, single_steps, time_steps
@@ -59,9 +59,9 @@ from reagent_lite.run.normalization import (
     Normalization,
     NormalizationFiles,
     file_beside,
+    given_normalizations,
     given_or_fitted,
     normalization_files,
-    read_normalizations,
 )
 from reagent_lite.types import NormalizationSpec, SourceSpec
 from reagent_lite.whole_files import write_whole
@@ -159,7 +159,7 @@ def prepare(config: WorkflowConfig, group: Group) -> Data:
 
     shards = Shards.of(config.data, group)
     files = normalization_files(config, group)
-    given = read_normalizations(files)  # first, so that a bad file is reported before the data is read
+    given = given_normalizations(config, files)  # first, so that a bad file is reported before the data is read
     items = _items(config, group)
     training, eval_log = logs_of_run(config, group, items)
     train = _read(training, _TRAINING, shards, given)
@@ -440,7 +440,10 @@ def _rows(
 ) -> LoggedRows:
     """Returns the rows of a copy as sources read them; every rank calls it, even without rows."""
     matrices = tuple(_matrices(config, copy, normalization))
-    device = _device_of_rows(config, group, sum(len(raw) * width * 4 for raw, _, width, _ in matrices))
+    num_bytes = sum(len(raw) * width * 4 for raw, _, width, _ in matrices)
+    if spec.image is not None:
+        num_bytes += copy.state.nbytes
+    device = _device_of_rows(config, group, num_bytes)
     if not len(copy):
         group.barrier()  # the others wait here for their columns
         return padding_rows(spec, device)
@@ -459,6 +462,8 @@ def _rows(
                 logger.info(f"{why}: rows are normalized each time they are read, which takes longer")
     group.barrier()
     columns = [open_columns(*matrix, device) for matrix in matrices]
+    if spec.image is not None:
+        columns.insert(0, open_raw_columns(copy.state, device))
     rows = build_rows(copy, spans, usable, *columns, metric_names=spec.metric_names)
     if weights is not None:
         rows = rows.with_sample_weight(weights[copy.episode])
@@ -470,13 +475,16 @@ def _rows(
 def _matrices(
     config: WorkflowConfig, copy: TrainingCopy, normalization: Normalization
 ) -> Iterator[tuple[NDArray[np.float32], Reordered, int, Path]]:
-    """Yields for states and candidates the arguments of `prepare_columns`: raw values, transform, width and file."""
+    """Yields for states and candidates the arguments of `prepare_columns`: raw values, transform, width and file.
+
+    Images are not normalized.
+    """
     as_zero = config.rl.set_missing_value_to_zero
     for name, raw, ids, spec in (
         ("state", copy.state, copy.state_ids, normalization.state),
         ("candidates", copy.candidates, copy.action_ids, normalization.action),
     ):
-        if spec is not None:
+        if spec is not None and spec.image is None:
             file = file_beside(copy, f"normalized_{name}", [normalization_json(spec), as_zero], ".npy")
             yield raw, Reordered(ids, spec, Preprocessor(spec, missing_as_zero=as_zero)), spec.width, file
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from reagent_lite.config import WorkflowConfig
+from reagent_lite.models.embeddings import learned_tables
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.simulated import ring_settings
 from reagent_lite.sim.env import VectorEnv
@@ -42,16 +43,24 @@ class SimulationMemory:
 
 
 def networks(config: WorkflowConfig, spec: SourceSpec, learners: int = 1) -> Need:
-    """Returns the memory for networks, gradients and optimizers of a number of learners."""
+    """Returns the memory for networks, gradients and optimizers of a number of learners.
+
+    Tables of listed ids count as many vectors as `spec` has, which is the most before the ids are counted.
+    """
+    # numbers that follow the data, before it is read; sizes do not depend on them
+    scale = (0.0, 1.0) if config.rl.value_scale == "returns" else config.rl.value_scale
+    config = config.with_rl(value_scale=scale, cql_alpha=config.rl.cql_alpha or 0.0)
     with torch.device("meta"):
         learner = build_learner(config, spec, torch.device("meta"))
     weights = learners * sum(p.numel() for p in learner.parameters())
     trained = learners * sum(p.numel() for p in learner.parameters() if p.requires_grad)
+    vectors = sum(table.shape[0] for table in learned_tables(learner))
+    of_ids = f"; {vectors:,} vectors of ids at most" if vectors else ""
     return Need(
         name="networks",
         bytes=4 * (weights + 3 * trained),
         formula=f"4 bytes x ({weights:,} parameters, and for {trained:,} trained ones a gradient and at most 2 numbers "
-        f"of {config.training.optimizer_class})",
+        f"of {config.training.optimizer_class}){of_ids}",
     )
 
 

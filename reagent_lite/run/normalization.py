@@ -6,13 +6,13 @@ shard 1 ─► summary of its rows ─┴► rank 0: merge, fit ─► file ─�
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from reagent_lite.config import WorkflowConfig
-from reagent_lite.config.embedding_config import counted_ids, id_features
+from reagent_lite.config.embedding_config import counted_ids, require_features
 from reagent_lite.config.paths import show_paths
 from reagent_lite.console import logger
 from reagent_lite.data.copy.copy_summaries import Agreement
@@ -28,10 +28,9 @@ from reagent_lite.data.features.normalization_files import (
 from reagent_lite.data.features.summary import ColumnSummary, Merge
 from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.distributed.group import Group
-from reagent_lite.errors import ConfigError, Problem, raise_any, suggest_nearest
 from reagent_lite.feature_ids import id_of
 from reagent_lite.manifest import canonical
-from reagent_lite.types import NormalizationSpec, SourceSpec
+from reagent_lite.types import FeatureSpec, FeatureType, Image, NormalizationSpec, SourceSpec
 from reagent_lite.whole_files import write_whole
 
 Json = dict[str, str]
@@ -65,7 +64,13 @@ class Normalization:
             metric_names=metric_names,
             state_embeddings=self.state.embeddings,
             action_embeddings=self.action.embeddings if self.action else (),
+            image=self.state.image,
         )
+
+
+def normalization_of(image: Image) -> NormalizationSpec:
+    """Returns the normalization of states that are images, whose network scales their bytes."""
+    return NormalizationSpec((FeatureSpec(feature_id=id_of("image"), feature_type=FeatureType.IMAGE, image=image),))
 
 
 def normalization_files(config: WorkflowConfig, group: Group | None = None) -> NormalizationFiles:
@@ -96,6 +101,18 @@ def read_normalizations(files: NormalizationFiles) -> dict[str, NormalizationSpe
     return {side: read_normalization(path) for side, path in files.items() if path is not None}
 
 
+def given_normalizations(config: WorkflowConfig, files: NormalizationFiles) -> dict[str, NormalizationSpec]:
+    """Returns the normalization of each side that a file gives, and that of images, to which none is fitted.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    given = read_normalizations(files)
+    if config.data.image is not None:
+        given["state"] = normalization_of(config.data.image.image)
+    return given
+
+
 def given_or_fitted(
     config: WorkflowConfig,
     train: TrainingCopy,
@@ -119,7 +136,7 @@ def given_or_fitted(
     ids = {"state": agreement.state_ids, **({"action": agreement.action_ids} if train.parametric else {})}
     all_ids = {feature_id for column in ids.values() for feature_id in column}
     check_overrides(config.norm_params, all_ids, "the training data")
-    _check_embeddings(config, all_ids)
+    require_features(config.data.embeddings, all_ids, "data.embeddings")
     wanted = [name for name in ids if name not in given]
     specs = dict(given)
     if wanted:
@@ -164,17 +181,6 @@ def codes_of_tables(specs: Iterable[NormalizationSpec]) -> dict[str, tuple[float
     """Returns {table of embeddings: codes of its ids}, none if they are hashed."""
     features = [feature for spec in specs for feature in spec.features]
     return {f.embedding.table: f.possible_values for f in features if f.embedding is not None}
-
-
-def _check_embeddings(config: WorkflowConfig, ids: Set[int]) -> None:
-    """Raises ConfigError for embeddings of features that the training data do not have."""
-    problems = []
-    for feature in id_features(config.data.embeddings):
-        if ids.isdisjoint(feature.columns):
-            todo = suggest_nearest(str(feature.feature), list(map(str, ids)), "Did you mean {}?", "")
-            where = f"data.embeddings.{feature.feature}"
-            problems.append(Problem(where, "a feature of the training data", str(feature.feature), todo))
-    raise_any(problems, ConfigError)
 
 
 def _fit(
@@ -226,7 +232,7 @@ def write_fitted(config: WorkflowConfig, normalization: Normalization, given: No
     """Writes the columns that no file gives to norm_params.output_dir, or next to the model; rank 0 calls it."""
     folder = Path(config.norm_params.output_dir or config.model_output_path).expanduser()
     for side, spec in normalization.sides.items():
-        if given[side] is None:
+        if given[side] is None and spec.image is None:
             file = folder / f"{_COLUMNS[side]}_norm.json"
             write_normalization(file, spec)
             logger.info(f"normalization of {_COLUMNS[side]}: written to {file}")

@@ -32,7 +32,7 @@ from reagent_lite.evaluation.document import Evaluation, estimate_rows
 from reagent_lite.evaluation.evaluation_rows import REWARD_NAME
 from reagent_lite.evaluation.gate import Gate, apply_gate
 from reagent_lite.export.bundle_content import BundleContent
-from reagent_lite.export.predictor import DiscretePredictor, ParametricPredictor, Predictor
+from reagent_lite.export.predictor import DiscretePredictor, ImagePredictor, ParametricPredictor, Predictor
 from reagent_lite.export.tolerance import Tolerance
 from reagent_lite.export.writer import require_formats, require_replaceable, write_bundle
 from reagent_lite.folder_identity import nearest_existing
@@ -388,13 +388,12 @@ def _tolerance(rl: RLConfig) -> Tolerance:
 
 
 def _predictor(config: WorkflowConfig, normalization: Normalization, learner: PolicyLearner) -> Predictor:
+    common: dict[str, Any] = {"policy": target_policy(config), "restriction": learner.restriction}
+    if image := normalization.state.image:
+        return ImagePredictor(learner.scorer, image=image, action_names=config.actions, **common)
     as_zero = config.rl.set_missing_value_to_zero
     state = Preprocessor(normalization.state, missing_as_zero=as_zero)
-    common: dict[str, Any] = {
-        "state_feature_ids": normalization.state.feature_ids,
-        "policy": target_policy(config),
-        "restriction": learner.restriction,
-    }
+    common["state_feature_ids"] = normalization.state.feature_ids
     if normalization.action is None:
         return DiscretePredictor(state, learner.scorer, action_names=config.actions, **common)
     action = Preprocessor(normalization.action, missing_as_zero=as_zero)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from reagent_lite.config import WorkflowConfig
 from reagent_lite.console import logger
 from reagent_lite.distributed.group import Group
-from reagent_lite.run.environments import Simulation, open_simulation, with_actions
+from reagent_lite.run.environments import Simulation, open_simulation, with_actions, with_image
 from reagent_lite.run.logged import Data, prepare
 from reagent_lite.run.scaling.auto_scale import auto_scaled
 from reagent_lite.run.sources.collected_experience import CollectedExperience
@@ -82,7 +82,7 @@ def resolve(config: WorkflowConfig, group: Group) -> Resolved:
     simulation = None
     if config.simulation is not None:
         simulation = open_simulation(config, group)
-        config = with_actions(config, simulation)
+        config = with_image(with_actions(config, simulation), simulation)
     _warn_of_unused_minibatch(config, group)
     history = History.find(config, group, checkpoints)
     data = None

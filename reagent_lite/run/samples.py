@@ -30,8 +30,10 @@ def logged_facts(config: WorkflowConfig, data: Data) -> DataFacts:
     """
     train = data.train.copy
     agreement = data.train.agreement
+    pixels = data.spec.image is not None
+    states = () if pixels else agreement.state_ids
     features = {
-        "state": _describe(data.shards, train.state[: len(train)], train.state_ids, agreement.state_ids),
+        "state": _describe(data.shards, train.state[: len(train)], train.state_ids, states),
         "action": _describe(data.shards, train.candidates, train.action_ids, agreement.action_ids),
     }
     for side, spec in data.normalization.sides.items():
@@ -91,7 +93,7 @@ def logged_sample(data: Data, count: int) -> SampleRows:
         return _absent_row(data)
     numbers = np.unique(np.linspace(0, len(copy) - 1, min(count, len(copy))).astype(int))
     order = data.normalization.state.feature_ids
-    values = np.array(in_order(copy.state[numbers], copy.state_ids, order, absent=np.nan), np.float32)
+    values = np.array(in_order(copy.state[numbers], copy.state_ids, order, absent=np.nan))
     if data.normalization.action is None:
         mask = np.array(copy.mask[numbers], bool)
         copy.release()
@@ -110,6 +112,8 @@ def _absent_row(data: Data) -> SampleRows:
     state = data.normalization.state.feature_ids
     action = data.normalization.action
     values = np.full((1, len(state)), np.nan, np.float32)
+    if data.spec.image is not None:
+        values = np.zeros((1, len(state)), np.uint8)
     if action is None:
         return SampleRows(values=values, mask=np.ones((1, len(data.spec.action_names)), np.bool_))
     candidates = np.full((1, 1, len(action.feature_ids)), np.nan, np.float32)

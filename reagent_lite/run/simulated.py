@@ -71,6 +71,7 @@ def ring_settings(config: WorkflowConfig, spec: EnvSpec, num_envs: int, agents: 
     return ReplaySettings(
         num_envs=num_envs * agents,
         observation_size=spec.observation_size,
+        observation_dtype=spec.observation_dtype,
         num_actions=spec.num_actions,
         action_feature_size=spec.action_feature_size if parametric else 0,
         action_features=spec.action_features if parametric and not spec.candidates else None,

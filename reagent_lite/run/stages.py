@@ -52,6 +52,7 @@ def log_of(config: WorkflowConfig, path: DataPath, items: ItemTable | None, node
         columns=config.data.columns,
         items=items,
         id_features=id_features(config.data.embeddings),
+        image=None if config.data.image is None else config.data.image.image,
         timeline=pairing_of(config, path),
         directory=config.data.training_copy_dir,
         partition=partition_of(config, node, num_nodes),

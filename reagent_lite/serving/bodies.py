@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import (
@@ -12,7 +13,9 @@ from pydantic import (
     Field,
     PlainValidator,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -20,7 +23,7 @@ from typing_extensions import TypeAliasType
 
 from reagent_lite.categories import MOST_CHARACTERS
 from reagent_lite.config.column_names import names_of
-from reagent_lite.errors import Problem
+from reagent_lite.errors import BundleError, Problem
 from reagent_lite.export import Bundle
 from reagent_lite.export.bundle import ColumnNames
 from reagent_lite.feature_values import value_of
@@ -91,11 +94,17 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
+def _or_image(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Returns the bytes of an image, which JSON does not have and `read_body` has made, as they are."""
+    return value if isinstance(value, bytes) else validate(value)
+
+
 class _StateRow(Body):
-    state_features: StateFeatures
+    state_features: Annotated[StateFeatures, WrapValidator(_or_image)]
     """Raw features by id or name, as in the model's training log; absent or null is missing. Categories are texts,
     and true and false are 1 and 0;
-    strings that the model does not know count as other.
+    strings that the model does not know count as other. If states are images: pixels, integers from 0 to 255, as lists
+    in the shape of the image.
 
     At least one feature has a value: nothing can be learned from an empty state.
     """
@@ -264,11 +273,31 @@ def read_body(tree: Any, bundle: Bundle) -> Any:
         RefusedError: a value of a raw column that is not of its kind.
     """
     tree = _with_contract_names(tree, bundle.columns)
+    if bundle.image_shape is not None and isinstance(tree, dict) and isinstance(tree.get("rows"), list):
+        tree = {**tree, "rows": _read_images(tree["rows"], bundle)}
     if isinstance(tree, dict) and isinstance(tree.get("rows"), list) and _reads_features(bundle):
         tree = {**tree, "rows": _read_features(tree["rows"], bundle)}
     if not isinstance(tree, dict) or tree.get("ignore_unknown") is not True or not isinstance(tree.get("rows"), list):
         return tree
     return {**tree, "rows": [_keep_known(row, bundle) for row in tree["rows"]]}
+
+
+def _read_images(rows: list[Any], bundle: Bundle) -> list[Any]:
+    """Returns rows with the bytes of their images; raises RefusedError for other images than the model's."""
+    problems: list[Problem] = []
+    result = []
+    for number, row in enumerate(rows):
+        if isinstance(row, dict) and "state_features" in row:
+            try:
+                (image,) = bundle.states([row["state_features"]])
+                row = {**row, "state_features": image.tobytes()}
+            except BundleError as error:
+                where = f"body.rows.{number}.state_features"
+                problems += [replace(problem, where=where) for problem in error.problems]
+        result.append(row)
+    if problems:
+        raise RefusedError(422, *problems)
+    return result
 
 
 def _reads_features(bundle: Bundle) -> bool:
@@ -372,6 +401,10 @@ def with_model_schema(document: dict[str, Any], bundle: Bundle) -> dict[str, Any
             properties |= {feature: _text_schema(texts) for feature, texts in bundle.levels[column].items()}
             properties |= {feature: _ids_schema(of_ids) for feature, of_ids in bundle.id_features[column].items()}
             schemas[name] |= {"properties": properties, "additionalProperties": False}
+    if bundle.image_shape is not None:
+        schemas["StateFeatures"] = _image_schema(bundle.image_shape)
+        schemas["ActionName"]["enum"] = list(bundle.action_names)
+        return document
     # at least one feature has a value, as `_require_feature` checks
     schemas["StateFeatures"]["anyOf"] = [
         {
@@ -386,6 +419,14 @@ def with_model_schema(document: dict[str, Any], bundle: Bundle) -> dict[str, Any
     if "ItemName" in schemas and bundle.items is not None and len(bundle.items) <= MOST_NAMED:
         schemas["ItemName"]["enum"] = list(bundle.items.ids)
     return document
+
+
+def _image_schema(shape: tuple[int, ...]) -> dict[str, Any]:
+    """Returns the schema of an image as nested lists."""
+    schema: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": 255}
+    for size in reversed(shape):
+        schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
+    return schema
 
 
 def _present_schema(bundle: Bundle, feature: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ large request ─► thread: rows, predict, draw, a part at a time ─► log �
 """
 
 import asyncio
+import base64
 import errno
 import json
 from collections.abc import Iterator, Sequence
@@ -76,7 +77,7 @@ class _DecisionRow:
         return {
             "mdp_id": self.body.mdp_id,
             "sequence_number": self.body.sequence_number,
-            "state_features": _present(self.body.state_features),
+            "state_features": _logged_state(self.body.state_features),
             "action": self.options[self.choice],
             "possible_actions": self.possible,
             "action_probability": self.propensity,
@@ -385,6 +386,11 @@ def _decisions(rows: Sequence[_DecisionRow], ids: Iterator[str], versions: dict[
         for row in rows
     ]
     return to_json({"decisions": decisions, **versions})
+
+
+def _logged_state(features: dict[str, Any] | bytes) -> dict[str, Any] | str:
+    """Returns the features that are not null, or the bytes of an image as text."""
+    return base64.b64encode(features).decode() if isinstance(features, bytes) else _present(features)
 
 
 def _present(features: dict[str, Any]) -> dict[str, Any]:

@@ -156,6 +156,8 @@ def interface_of(bundle: Bundle) -> Interface:
 def _features(bundle: Bundle, side: str) -> tuple[str, ...]:
     if not side:
         return ()
+    if side == "state" and bundle.image_shape is not None:
+        return (f"images of {' x '.join(map(str, bundle.image_shape))}",)
     kinds = dict.fromkeys(bundle.levels[side], " (strings)") | {
         name: f" ({feature.expected})" for name, feature in bundle.id_features[side].items()
     }

@@ -108,6 +108,8 @@ class WorkerRollout:
 
 def have_same_inputs(bundle: Bundle, other: Bundle) -> bool:
     """Returns whether two models read the same arrays from a request."""
+    if bundle.image_shape != other.image_shape:
+        return False
     return (bundle.state_feature_ids, bundle.action_feature_ids, bundle.levels, bundle.id_features) == (
         other.state_feature_ids,
         other.action_feature_ids,

@@ -29,7 +29,7 @@ class VectorEnv:
         num_rows: R.
         first_env: global id of the first environment; an environment's random numbers depend only on its global id.
         time_limit: steps until truncation.
-        observation: [R, S], the current observation, from which the policy acts next.
+        observation: [R, S], the current observation, from which the policy acts next; uint8 if it is an image.
         next_observation: [R, S], the observation at the end of the last transition.
         action: [R], taken by `step`.
         propensity: [R], probability of `action`, written by `act`.
@@ -212,6 +212,8 @@ class VectorEnv:
         present = True if self.in_game is None else self.in_game
         earned = (self.last_return + self.episode_return).unsqueeze(1)
         for what, numbers in (("rewards", earned), ("observations", self.observation)):
+            if not numbers.is_floating_point():
+                continue
             rows = (~numbers.isfinite().all(1) & present).nonzero()
             if len(rows):
                 row = int(rows[0])
@@ -293,10 +295,12 @@ class VectorEnv:
     def bytes_per_env(self) -> int:
         """Size of the buffers of one environment, in bytes."""
         spec = self.spec
-        words = spec.state_words + spec.agents * (2 * spec.observation_size + 4) + 3
+        words = spec.state_words + spec.agents * 4 + 3
+        observations = 2 * spec.agents * spec.observation_size * spec.observation_dtype.itemsize
         masks = 2 * spec.num_actions if spec.has_mask else 0
         features = 8 * spec.num_actions * spec.action_feature_size if self._own_features else 0
-        return 4 * words + spec.agents * (spec.action_bytes + 2 * (spec.agents > 1)) + 1 + masks + features
+        small = spec.agents * (spec.action_bytes + 2 * (spec.agents > 1)) + 1
+        return 4 * words + observations + small + masks + features
 
     def _allocate(self) -> None:
         spec = self.spec
@@ -315,8 +319,8 @@ class VectorEnv:
         self.step_count = zeros(num, dtype=torch.int32)
         self.episode = zeros(num, dtype=torch.int32)
         self.episode_return = zeros(rows)
-        self.observation = zeros(rows, spec.observation_size)
-        self.next_observation = zeros(rows, spec.observation_size)
+        self.observation = zeros(rows, spec.observation_size, dtype=spec.observation_dtype)
+        self.next_observation = zeros(rows, spec.observation_size, dtype=spec.observation_dtype)
         self.action = zeros(rows, dtype=spec.action_dtype)
         self.propensity = zeros(rows)
         self.reward = zeros(rows)

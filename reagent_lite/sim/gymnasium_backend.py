@@ -1,7 +1,8 @@
 """Environments of Gymnasium, which step in Python: `"env": "gymnasium:CartPole-v1"`.
 
 `gymnasium:` precedes a name that Gymnasium has registered, or module:name if importing the module registers it. Actions
-are Discrete; observations of any space that Gymnasium flattens are flattened to float32. If the info of `reset`
+are Discrete. Observations are images if their space is a Box of bytes from 0 to 255 with height and width; observations
+of any other space that Gymnasium flattens are flattened to float32. If the info of `reset`
 has an `action_mask` [K], as in Taxi, the mask in the info of every step gives the actions that are allowed next.
 """
 
@@ -16,13 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reagent_lite.config.environment import GYMNASIUM
+from reagent_lite.config.image_config import ImageConfig, conv_layers_for
 from reagent_lite.errors import Problem, SimulationError, needing, raise_any, suggest_nearest
 from reagent_lite.sim.calls import ActCall, Call, Kernel
 from reagent_lite.sim.compiler import KERNELS
 from reagent_lite.sim.cpu import CpuBackend
+from reagent_lite.types import Image
 
 if TYPE_CHECKING:
     from gymnasium import Env
+    from gymnasium.spaces import Space
     from gymnasium.vector import SyncVectorEnv
 
 MASK = "action_mask"
@@ -58,6 +62,7 @@ class GymnasiumBackend:
             from gymnasium import spaces
 
             self.first_action, count, size = self._read_spaces(opened)
+            image = image_of(opened.observation_space)
             with self.name_errors("reset and step"):
                 _, info = opened.reset(seed=0)
                 allowed = np.asarray(info.get(MASK, np.ones(count)))
@@ -67,6 +72,9 @@ class GymnasiumBackend:
         if stepped_size != size:
             expected = f"{size} numbers, as its observation_space has"
             raise SimulationError(Problem(f"observations of {self.name}", expected, f"{stepped_size} from its step"))
+        if image is not None and (got := np.asarray(observation).dtype) != np.uint8:
+            expected = "uint8, as its observation_space says"
+            raise SimulationError(Problem(f"observations of {self.name}", expected, f"{got} from its step"))
         if allowed.shape != (count,):
             raise SimulationError(Problem(f"{MASK} of {self.name}", f"{count} values", f"shape {list(allowed.shape)}"))
         self._drawing = CpuBackend(
@@ -82,6 +90,7 @@ class GymnasiumBackend:
             action_names=tuple(str(self.first_action + k) for k in range(count)),
             parameters=parameters,
             fields=(),
+            image=image,
         )
 
     def launch(self, kernel: Kernel, call: Call | ActCall) -> None:
@@ -178,6 +187,17 @@ class GymnasiumBackend:
         raise_any(problems, SimulationError)
         assert isinstance(actions, Discrete)
         return int(actions.start), int(actions.n), flatdim(observations)
+
+
+def image_of(space: Space[Any]) -> Image | None:
+    """Returns the image that an observation of a space is: bytes from 0 to 255 with height and width; or None."""
+    from gymnasium.spaces import Box
+
+    if not isinstance(space, Box) or space.dtype != np.uint8 or not 2 <= len(space.shape) <= 4:
+        return None
+    image = ImageConfig(shape=space.shape).image
+    covers_all_bytes = (space.low == 0).all() and (space.high == 255).all()
+    return image if covers_all_bytes and conv_layers_for(image, None) else None
 
 
 def _only_mask(info: dict[str, Any]) -> dict[str, Any]:

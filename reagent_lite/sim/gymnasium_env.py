@@ -37,6 +37,7 @@ class GymnasiumEnv(VectorEnv):
         super().__init__(backend, time_limit=time_limit, **settings)
         self._gymnasium = backend
         self._envs = backend.make(self.num_envs, self.time_limit)
+        self._dtype = self.observation.numpy().dtype
         weakref.finalize(self, self._envs.close)
 
     def step(self, *, stay: bool = False) -> None:
@@ -55,7 +56,7 @@ class GymnasiumEnv(VectorEnv):
             self.next_mask.copy_(self.mask)
         if ended.any():
             envs = torch.from_numpy(ended.nonzero()[0])
-            final = np.stack(info["final_obs"][ended]).astype(np.float32)
+            final = np.stack(info["final_obs"][ended]).astype(self._dtype)
             self._require_numbers(final, envs.numpy())
             self.next_observation[envs] = torch.from_numpy(final)
             if self.next_mask is not None:
@@ -87,14 +88,14 @@ class GymnasiumEnv(VectorEnv):
         self._write_observation(observation, info)
 
     def _write_observation(self, observation: NDArray[Any], info: dict[str, Any]) -> None:
-        self.observation.copy_(torch.from_numpy(observation.astype(np.float32)))
+        self.observation.copy_(torch.from_numpy(observation.astype(self._dtype, copy=False)))
         self._require_numbers(observation, np.arange(self.num_envs))
         if self.mask is not None:
             self.mask.copy_(self._masks(info, np.ones(self.num_envs, np.bool_)))
 
     def _require_numbers(self, observations: NDArray[Any], envs: NDArray[np.int64]) -> None:
         """Raises SimulationError if observations of some environments are not finite; names the step."""
-        wrong = ~np.isfinite(observations)
+        wrong = ~np.isfinite(observations) if observations.dtype.kind == "f" else np.zeros((1, 1), np.bool_)
         if wrong.any():
             row = int(wrong.any(axis=1).argmax())
             env = int(envs[row])

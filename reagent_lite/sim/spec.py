@@ -9,7 +9,8 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from reagent_lite.errors import Problem, SimulationError, raise_any
+from reagent_lite.errors import Problem, SimulationError, pluralize, raise_any
+from reagent_lite.types import Image
 
 _TYPE_NAME = re.compile(r"\w[\w .-]*")  # names folders of a run as well
 
@@ -58,6 +59,7 @@ class EnvSpec:
         fields: the state's variables in memory order.
         feature_bytes: [K, F] float32, features of fixed actions in the kernel; empty if they are one-hot, and with
             candidates.
+        image: the image that an observation is, in S bytes; None if it has S numbers.
     """
 
     name: str
@@ -77,6 +79,7 @@ class EnvSpec:
     parameter_lists: dict[str, int]
     fields: tuple[Field, ...]
     feature_bytes: bytes
+    image: Image | None = None
 
     @classmethod
     def parse(cls, name: str, description: str) -> Self:
@@ -155,6 +158,18 @@ class EnvSpec:
         reward = 4
         episode_return = 8
         return state + episode + step_count + ended + self.agents * (action + reward + episode_return)
+
+    @property
+    def observation_in_words(self) -> str:
+        """What an observation is."""
+        if self.image is None:
+            return pluralize(self.observation_size, "feature")
+        return f"images of {' x '.join(map(str, self.image.shape))} bytes"
+
+    @property
+    def observation_dtype(self) -> torch.dtype:
+        """The torch type of observations."""
+        return torch.float32 if self.image is None else torch.uint8
 
     @property
     def action_dtype(self) -> torch.dtype:

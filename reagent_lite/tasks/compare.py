@@ -9,7 +9,6 @@ folder    comparison/  configs, queue      runs/  a folder for each run      log
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from reagent_lite.config.loader import read_tree
 from reagent_lite.console import logger
 from reagent_lite.disk_room import require_writable
 from reagent_lite.distributed.work_queue import WorkQueue, fill_queue
-from reagent_lite.distributed.worker import ending_with_me
+from reagent_lite.distributed.worker import ending_with_me, writing_error_to
 from reagent_lite.errors import ConfigError, PeerError, Preempted, Problem, needing, raise_any
 from reagent_lite.manifest import canonical
 from reagent_lite.report.compared import (
@@ -45,7 +44,6 @@ _FOLDER = "comparison"
 _ROUND_SECONDS = 0.25
 _ENDING_SECONDS = 120.0  # for a run to save a checkpoint
 _MESSAGE_LINES = 12
-_TITLE = r"Traceback .*:|[a-z][a-z ]+( \(\d+\))?:"  # of cli.message_of
 _ONCE_MORE = (Preempted.exit_code, 5)  # a signal to the run itself; a run of a lost worker that has not ended yet
 
 Tree = dict[str, Any]
@@ -183,17 +181,27 @@ def _command_of(workflow: str, folder: Path, name: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """A started run: its process, its standard output, and the file of its messages."""
+    """A started run: its process, its standard output, and the files of its messages and of its error."""
 
     process: "subprocess.Popen[bytes]"
     output: IO[bytes]
     log: Path
+    error_file: Path
 
     def outcome(self) -> Tree:
         """Returns the last line of its standard output."""
         self.output.seek(0)
         outcome: Tree = json.loads(self.output.read().splitlines()[-1])
         return outcome
+
+    @property
+    def error(self) -> str:
+        """The error that ended it; the last messages of a run that has not named its error."""
+        if self.process.returncode < 0:
+            return f"ended by signal {-self.process.returncode}"
+        if self.error_file.exists():
+            return self.error_file.read_text()
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-_MESSAGE_LINES:])
 
 
 class _Workers:
@@ -232,6 +240,8 @@ class _Workers:
     def _start(self, name: str) -> None:
         logger.info(f"{name}: started")
         path = self._folder / "logs" / f"{name}.log"
+        error_file = path.with_suffix(".error")
+        error_file.unlink(missing_ok=True)
         output = tempfile.TemporaryFile()  # noqa: SIM115  as long as the process
         with path.open("ab") as log:
             process = subprocess.Popen(
@@ -240,9 +250,9 @@ class _Workers:
                 stdout=output,
                 stderr=log,
                 process_group=0,  # Ctrl-C is passed on as SIGTERM, once
-                env={"OMP_NUM_THREADS": "1", **os.environ, **ending_with_me()},
+                env={"OMP_NUM_THREADS": "1", **os.environ, **ending_with_me(), **writing_error_to(error_file)},
             )
-        self._running[name] = _Process(process, output, path)
+        self._running[name] = _Process(process, output, path, error_file)
 
     def _watch(self, name: str) -> None:
         """Gives a sign of life for a run, or records its end."""
@@ -265,7 +275,7 @@ class _Workers:
             elif again or code in _ONCE_MORE:
                 self._queue.release(name)
             else:
-                error = _error_in(running.log) or f"ended by signal {-code}"
+                error = running.error
                 if self._queue.finish(name, {"exit_code": code, "error": error}, failed=True):
                     logger.error(f"{name}: failed with exit code {code}: {error}")
 
@@ -283,19 +293,14 @@ class _Workers:
             self._end(name, again=True)
 
 
-def _error_in(log: Path) -> str:
-    """Returns the last error in the messages of a run, from its title on; or the last lines."""
-    lines = log.read_text(errors="replace").splitlines()
-    titles = [number for number, line in enumerate(lines) if re.fullmatch(_TITLE, line)]
-    return "\n".join(lines[titles[-1] if titles else -_MESSAGE_LINES :])
-
-
 def _compared_runs(config: CompareConfig, folder: Path, queue: WorkQueue, names: list[str]) -> ComparedRuns:
     """Returns the figures of all runs.
 
+    Runs without a value of the score count as failed, if others have it.
+
     Raises:
-        PeerError: all runs failed, or none has the score.
-        ConfigError: a run lacks the score.
+        PeerError: all runs failed.
+        ConfigError: no run has the score.
     """
     from reagent_lite.tasks.run_statistics import bootstrap_interval, interquartile_mean, mean_interval
 
@@ -307,14 +312,14 @@ def _compared_runs(config: CompareConfig, folder: Path, queue: WorkQueue, names:
     score = config.score_tag
     tag = f"{CHOOSING}{score}"
     lacking = [name for name, outcome in outcomes.items() if outcome["scores"].get(tag) is None]
-    if lacking:
+    if len(lacking) == len(outcomes):
         tags = (each for each, value in outcomes[lacking[0]]["scores"].items() if value is not None)
         available = [each.removeprefix(CHOOSING) for each in tags if each.startswith(CHOOSING)]
-        raise ConfigError(
-            Problem(
-                "score", f"a score of every run: {', '.join(available) or 'none'}", f"{score}, which {lacking[0]} lacks"
-            )
-        )
+        expected = f"a score of every run: {', '.join(available) or 'none'}"
+        raise ConfigError(Problem("score", expected, f"{score}, which {lacking[0]} lacks"))
+    for name in lacking:
+        del outcomes[name]
+        failed[name] = f"no value of {score} on the episodes that choose; the run itself has ended, and is not repeated"
     curves = {
         name: {outcome["steps"]: outcome["scores"][tag]} | _curve(_run_folder(folder, name) / "metrics.jsonl", score)
         for name, outcome in outcomes.items()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reagent_lite.config.convert_config import ConvertConfig
+from reagent_lite.config.embedding_config import id_features
 from reagent_lite.console import logger
 from reagent_lite.data.logs import Log
 from reagent_lite.disk_room import require_writable
@@ -43,7 +44,7 @@ def convert(config: ConvertConfig) -> Converted:
         from reagent_lite.data.writing.table_writers import encoding_of, table_writer
     start = time.monotonic()
     target = Path(config.output_path).expanduser().absolute()
-    log = Log(config.data_path, columns=config.columns)
+    log = Log(config.data_path, columns=config.columns, id_features=id_features(config.embeddings) or None)
     for note in log.notes():
         logger.warning(note)
     log.require_apart({"output_path": target})

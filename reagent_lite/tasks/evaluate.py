@@ -26,6 +26,7 @@ import torch
 
 from reagent_lite.config import fingerprint
 from reagent_lite.config.column_names import ONLY_IF_NAMED, UNIT, WEIGHT
+from reagent_lite.config.embedding_config import id_features, require_features
 from reagent_lite.config.evaluate_config import EvaluateConfig, is_model
 from reagent_lite.config.items import ITEM_ID
 from reagent_lite.config.paths import DataPath, logs_of
@@ -43,6 +44,7 @@ from reagent_lite.evaluation.estimates import EvaluatedPolicy, EvaluationLog, es
 from reagent_lite.evaluation.evaluator import EpisodeColumns, describe_weights
 from reagent_lite.evaluation.exported_model import ExportedModel, FeatureReader
 from reagent_lite.evaluation.given_policy import GivenPolicy
+from reagent_lite.export.bundle import image_of_log
 from reagent_lite.export.choices import CHOICES
 from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ItemTable
@@ -229,6 +231,7 @@ def _read(
     log = _rows_of(config, log, further)
     with progress("reading the log", "bytes") as show:
         copy = prepare_training_copy(log, show)
+    require_features(config.embeddings, {*copy.state_ids, *copy.action_ids}, "embeddings")
     policy_columns = {key: read_policy_column(log, name, copy) for key, name in names.items()}
     units = read_unit_column(log, copy) if UNIT in config.columns else None
     weights = None
@@ -255,8 +258,11 @@ def _find_seen(config: EvaluateConfig, policies: tuple[EvaluatedPolicy, ...], co
     )
 
 
-def ids_of_log(policies: Iterable[EvaluatedPolicy]) -> tuple[IdFeature, ...]:
-    """Returns the features whose values are ids in the models' training logs; of several lengths, the largest."""
+def ids_of_log(config: EvaluateConfig, policies: Iterable[EvaluatedPolicy]) -> tuple[IdFeature, ...]:
+    """Returns the features whose values are ids, in the models' training logs or by the config without a model.
+
+    Of several lengths, the largest counts.
+    """
     features: dict[int, IdFeature] = {}
     for policy in policies:
         for feature in policy.bundle.ids_of_log if isinstance(policy, ExportedModel) else ():
@@ -265,7 +271,7 @@ def ids_of_log(policies: Iterable[EvaluatedPolicy]) -> tuple[IdFeature, ...]:
                 got = f"{feature.expected}, and {other.expected} for another model"
                 raise BundleError(Problem(f"feature {feature.feature}", "values of one form for all models", got))
             features[feature.feature] = max(feature, other, key=lambda of: of.length)
-    return tuple(features.values())
+    return tuple(features.values()) or id_features(config.embeddings)
 
 
 def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | None:
@@ -278,21 +284,22 @@ def _items(config: EvaluateConfig, models: list[ExportedModel]) -> ItemTable | N
     from reagent_lite.data.rows.item_files import given_items
 
     item_id = config.item_id or (models[0].bundle.item_id if models else ITEM_ID)
-    return given_items(config.items, item_id, possible, ids_of_log(models))
+    return given_items(config.items, item_id, possible, ids_of_log(config, models))
 
 
 def _log_of(
     config: EvaluateConfig, path: DataPath, policies: tuple[EvaluatedPolicy, ...], items: ItemTable | None = None
 ) -> Log:
-    """Returns the log at a path, which has the choices and the ids of the models; without actions, candidates."""
-    models = (policy for policy in policies if isinstance(policy, ExportedModel))
-    actions = next((model.bundle.action_names for model in models), config.actions)
+    """Returns the log at a path, which has the choices, ids and images of the models; without actions, candidates."""
+    bundles = [policy.bundle for policy in policies if isinstance(policy, ExportedModel)]
+    actions = bundles[0].action_names if bundles else config.actions
     return Log(
         path,
         actions=actions or None,
         columns=config.columns,
         items=items,
-        id_features=ids_of_log(policies),
+        id_features=ids_of_log(config, policies),
+        image=image_of_log(bundles),
         directory=config.training_copy_dir,
         same_episodes=config.same_episodes,
     )

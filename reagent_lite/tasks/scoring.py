@@ -40,7 +40,7 @@ from reagent_lite.data.rows.typed_columns import (
     typed_column,
 )
 from reagent_lite.errors import ConfigError, Problem, join_names, pluralize, raise_any, suggest_nearest
-from reagent_lite.export.bundle import Bundle, Prediction, load_bundle, parts
+from reagent_lite.export.bundle import Bundle, Prediction, image_of_log, load_bundle, parts
 from reagent_lite.export.newer_items import with_items_of
 from reagent_lite.feature_ids import id_of
 from reagent_lite.item_table import ItemTable
@@ -67,7 +67,14 @@ def open_scoring(config: ScoreConfig) -> tuple[Bundle, ScoreConfig, Log]:
     columns = config.columns or remembered_columns(config.data_path, bundle.columns)
     config = config.model_copy(update={"columns": columns})
     raise_any(list(config.rules()), ConfigError)
-    return bundle, config, Log(config.data_path, columns=columns, items=bundle.items, id_features=bundle.ids_of_log)
+    log = Log(
+        config.data_path,
+        columns=columns,
+        items=bundle.items,
+        id_features=bundle.ids_of_log,
+        image=image_of_log([bundle]),
+    )
+    return bundle, config, log
 
 
 def scored_tables(
@@ -117,7 +124,8 @@ def scored_tables(
 def _require_features(kind: str, reads: Iterable[int], given: Iterable[int], where: str) -> None:
     """Raises a DataError if rows have no column for a feature that the model reads; a column of nulls is enough."""
     names = sorted(map(str, given))
-    missing = [str(feature) for feature in reads if str(feature) not in names]
+    present = set(names)
+    missing = [str(feature) for feature in reads if str(feature) not in present]
     got = f"features {join_names(names)}" if names else "none"
     problems = []
     for name in missing:

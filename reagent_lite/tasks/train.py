@@ -30,7 +30,7 @@ from reagent_lite.distributed.launcher import Processes, choose_processes, launc
 from reagent_lite.distributed.meeting import meeting_place
 from reagent_lite.distributed.membership import LaunchError
 from reagent_lite.distributed.nodes import find_node
-from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure
+from reagent_lite.distributed.worker import end_with_parent, is_worker, report_failure, write_error
 from reagent_lite.errors import Preempted, ReagentLiteError, needing
 from reagent_lite.folder_identity import FolderIdentity
 from reagent_lite.run.declaring import choose_interface, prepare_rendezvous, require_fit
@@ -99,6 +99,7 @@ def _report(run: Callable[[], int]) -> int:
             return run()
     except LaunchError as error:
         logger.error(error)
+        write_error(str(error))
         return error.exit_code
     except (Exception, Preempted) as error:
         if not is_worker():

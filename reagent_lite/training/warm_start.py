@@ -31,6 +31,8 @@ _FOLDER = "folder"
 _WEIGHTS = "weights.safetensors"
 _CONFIG = "config.json"
 _NORMALIZATION = "normalization.json"
+_FITTED = {"state": "state_features_norm.json", "action": "action_norm.json"}
+"""Files of the normalization that a run has fitted, in its output folder."""
 
 
 @runtime_checkable
@@ -61,8 +63,8 @@ def warm_start(
         optimizer: the optimizer, or None to start a new one.
         group: the ranks; rank 0 reads, all load.
         actions: names of this run's actions; empty with candidates.
-        normalization: this run's normalization by side, which is compared with that of an exported model; None: it is
-            not compared. A checkpoint has none.
+        normalization: this run's normalization by side, which is compared with that of an exported model, or that the
+            run of a checkpoint has fitted; None: it is not compared.
         value_scale: this run's rl.value_scale.
 
     Raises:
@@ -90,6 +92,9 @@ def warm_start(
     state = json.loads(files[STATE])
     _require_order(state["config"], actions, path)
     _require_scale(state["config"], value_scale, path)
+    fitted = {side: json.loads(files[name]) for side, name in _FITTED.items() if name in files}
+    if normalization is not None and fitted:
+        _require_columns(fitted, {side: normalization[side] for side in fitted.keys() & normalization.keys()}, path)
     with fitting(Path(folder)):
         saved = kept_tensors(files.get(EVALUATORS)) or load(files[LEARNER])
     _assign(learner, saved, path)
@@ -139,6 +144,8 @@ def _read(path: Path) -> Files:
     files = verify_folder(folder, kind, keep=wanted, if_present=set() if kind is BUNDLE else {EVALUATORS})[1]
     if STATE in files:
         read_state(files[STATE], folder)
+        fitted = (folder.parent.parent / name for name in _FITTED.values())
+        files |= {file.name: file.read_bytes() for file in fitted if file.is_file()}
     return {_FOLDER: str(folder).encode(), **files}
 
 

@@ -31,6 +31,11 @@ def test_the_page_has_a_section_for_each_wish() -> None:
         ("pettingzoo:pistonball_v6", "Agents of PettingZoo"),
         ("R2D2", "Recurrent policies"),
         ("decision-transformer", "Models of the environment and of sequences"),
+        *((word, "Continuous actions") for word in ("action_space", "action_dim", "target_entropy")),
+        *((word, "Policy gradients") for word in ("actor_learning_rate", "num_critics", "clip_ratio", "gae_lambda")),
+        *((word, "Slates and rankings") for word in ("listwise", "position_bias", "slateFeatures")),
+        *((word, "Agents of PettingZoo") for word in ("n_agents", "parallel_env")),
+        *((word, "Recurrent policies") for word in ("lstm_hidden_size", "unroll_length")),
         *((word, "") for word in ("gama", "sacred", "entropy", "world", "")),
     ],
 )

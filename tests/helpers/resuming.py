@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from reagent_lite.config import expand_config
 from reagent_lite.distributed.group import Group
-from reagent_lite.run.environments import with_actions
+from reagent_lite.run.environments import with_actions, with_image
 from reagent_lite.run.resolved import Resolved, resolve
 from reagent_lite.run.runner import Run
 from reagent_lite.training.checkpoint_folder import CheckpointFolder
@@ -52,7 +52,7 @@ class Laboratory:
         folder.mkdir(parents=True, exist_ok=True)
         self._resolved = self._resolved or resolve(config, group)
         if self._resolved.simulation is not None:
-            config = with_actions(config, self._resolved.simulation)
+            config = with_image(with_actions(config, self._resolved.simulation), self._resolved.simulation)
         history = History.find(config, group, folder / "checkpoints")
         history = replace(history, config=history.config.with_numbers_of(expand_config(self._resolved.config)))
         with StopSignal() as signal, MetricsWriter(lines=history.lines, figures=history.figures) as writer:
@@ -131,6 +131,20 @@ def logged(folder: Path, **sections: Tree) -> Tree:
         "evaluation": {"calc_cpe_in_training": True, "bootstrap_resamples": 100, "learn_from_scored": True,
                        "models": {"fit_passes": 1, "final_fit_passes": 1}},
     }, sections)  # fmt: skip
+
+
+def with_ids(folder: Path, **sections: Tree) -> Tree:
+    """`logged` with one of 20 users, listed, and up to three of 30 items, hashed, in each state."""
+    rows = random_rows(200)
+    for number, row in enumerate(rows):
+        for name, shift in (("state_features", 0), ("next_state_features", 1)):
+            seen = [f"i{(number + shift) * step % 30}" for step in range(1, number % 4 + 1)]
+            row[name] = {**row[name], "user": f"u{(number + shift) % 20}", "seen": seen}
+    tables = {"user": {"dim": 4, "max_ids": 15}, "seen": {"dim": 3, "length": 2, "buckets": 10}}
+    return merged(
+        merged(logged(folder), {"training_data_path": str(write_lines(folder / "data" / "ids.jsonl", rows))}),
+        {"data": {"embeddings": tables}, **sections},
+    )
 
 
 def decisions(folder: Path, **sections: Tree) -> Tree:

@@ -9,6 +9,7 @@ from torch import nn
 from reagent_lite.categories import code_of
 from reagent_lite.export.onnx_graph import write_onnx
 from reagent_lite.feature_ids import FeatureId
+from reagent_lite.id_values import IdFeature
 from reagent_lite.models.embeddings import (
     TABLE_RATE,
     EmbeddedNetwork,
@@ -163,3 +164,47 @@ def test_tables_learn_faster() -> None:
     assert len(plain["params"]) == 4
     alone = build_q_network(SourceSpec(num_state_features=2, action_names=("a", "b")), SETTINGS)
     assert by_learning_rate(list(alone.parameters()), learned_tables(alone)) == [{"params": list(alone.parameters())}]
+
+
+@pytest.mark.parametrize(
+    ("pooling", "value", "expected"),
+    [
+        ("mean", ["a", "b"], [2.0, 3.0]),  # (1, 2) and (3, 4)
+        ("mean", ["a", "a", "b"], [5 / 3, 8 / 3]),  # an id counts as often as it is there
+        ("mean", ["a", "stranger"], [5.5, 6.0]),  # others, (10, 10), count like any id
+        ("mean", ["a", "b", "b", "a"], [7 / 3, 10 / 3]),  # the first three
+        ("mean", [], [0.0, 0.0]),
+        ("mean", None, [0.0, 0.0]),
+        ("sum", ["a", "b"], [4.0, 6.0]),
+        ("sum", ["stranger", "foreigner"], [20.0, 20.0]),
+        ("scores", {"a": 0.5, "b": -2.0}, [-5.5, -7.0]),
+        ("scores", {"a": 0.0}, [0.0, 0.0]),
+        ("scores", {"stranger": 0.1, "a": 2.0}, [3.0, 5.0]),
+        ("scores", {}, [0.0, 0.0]),
+        ("hashed", ["id0", "id2"], [2.0, 3.0]),  # of another vector each
+        ("hashed", ["id0", "id1"], [1.0, 2.0]),  # both have the first vector
+    ],
+)
+def test_the_vector_of_a_value_by_hand(pooling: str, value: object, expected: list[float]) -> None:
+    """From a value of a log to its vector; a is the smaller code, with the first row."""
+    first, second = sorted(("left", "right"), key=code_of)
+    names = {"a": first, "b": second}
+    if pooling == "hashed":
+        in_bucket = {bucket: [name for name in map(str, range(40)) if _bucket(name) == bucket] for bucket in (0, 1)}
+        names = {"id0": in_bucket[0][0], "id1": in_bucket[0][1], "id2": in_bucket[1][0]}
+    scores = pooling == "scores"
+    form = {"length": 3, "scores": scores, "pooling": "sum" if scores else pooling.replace("hashed", "mean")}
+    feature = ids_spec("seen", [first, second], buckets=2 if pooling == "hashed" else 0, **form)
+    assert feature.embedding is not None
+    table = torch.tensor([[0.0, 0.0], [10.0, 10.0], [1.0, 2.0], [3.0, 4.0]])
+    if isinstance(value, dict):
+        value = {names.get(name, name): score for name, score in value.items()}
+    elif value is not None:
+        value = [names.get(name, name) for name in value]  # type: ignore[attr-defined]
+    raw = torch.tensor([IdFeature(FeatureId("seen"), 3, scores).numbers(value)])
+    rows = Preprocessor(spec_of(feature)).dense(raw)
+    assert Pooled(feature.embedding)(rows, table)[0].tolist() == pytest.approx(expected)
+
+
+def _bucket(name: str) -> int:
+    return int(np.float32(code_of(name)).view(np.uint32) - (64 << 23)) % 2

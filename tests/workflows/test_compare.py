@@ -41,7 +41,15 @@ RUN = textwrap.dedent("""
         file.write(f"{name}\\n")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     if config == "bad" and not os.path.exists(f"{folder}/mended"):
-        print("policy: softmax\\ntraining diverged:\\nstep 7: expected a finite loss, got nan.", file=sys.stderr)
+        error = "training diverged:\\nstep 7: expected a finite loss, got nan."
+        print(error, "a warning of a library:", sep="\\n", file=sys.stderr)
+        with open(os.environ["REAGENT_LITE_ERROR_FILE"], "w") as file:
+            file.write(error)
+        sys.exit(1)
+    if config == "killed":
+        os.kill(os.getpid(), 9)
+    if config == "mute":
+        print("python: no such module", file=sys.stderr)
         sys.exit(1)
     step = int(open(f"{run}/step").read()) if os.path.exists(f"{run}/step") else 0
     parent = os.getppid()
@@ -53,10 +61,10 @@ RUN = textwrap.dedent("""
         os.replace(file.name, f"{run}/step")
     if os.getppid() != parent:
         sys.exit(9)
-    score = {"a": [1.0, 2.0, 3.0], "b": [2.0, 4.0, 9.0], "bad": [0.0, 0.0, 0.0]}[config][int(seed)]
+    score = {"a": [1.0, 2.0, 3.0], "b": [2.0, 4.0, 9.0], "bad": [0.0, 0.0, 0.0], "half": [8.0, None]}[config][int(seed)]
     with open(f"{run}/metrics.jsonl", "w") as file:
         for step in (1, 2):
-            file.write(json.dumps({"step": step, "epoch": step, "simulation/return/mean": step * score}) + "\\n")
+            file.write(json.dumps({"step": step, "epoch": step, "simulation/return/mean": step * (score or 0)}) + "\\n")
         file.write(json.dumps({"step": 2, "simulation/return/mean": 100.0}) + "\\n")
     print("a line of a library")
     print(json.dumps({
@@ -128,6 +136,17 @@ def test_a_failed_run_does_not_lose_the_others_and_is_tried_again(tree: Tree) ->
     Path(tree["output_path"], "mended").touch()
     assert compared(tree).compared == 4
     assert starts(tree) == ["a-0", "a-1", *["bad-0"] * 2, *["bad-1"] * 2]
+
+
+def test_runs_that_do_not_name_their_error_and_runs_without_the_score(tree: Tree) -> None:
+    """A run whose policy has no estimate is shown with the reason; the other run of its config is compared."""
+    result = compared(tree | {"configs": {"a": {}, "killed": {"seed": 3}, "mute": {}, "half": {}}, "seeds": [0, 1]})
+    assert {name.rpartition("-")[0]: error.partition(" on the")[0] for name, error in result.failed.items()} == {
+        "killed": "ended by signal 9", "mute": "python: no such module",
+        "half": "no value of simulation/return/mean",
+    }  # fmt: skip
+    assert (result.chosen, result.compared, result.exit_code) == ("half-0", 3, 4)
+    assert result.table["runs"].tolist() == [1, 2]
 
 
 def test_all_runs_failed(tree: Tree) -> None:

@@ -14,7 +14,8 @@ import torch
 from helpers.logs import random_rows, write_json, write_lines
 from oracles.team import TEAM
 
-from reagent_lite.config import DqnConfig
+from reagent_lite.config import DqnConfig, check
+from reagent_lite.config.embedding_config import id_features
 from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.tasks.train import main
@@ -136,6 +137,29 @@ def test_a_training_copy_tells_rows_and_widths(plan: Plan, small: dict[str, Any]
         f"{memory}training copy of {size / 1024:.1f} KiB: mapped",
     ):
         assert only(lines, start)
+
+
+def test_tables_of_ids_count_before_ids_are_counted(plan: Plan, tmp_path: Path) -> None:
+    """x and a vector of 4 numbers, 8 hidden units, 2 actions: 5 x 8 + 8 + 8 x 2 + 2 = 66 parameters.
+
+    200 rows have at most 200 ids, of which 50 are listed, and two rows more: 52 x 4 = 208. The target has as many. The
+    config has numbers that follow the data: the scale of values, the weight of the conservative term.
+    """
+    log = write_lines(tmp_path / "ids.jsonl", [
+        {**row, "state_features": state, "next_state_features": state}
+        for number, row in enumerate(random_rows(200))
+        for state in [{"x": 0.5, "user": f"u{number}"}]
+    ])  # fmt: skip
+    changes: dict[str, Any] = {
+        "training_data_path": str(log), "defaults": "2026", "epochs": 1,
+        "training": {"layers": [-1, 8, -1], "activations": ["relu", "linear"], "minibatch_size": 32},
+        "rl": {"gamma": 0.9}, "data": {"embeddings": {"user": {"dim": 4, "max_ids": 50}}},
+    }  # fmt: skip
+    config = check(DqnConfig, {**changes, "actions": ["a", "b"], "model_output_path": "out"})
+    prepare_training_copy(Log(log, actions=("a", "b"), id_features=id_features(config.data.embeddings)))
+    networks = only(plan(changes), "memory per process: networks")
+    assert "x (548 parameters, and for 274 trained ones" in networks
+    assert networks.endswith("; 52 vectors of ids at most")
 
 
 ONLINE = {"training_data_path": None, "actions": None, "epochs": None, "evaluation": None, "num_processes_per_node": 2}

@@ -12,6 +12,7 @@ import torch
 from helpers.logs import write_lines
 from helpers.runs import checked, merged, quick, trained
 from oracles.catalog import OFFERED, events, policy_value, visits
+from safetensors.torch import load_file
 
 from reagent_lite.algorithms.registry import ALGORITHMS
 from reagent_lite.categories import code_of
@@ -257,6 +258,7 @@ def test_embeddings_find_the_better_policy_of_a_catalog(tmp_path: Path) -> None:
         ({"data": {"embeddings": {"w": {"scores": True}}}}, "w.pooling"),
         ({"data": {"embeddings": {"w": {"buckets": 5, "max_ids": 7}}}}, "w.max_ids"),
         ({"data": {"embeddings": {"a": {"table": "t", "dim": 2}, "b": {"table": "t"}}}}, "b.dim: expected 2, as a has"),
+        ({"data": {"embeddings": {"a": {"table": "t.1"}, "b": {"table": "t_1"}}}}, "b.table: expected a name that"),
         ({"data": {"embeddings": {"\n": {}}}}, "as a feature id"),
         ({"data": {"embeddings": {"w": {"length": 0}}}}, "length"),
     ],
@@ -271,3 +273,50 @@ def test_configs_that_cannot_be_combined(changes: dict[str, Any], where: str) ->
 def test_an_embedding_of_no_feature_is_refused(log: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.embeddings\.usr.*Did you mean"):
         trained(config(log, tmp_path, data={"embeddings": {"usr": {}, "seen": {"length": 2}}}))
+
+
+def test_policies_without_a_model_declare_their_ids(log: Path, model: Path, tmp_path: Path) -> None:
+    """Users of even numbers earn 1 by the first action, others by the second: 1 is the value of `right`.
+
+    A model of rewards knows that from ids alone.
+    """
+    right = tmp_path / "right.jsonl"
+    logged = []
+    for row in rows(1200):
+        second = float(int(row["state_features"]["user"][1:]) % 2)
+        logged.append({**row, "p": {"L": 1 - second, "R": second}})
+    tree = {
+        "model": "column:p", "data_path": str(write_lines(right, logged)), "actions": ["L", "R"], "gamma": 0.0,
+        "output_path": str(tmp_path / "evaluation.json"), "columns": {},
+        "evaluation": {"bootstrap_resamples": 100},
+        "timeline": {"addTerminalStateRow": True},
+    }  # fmt: skip
+    with pytest.raises(DataError, match="declare the feature in data"):
+        evaluate(check(EvaluateConfig, tree))
+    tables = {"user": {"dim": 4}, "seen": {"length": 3}}
+    scores = evaluate(check(EvaluateConfig, {**tree, "embeddings": tables})).scores
+    assert scores["CPE/Reward/Direct_Method_Reward"] == pytest.approx(1.0, abs=0.1)
+    with pytest.raises(ConfigError, match=r"embeddings\.usr: .* Did you mean user"):
+        evaluate(check(EvaluateConfig, {**tree, "embeddings": {**tables, "usr": {}}}))
+    with pytest.raises(ConfigError, match=r"embeddings: expected absent, as a model knows"):
+        check(EvaluateConfig, {"model": str(model), "data_path": str(log), "embeddings": tables})
+
+
+def test_a_warm_start_keeps_the_vector_of_each_id(log: Path, model: Path, tmp_path: Path) -> None:
+    """Other users have other rows in a table of as many, listed anew; by the earlier file they are others."""
+    renamed = []
+    for row in rows():
+        state = row["state_features"]
+        renamed.append({**row, "state_features": {**state, "user": state["user"].replace("u1", "v")}})
+    new = write_lines(tmp_path / "new.jsonl", renamed)
+    training = {"warm_start_model_path": str(model.parent), "learning_rate": 1e-12, "l2_decay": 0.0}
+    with pytest.raises(ConfigError, match="got others of state feature user"):
+        trained(config(new, tmp_path / "out", training={"layers": [-1, 8, -1], **training}))
+    given = {"state_norm_data_path": str(model.parent / "state_features_norm.json")}
+    tree = config(new, tmp_path / "out", training={"layers": [-1, 8, -1], **training}, **given)
+    second = Path(str(trained(tree).model))
+    before, after = (load_file(path / "weights.safetensors") for path in (model, second))
+    for name in before:
+        torch.testing.assert_close(after[name], before[name], rtol=0, atol=1e-6)
+    ours, theirs = (json.loads((path / "normalization.json").read_bytes()) for path in (model, second))
+    assert theirs == ours

@@ -15,6 +15,7 @@ from helpers.logs import candidate_rows, random_rows, write_lines
 from helpers.runs import Runner, absent, merged, metrics, trained
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles.catalog import events, visits
 
 import reagent_lite
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
@@ -454,3 +455,66 @@ def test_any_frame_gives_a_config_or_a_reason(frame: pd.DataFrame, form: str) ->
         assert (inspected.config is None) == bool(inspected.problems)
         if inspected.config is not None:
             check(DqnConfig if inspected.workflow == "dqn" else ParametricDqnConfig, inspected.config)
+
+
+def _visits(count: int = 600) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(4)
+    return [
+        {"mdp_id": f"e{number // 3}", "sequence_number": number % 3, "action": "ab"[number % 2], "reward": 1.0,
+         "terminal": number % 3 == 2, "age": float(rng.integers(90)), "user": f"u{rng.integers(30)}",
+         "seen": [f"i{item}" for item in rng.integers(130, size=rng.integers(4))],
+         "bought": [f"i{item}" for item in rng.integers(130, size=2)],
+         "rated": {f"k{key}": 0.5 for key in rng.integers(50, size=rng.integers(3))},
+         "shop_id": int(rng.integers(40)), "row_id": number, "token": f"t{number}",
+         "vector": rng.integers(9, size=3).tolist(), "chances": {"a": 0.5, "b": 0.5}, "next_seen": ["i1", "i2"]}
+        for number in range(count)
+    ]  # fmt: skip
+
+
+def test_ids_lists_of_ids_and_scores_get_vectors(tmp_path: Path) -> None:
+    """30 users are categories, who have rows in other episodes than the one that mdp_id names."""
+    inspected = reagent_lite.inspect(write_lines(tmp_path / "log.jsonl", _visits()))
+    data = inspected.config["data"]
+    assert data["columns"]["state_features"] == ["age", "user", "seen", "bought", "rated", "shop_id"]
+    assert data["embeddings"] == {
+        "seen": {"length": 3, "table": "seen"}, "bought": {"length": 2, "table": "seen"},
+        "rated": {"length": 2, "scores": True, "pooling": "sum"}, "shop_id": {},
+    }  # fmt: skip
+    words = " ".join(inspected.decide)
+    for part in ("seen: a vector for each id: 0 to 3 of 130 ids in a row", "bought: a vector for each id, in the table",
+                 "rated: a vector for each id: ids with scores, 0 to 2 of 50 ids",
+                 "shop_id: a vector for each id: 40 ids",
+                 "row_id, token left out, 600 ids, of which 100% of the values are too rare"):  # fmt: skip
+        assert part in words
+    assert trains(inspected, tmp_path)
+
+
+def test_ids_in_maps_of_states_and_candidates(tmp_path: Path) -> None:
+    """Lists have the ids of candidates; each candidate was taken in too few rows for a table of its own."""
+    rows = events(visits(300, 80, 5, 1), 2)
+    inspected = reagent_lite.inspect(write_lines(tmp_path / "log.jsonl", rows))
+    assert inspected.config["data"] == {
+        "embeddings": {"seen": {"length": 5, "table": "seen"}, "item": {"table": "seen"}}
+    }
+    assert inspected.config["rl"]["gamma"] == 0.0
+    assert "algorithm" not in inspected.config
+    named = [
+        {**row, "action": row["action"]["item"], "possible_actions": [each["item"] for each in row["possible_actions"]]}
+        for row in rows
+    ]
+    items = write_lines(
+        tmp_path / "items.jsonl", [{"item_id": f"i{number}", "price": 1.0 + number % 7} for number in range(80)]
+    )
+    by_id = reagent_lite.inspect(write_lines(tmp_path / "ids.jsonl", named), items=str(items))
+    assert by_id.config["data"]["embeddings"] == {"seen": {"length": 5, "table": "seen"}, "item_id": {"table": "seen"}}
+
+
+def test_people_with_several_single_decisions_get_vectors() -> None:
+    rng = np.random.default_rng(0)
+    frame = clicks(9000).assign(user_id=rng.integers(1200, size=9000))
+    inspected = reagent_lite.inspect(frame)
+    assert inspected.config["data"]["embeddings"] == {"user_id": {}}
+    assert inspected.config["rl"] == {"gamma": 0.0, "epsilon": 0.1}
+    rare = reagent_lite.inspect(clicks(9000).assign(user_id=rng.integers(8000, size=9000)))
+    assert "embeddings" not in rare.config["data"]
+    assert rare.config["algorithm"] == "boosting"

@@ -31,6 +31,7 @@ from helpers.resuming import (
     read,
     simulated,
     start,
+    with_ids,
 )
 from helpers.runs import ALONE, Run, trained, with_config
 from helpers.waiting import wait_until
@@ -56,6 +57,7 @@ CASES: dict[str, tuple[Callable[..., Tree], Tree, list[int]]] = {
     "n steps, two minibatches a step": (logged, PARTS, [*range(1, 12)]),
     "bcq and conservative": (logged, {"rainbow": {"bcq": True}, "rl": {"cql_alpha": 0.5}}, [6, 20]),
     "categorical": (logged, {"rainbow": {"categorical": True, "qmin": -5, "qmax": 5}}, [6, 20]),
+    "vectors of ids, the defaults of 2026": (with_ids, {"defaults": "2026"}, [6, 20]),
     "defaults of 2026": (logged, {"defaults": "2026"}, [6, 20]),
     "crr": (logged, {"algorithm": "crr", "training": {"dropout_ratio": 0.2}}, [6, 20]),
     "iql": (logged, {"algorithm": "iql"}, [6, 20]),

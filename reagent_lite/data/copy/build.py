@@ -56,6 +56,7 @@ def _write(
     """Writes the arrays of rows that were read from `files`; `inputs` are the files of all machines' rows."""
     spooled.write()
     spooled.counts.update(rows_by_log(files, np.load(spooled.folder / "origin_file.npy")))
+    is_image = {"state": spooled.log.image is not None, "action": False}
     return CopyManifest(
         kind=KIND,
         rows=spooled.counts["rows"],
@@ -73,7 +74,8 @@ def _write(
         notes=spooled.notes,
         levels={side: _levels_json(levels, spooled.keys[side]) for side, levels in spooled.vocabulary.levels.items()},
         without_value={
-            side: spooled.vocabulary.without_value(side, spooled.keys[side]) for side in spooled.vocabulary.levels
+            side: spooled.vocabulary.without_value(side, () if is_image[side] else spooled.keys[side])
+            for side in spooled.vocabulary.levels
         },
     )
 

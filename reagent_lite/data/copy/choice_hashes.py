@@ -1,5 +1,8 @@
 """Hashes of states and of lists of candidates, to compare rows of different copies."""
 
+import hashlib
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +29,9 @@ def choices_hashes(copy: TrainingCopy) -> Hashes:
     return hashes
 
 
-def hashes_of(ids: tuple[int, ...], values: NDArray[np.float32], lengths: NDArray[np.int64]) -> Hashes:
-    """Returns a hash of each run of rows, [n]; a state is a run of one row."""
+def hashes_of(ids: tuple[int, ...], values: NDArray[Any], lengths: NDArray[np.int64]) -> Hashes:
+    """Returns a hash of each run of rows, [n]; a state is a run of one row. Runs of images have one row."""
+    if values.dtype == np.uint8:
+        digests = [hashlib.blake2b(row, digest_size=8).digest() for row in np.ascontiguousarray(values)]
+        return np.frombuffer(b"".join(digests), np.uint64)
     return Lists(lengths, FeatureMatrix(ids, values)).hashes()[0]

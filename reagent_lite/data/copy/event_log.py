@@ -397,7 +397,7 @@ class EventLog(SpooledLog[PairedEvents]):
         present = np.zeros(len(columns), bool)
         for spool, rows in used:
             for values in self.spools[spool].gather_rows(rows):
-                present |= ~np.isnan(values).all(axis=0)
+                present |= ~np.isnan(values).all(axis=0) if values.dtype == np.float32 else True
         for name in itertools.compress(names, ~present):
             del columns[name]
 

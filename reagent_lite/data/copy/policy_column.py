@@ -205,7 +205,8 @@ def _of_actions(column: Column, faults: Faults, actions: tuple[str, ...]) -> NDA
     unknown = [number for number, name in enumerate(named.names) if name not in actions]
     wrong = np.any(~np.isnan(named.values[:, unknown]), axis=1)
     faults.add(wrong, f"probabilities of {join_names(actions)} in {column.name}", column.value)
-    return np.nan_to_num(in_order(named.values, named.names, actions, absent=0.0)).astype(np.float64)
+    values: NDArray[np.float64] = in_order(named.values, named.names, actions, absent=0.0).astype(np.float64)
+    return np.nan_to_num(values)
 
 
 def _kind(column: Column) -> type:

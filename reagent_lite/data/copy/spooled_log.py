@@ -112,6 +112,9 @@ class SpooledLog(ABC, Generic[T]):
             **{name: Spool(folder / f"{name}.spool", dtype) for name, dtype in self.vectors.items()},
             **{name: Spool(folder / f"{name}.spool", dtype, self.keys[key]) for name, (dtype, key) in MATRICES.items()},
         }
+        if log.image is not None:
+            for name in ("state", "next_state"):
+                self.spools[name] = Spool(folder / f"{name}.spool", np.uint8, self.keys["state"])
         self.vocabulary = Vocabulary()
         self._mdp_ids = TextSpool(folder / "mdp_ids.spool")
         self.num_rows = 0
@@ -190,7 +193,7 @@ class SpooledLog(ABC, Generic[T]):
         texts: dict[str, set[int]] = {"state": set(), "action": set()}
         for column, levels in rows.faults.levels.items():
             texts[SIDE_OF[column]] |= levels.keys()
-        for matrix in (rows.state, rows.next_state):
+        for matrix in (rows.state, rows.next_state) if self.log.image is None else ():
             self.vocabulary.require_one_kind("state", matrix, texts["state"], rows.block)
         for lists in (rows.lists, rows.next_lists):
             if lists is not None:
@@ -341,9 +344,9 @@ def _of_shared_pairs(log: Log, count: int) -> tuple[str, ...]:
     )
 
 
-def _canonical(values: NDArray[np.float32]) -> NDArray[np.float32]:
+def _canonical(values: NDArray[Any]) -> NDArray[Any]:
     """Sets every NaN to the same bits, so that rows can be compared by their bits."""
-    absent = np.isnan(values)
+    absent = np.isnan(values) if values.dtype == np.float32 else np.zeros(0, bool)
     return np.where(absent, np.float32(np.nan), values) if absent.any() else values
 
 

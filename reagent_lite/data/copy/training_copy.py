@@ -43,7 +43,8 @@ class TrainingCopy:
         state_ids: S feature ids, ascending: all seen in state_features or next_state_features.
         action_ids: F feature ids of candidates, ascending; empty for discrete actions.
         metric_names: M names, sorted.
-        state: [R+E, S] float32, raw, NaN = absent. Rows from R on are logged next states that are no row's successor.
+        state: [R+E, S] float32, raw, NaN = absent; uint8 if states are images. Rows from R on are logged next states
+            that are no row's successor.
         next_index: [R] int32 or int64, row of `state` that holds the next state; a terminal row's own number.
         follows: [R] bool, whether row i+1 continues row i: same episode, not after an end, its state is this row's next
             state bit for bit, and its sequence number is larger.
@@ -82,7 +83,7 @@ class TrainingCopy:
     state_ids: tuple[int, ...]
     action_ids: tuple[int, ...]
     metric_names: tuple[str, ...]
-    state: NDArray[np.float32]
+    state: NDArray[Any]
     next_index: NDArray[np.int32] | NDArray[np.int64]
     follows: NDArray[np.bool_]
     action: NDArray[np.int32]
@@ -118,6 +119,11 @@ class TrainingCopy:
     def parametric(self) -> bool:
         """Whether choices are candidates with features."""
         return not self.action_names
+
+    @property
+    def has_images(self) -> bool:
+        """Whether states are images."""
+        return bool(self.state.dtype == np.uint8)
 
     @property
     def feature_of_column(self) -> dict[int, int]:

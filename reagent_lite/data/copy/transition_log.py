@@ -113,7 +113,8 @@ class TransitionLog(SpooledLog[Transitions]):
         states = self.spools["state"]
         nexts = self.spools["next_state"]
         for after, state in zip(nexts.gather_rows(rows), states.gather_rows(np.roll(rows, -1)), strict=True):
-            same[start : start + len(after)] = (after.view(np.uint32) == state.view(np.uint32)).all(axis=1)
+            bits = np.uint8 if after.dtype == np.uint8 else np.uint32
+            same[start : start + len(after)] = (after.view(bits) == state.view(bits)).all(axis=1)
             start += len(after)
         same &= ~transitions.terminal
         same[:-1] &= order.episode[:-1] == order.episode[1:]

@@ -25,7 +25,7 @@ from reagent_lite.data.formats.blocks import num_threads
 from reagent_lite.data.rows.levels import MOST_LEVELS, most_frequent
 from reagent_lite.errors import ConfigError, Problem, join_names, pluralize, raise_any, suggest_nearest
 from reagent_lite.feature_ids import id_of
-from reagent_lite.types import FIRST_ROW, Embedding, FeatureSpec, FeatureType, NormalizationSpec
+from reagent_lite.types import FeatureSpec, FeatureType, NormalizationSpec
 
 VERSION = 2
 """Raised when the same rows give other parameters, so that older normalizations are fitted again."""
@@ -146,14 +146,7 @@ def _embedding(
         feature_id=feature,
         feature_type=FeatureType.EMBEDDING,
         possible_values=listed,
-        embedding=Embedding(
-            table=table,
-            rows=FIRST_ROW + (section.buckets or len(listed)),
-            dim=section.dim,
-            length=section.length,
-            pooling=section.pooling,
-            scores=section.scores,
-        ),
+        embedding=section.form(str(feature), len(listed)),
     )
     is_other = ~np.isin(ids.codes, np.array(listed, np.float32))
     other = int(ids.counts[is_other].sum()) if section.buckets is None else 0

@@ -238,6 +238,7 @@ FEATURE_TYPES = {
     FeatureType.DO_NOT_PREPROCESS: TypeRule(),
     FeatureType.CLIP_LOG: TypeRule(),
     FeatureType.EMBEDDING: TypeRule(needs=("embedding",), fault=_embedding_fault),
+    FeatureType.IMAGE: TypeRule(needs=("image",)),
 }
 
 

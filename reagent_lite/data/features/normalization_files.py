@@ -13,6 +13,7 @@ from pydantic import Field
 
 from reagent_lite.categories import MOST_CHARACTERS, code_of
 from reagent_lite.config.embedding_config import LARGEST_TABLE
+from reagent_lite.config.image_config import ImageConfig
 from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.data.features.feature_types import FEATURE_TYPES
@@ -51,6 +52,7 @@ class _Parameters(Section):
     min_value: float = 0.0
     max_value: float = 1.0
     embedding: _Table | None = None
+    image: ImageConfig | None = None
 
 
 def read_normalization(path: str) -> NormalizationSpec:
@@ -142,7 +144,11 @@ def _feature(key: str, entry: object, where: str) -> FeatureSpec:
         got = "nothing" if parameters.embedding is None else f"one of {name}"
         raise DataError(Problem(f"{where}: embedding", f"a table of {FeatureType.EMBEDDING}", got))
     table = None if parameters.embedding is None else Embedding(**parameters.embedding.model_dump())
-    numbers = {**parameters.model_dump(exclude={"embedding"}), "embedding": table}
+    if (parameters.image is not None) != (name == FeatureType.IMAGE):
+        got = "nothing" if parameters.image is None else f"one of {name}"
+        raise DataError(Problem(f"{where}: image", f"the shape of an {FeatureType.IMAGE}", got))
+    image = None if parameters.image is None else parameters.image.image
+    numbers = {**parameters.model_dump(exclude={"embedding", "image"}), "embedding": table, "image": image}
     feature = FeatureSpec(feature_id=identity, feature_type=FeatureType(name), **numbers)
     rule = FEATURE_TYPES[feature.feature_type]
     expected = f"a value, which {feature.feature_type} needs"
@@ -177,8 +183,10 @@ def _encode_feature(feature: FeatureSpec) -> dict[str, object]:
     written: dict[str, object] = {"feature_type": feature.feature_type}
     for key, default in _Parameters().model_dump().items():
         value = getattr(feature, key)
-        if key in ("levels", "embedding") and not value:  # a file without categories stays as it was in ReAgent 2019
+        if key in ("levels", "embedding", "image") and not value:  # a file of numbers stays as it was in ReAgent 2019
             continue
+        if key == "image":
+            value = ImageConfig.of(value).model_dump(exclude_none=True)
         if key == "embedding":
             value = asdict(value)
         used = key in (*FEATURE_TYPES[feature.feature_type].needs, "mean", "stddev", "min_value", "max_value")

@@ -15,6 +15,7 @@ from reagent_lite.data.formats.frames import location
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.id_values import IdFeature
 from reagent_lite.item_table import ItemTable
+from reagent_lite.types import Image
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,6 +80,7 @@ class InputFile:
         items: the table of the items that actions may name; not compared by `==`.
         id_features: features whose values are ids.
         selection: selects the rows that are read; None for all.
+        image: shape of its states if they are images; None if they have features.
     """
 
     path: str
@@ -94,6 +96,7 @@ class InputFile:
     items: ItemTable | None = field(default=None, compare=False, repr=False)
     id_features: tuple[IdFeature, ...] = ()
     selection: RowSelection | None = None
+    image: Image | None = None
 
     @property
     def id_columns(self) -> tuple[str, ...]:

@@ -67,7 +67,20 @@ def csv_cells(table: pa.Table) -> pa.Table:
 
 
 def _columns(table: pa.Table) -> dict[str, pa.Array]:
-    return {name: table[name].combine_chunks() for name in table.column_names}
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    return {name: _as_lists(array) if _is_image(name, array) else array for name, array in columns.items()}
+
+
+def _is_image(name: str, array: pa.Array) -> bool:
+    return kind_of_column(name) == "features" and bool(pa.types.is_fixed_size_binary(array.type))
+
+
+def _as_lists(images: pa.Array) -> pa.Array:
+    """Returns images of bytes as lists of integers, null where they are null."""
+    numbers = pc.fill_null(images, bytes(images.type.byte_width)).cast(pa.binary())
+    pixels = pa.array(np.frombuffer(b"".join(numbers.to_pylist()), np.uint8))
+    offsets = pa.array(np.arange(len(images) + 1, dtype=np.int32) * images.type.byte_width)
+    return pa.ListArray.from_arrays(offsets, pixels, mask=images.is_null())
 
 
 def _require_strings(name: str, array: pa.Array) -> None:

@@ -27,6 +27,7 @@ from reagent_lite.data.formats.blocks import Block, InputFile, Position
 from reagent_lite.data.formats.input_files import MINARI_DESCRIPTION, sha256_of
 from reagent_lite.errors import DataError, Problem, first_line, install, needing
 from reagent_lite.strict_json import parse_json
+from reagent_lite.types import Image
 
 if TYPE_CHECKING:
     from gymnasium.spaces import Space
@@ -56,8 +57,10 @@ def read_minari(file: InputFile, number: int, position: Position) -> Iterator[Ca
         pending = list[pa.Table]()
         size = 0
         dataset = _open_dataset(data, description)
+        if file.image is not None:
+            _require_images(dataset.observation_space, file.image, data)
         for index in range(dataset.total_episodes):
-            pending.append(_episode(dataset, index, data))
+            pending.append(_episode(dataset, index, data, images=file.image is not None))
             size += pending[-1].nbytes
             if size >= _BLOCK_BYTES or index + 1 == dataset.total_episodes:
                 table = pa.concat_tables(pending, promote_options="permissive")
@@ -115,13 +118,21 @@ def _describe_damage(where: object, error: Exception) -> Problem:
     return Problem(str(where), "a complete Minari dataset that the installed version reads", got, "Copy it again")
 
 
-def _episode(dataset: MinariDataset, index: int, data: Path) -> pa.Table:
+def _require_images(space: Space[Any], image: Image, data: Path) -> None:
+    shape = "x".join(map(str, image.shape))
+    if space.dtype != np.uint8 or space.shape != image.shape:
+        expected = f"observations of uint8 and shape {shape}, as data.image says"
+        raise DataError(Problem(str(data), expected, str(space), "Correct data.image, or leave it out for numbers"))
+
+
+def _episode(dataset: MinariDataset, index: int, data: Path, *, images: bool = False) -> pa.Table:
     """Returns the steps of an episode.
 
     Args:
         dataset: the dataset.
         index: number of the episode.
         data: the dataset's folder.
+        images: whether observations are images, which become values of as many bytes as they have.
     """
     where = f"{data}, episode {index}"
     try:
@@ -140,7 +151,7 @@ def _episode(dataset: MinariDataset, index: int, data: Path) -> pa.Table:
         expected = f"{steps} steps, as its description says, at least one, and {steps + 1} observations"
         got = "{} rewards, {} terminations, {} truncations, {} actions, {} observations".format(*lengths)
         raise DataError(Problem(where, expected, got, "Copy it again"))
-    observations = _features(observed)
+    observations = _images(observed) if images else _features(observed)
     cut = truncated[-1] and not terminal[-1]
     return pa.table(
         {
@@ -209,6 +220,11 @@ def _actions(space: Space[Any], actions: NDArray[Any]) -> pa.Array:
     if isinstance(space, spaces.Box):
         return _features(actions.reshape(len(actions), -1))
     return pa.array(map(str, actions.reshape(-1).tolist()), pa.string())
+
+
+def _images(values: NDArray[np.uint8]) -> pa.FixedSizeBinaryArray:
+    rows, size = values.shape
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(size), rows, [None, pa.py_buffer(values.tobytes())])
 
 
 def _features(values: NDArray[Any]) -> pa.StructArray:

@@ -200,6 +200,16 @@ def _column(name: str, values: Values, counts: Counter[str], given: Raw | None) 
         column = RawColumn.of(raw)
         values = [column.read(value)[0] for value in values]
         counts = Counter(write_value(value) for value in values if value is not None) if column.map else counts
+    return LogColumn(name=name, kind=_kind_of_values(values), values=values, counts=dict(counts.most_common()), raw=raw)
+
+
+def column_of_values(name: str, values: Values) -> LogColumn:
+    """Returns the values of a feature in maps as a column; they are read as they are."""
+    counts = Counter(write_value(value) for value in values if value is not None)
+    return LogColumn(name=name, kind=_kind_of_values(values), values=values, counts=dict(counts.most_common()))
+
+
+def _kind_of_values(values: Values) -> ValueKind:
     kinds = {_kind(type_) for type_ in set(map(type, values)) - {type(None)}}
     kind: ValueKind = "empty"
     if len(kinds) == 1:
@@ -210,7 +220,7 @@ def _column(name: str, values: Values, counts: Counter[str], given: Raw | None) 
         kind = "mixed"
     if kind == "text" and all(microseconds_of(value) is not None for value in values if value is not None):
         kind = "time"
-    return LogColumn(name=name, kind=kind, values=values, counts=dict(counts.most_common()), raw=raw)
+    return kind
 
 
 def _kind(of: type) -> ValueKind:

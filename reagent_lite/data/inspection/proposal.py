@@ -21,6 +21,7 @@ import numpy as np
 from reagent_lite.config import DqnConfig, ParametricDqnConfig, check
 from reagent_lite.config.column_names import COLUMNS, CSV, EPISODE_COLUMNS, ONLY_IF_NAMED, Columns, names_of
 from reagent_lite.config.defaults import MOST_LEVELS
+from reagent_lite.config.embedding_config import counted_ids, id_features
 from reagent_lite.config.inspect_config import InspectConfig
 from reagent_lite.config.rl import RLConfig
 from reagent_lite.config.timeline_config import TimelineConfig
@@ -33,6 +34,7 @@ from reagent_lite.data.features.summary import ACTION, STATE
 from reagent_lite.data.formats.frames import location
 from reagent_lite.data.inspection.csv_format import csv_format_of
 from reagent_lite.data.inspection.fields import Guess, choose_fields, fits, guesses_of, names_part_of_episode
+from reagent_lite.data.inspection.id_features import IdColumn, columns_of_maps, embeddings_of, id_column_of, share_ids
 from reagent_lite.data.inspection.inspected import Inspected
 from reagent_lite.data.inspection.log_columns import LARGEST, LogColumn, are_finite, first_columns, write_value
 from reagent_lite.data.inspection.raw_columns import Raw
@@ -46,6 +48,7 @@ from reagent_lite.raw_values import RawColumn
 MOST_ACTIONS = 200
 """Largest number of actions that are proposed by name."""
 _IDS = ("id", "key", "uuid", "index", "hash")
+_NAMES_OF_IDS = ("id", "key", "uuid", "hash")
 _LAST_OF_IDS = ("nr", "no", "number")
 _WEIGHTS = re.compile(
     r"(samp|import|ip[sw]$|ipw_|row_|case_|survey_|freq|design_|expansion|inverse).*"
@@ -137,6 +140,21 @@ def _counts_of(ids: LogColumn) -> dict[str, int]:
     return Counter(str(int(value)) for value in ids.present)
 
 
+def _may_have_ids(column: LogColumn) -> bool:
+    """Whether a column has lists, maps or strings, or whole numbers with the name of an id."""
+    words = re.split(r"[^0-9a-z]+", column.name.lower())
+    is_text = column.kind == "text" and not column.is_numerals and not column.is_answers
+    is_whole = column.is_whole and not {words[0], words[-1]}.isdisjoint(_NAMES_OF_IDS)
+    return column.kind in ("list", "map") or is_text or is_whole
+
+
+def _too_rare(ids: IdColumn) -> str:
+    return (
+        f"{ids.describe()}, of which {1 - ids.recurring:.0%} of the values are too rare in the rows read to learn a "
+        "vector from; if the whole log has more of each, name it in data.embeddings"
+    )
+
+
 class _Proposal:
     """A config for a log, proposed part by part; parts note problems and choices.
 
@@ -154,6 +172,8 @@ class _Proposal:
         self._alone = False
         self._without_reward = False
         self._maps: dict[str, dict[str, str]] = {}
+        self._id_columns: list[IdColumn] = []
+        self._probabilities: list[str] = []
         self._settings = settings
         self._columns = columns
         self._rows = len(columns[0].values) if columns else 0
@@ -397,6 +417,7 @@ class _Proposal:
                 yield f"{column.name}: in (0, 1] in every row, from {min(values):.4g} to {max(values):.4g}"
                 yield from self._inverse(column.name, values, actions)
         for title, rows in self._by_action(actions):
+            self._probabilities.append(title)
             sums = [sum(row) for row in rows]
             wrong = sum(abs(total - 1) > _ROUNDING or min(row) < 0 for total, row in zip(sums, rows, strict=True))
             sums_to_one = f"they do not add up to 1 in {wrong:,} of" if wrong else "they add up to 1 in all"
@@ -483,10 +504,20 @@ class _Proposal:
         features: list[str | Raw] = []
         left = dict[str, list[str]]()
         for column in self._columns:
+            if column.name in self._left_out and column.name.lower().startswith(_PEOPLE):
+                self._take_people(column)
             if column.name in used or column.name in COLUMNS.keys() - {*ONLY_IF_NAMED}:
                 continue
             self._note_weight(column)
-            if why := may_be.get(column.name) or self._no_feature(column):
+            why = may_be.get(column.name) or self._no_feature(column)
+            if ids := self._ids_of(column, why):
+                if ids.is_learnable:
+                    features.append(column.name)
+                    if not (column.is_category and ids.has_few):
+                        self._id_columns.append(ids)
+                else:
+                    left.setdefault(_too_rare(ids), []).append(column.name)
+            elif why:
                 left.setdefault(why, []).append(column.name)
             elif column.raw is not None:
                 features.append(column.raw)
@@ -498,6 +529,7 @@ class _Proposal:
             else:
                 features.append(column.name)
                 self._note_sentinel(column)
+        features += [column.name for column in self._id_columns if column.name not in features]
         for why, names in left.items():
             self.decide.append(f"features: {join_names(names)} left out, {why}")
         if features:
@@ -507,6 +539,63 @@ class _Proposal:
         else:
             self.problems.append("no column of numbers or categories is left to be a feature of the state")
         return features
+
+    def _take_people(self, column: LogColumn) -> None:
+        """Notes the ids of people whose rows are independent decisions, if most of them have several rows."""
+        ids = id_column_of(column, range(self._rows))
+        if ids is not None and ids.is_learnable and not ids.has_few:
+            self._id_columns.append(ids)
+
+    def _ids_of(self, column: LogColumn, why: str) -> IdColumn | None:
+        """Returns the ids of a column that is no feature otherwise, for the reason `why`; None if it has none."""
+        words = re.split(r"[^0-9a-z]+", column.name.lower())
+        maybe = [guess.field for guess in self._guesses if guess.column == column.name]
+        not_known = {*maybe} & {*_NOT_FEATURES} - {"mdp_id"}
+        if not why or not_known or words[0] == "next" or column.name.startswith(ROW_LABELS) or column.raw is not None:
+            return None
+        if column.name in self._probabilities or column.distinct < 2 or not _may_have_ids(column):
+            return None
+        return id_column_of(column, self._episodes)
+
+    @cached_property
+    def _episodes(self) -> Sequence[Any]:
+        """[n] the episode of each row; its number if rows are independent decisions."""
+        ids = self._column("mdp_id")
+        return range(self._rows) if ids is None else list(map(write_value, ids.values))
+
+    def _take_ids_in_maps(self) -> None:
+        """Notes the ids in maps, and those of items: features of states first, then of candidates."""
+        for field in ("state_features", "action"):
+            column = self._column(field)
+            if column is None or (column.kind != "map" and (field != "action" or self._items is None)):
+                continue
+            parts = columns_of_maps(column.values) if column.kind == "map" else [column]
+            for part in parts:
+                ids = id_column_of(part, self._episodes) if part is column or _may_have_ids(part) else None
+                if ids is None:
+                    continue
+                if part is column:
+                    ids = replace(ids, name=self._settings.item_id)
+                is_needed = part.kind in ("list", "map")  # which cannot be read otherwise
+                is_shared = any(share_ids(ids, other) for other in self._id_columns)
+                is_alone = part is not column and ids.is_learnable and not ids.has_few
+                if is_needed or is_shared or is_alone:
+                    self._id_columns.append(ids)
+
+    def _embeddings(self) -> Json:
+        """Returns `data.embeddings`, and notes its features and what else could be done."""
+        self._take_ids_in_maps()
+        sections = embeddings_of(self._id_columns)
+        for column in self._id_columns:
+            shared = sections[column.name].get("table", column.name)
+            table = f", in the table of {shared}" if shared != column.name else ""
+            self.decide.append(f"data.embeddings: {column.name}: a vector for each id{table}: {column.describe()}")
+        if sections and self._alone:
+            self.decide.append(
+                "algorithm: dqn with rl.gamma 0, which learns vectors of ids; boosting has none and learns from the "
+                "other features alone"
+            )
+        return sections
 
     def _note_sentinel(self, column: LogColumn) -> None:
         if (value := column.sentinel) is not None:
@@ -619,12 +708,16 @@ class _Proposal:
     def tree(self, actions: Sequence[str] | None, features: Sequence[str | Raw]) -> Json:
         """Returns the config."""
         words = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(self._settings.data_path).name.split(".")[0]).strip("_")
+        embeddings = self._embeddings()
         tree: Json = {
             "training_data_path": self._settings.data_path,
             "model_output_path": f"outputs/{words or 'model'}",
             "defaults": "2026",
-            **({"algorithm": "boosting"} if self._alone else {"rl": {"epsilon": RLConfig().epsilon}}),
         }
+        if self._alone and not embeddings:
+            tree["algorithm"] = "boosting"
+        else:
+            tree["rl"] = {**({"gamma": 0.0} if self._alone else {}), "epsilon": RLConfig().epsilon}
         if actions is not None:
             tree["actions"] = list(actions)
         columns: Columns = {CSV: self._settings.columns[CSV]} if CSV in self._settings.columns else {}
@@ -649,8 +742,9 @@ class _Proposal:
             )
         if self._without_reward:
             tree["timeline"] = {"on_refused": "drop_episode"}
-        if columns or items:
-            tree["data"] = {**({"columns": columns} if columns else {}), **items}
+        if columns or items or embeddings:
+            vectors = {"embeddings": embeddings} if embeddings else {}
+            tree["data"] = {**({"columns": columns} if columns else {}), **items, **vectors}
         return tree
 
     def _source(self, field: str, name: str) -> str | Raw:
@@ -683,12 +777,14 @@ class _Proposal:
             timeline = None
             if config.timeline is not None:
                 timeline = TimelineConfig(timeline=config.timeline.model_copy(update={"inputTableName": ""}))
+            data = config.data
+            ids = id_features(data.embeddings)
             log = Log(
                 path,
                 actions=config.actions or None,
-                columns=config.data.columns,
-                items=self._items,
-                id_features=(),
+                columns=data.columns,
+                items=given_items(data.items, data.item_id, data.possible_items, ids),
+                id_features=ids,
                 timeline=timeline,
             )
             first_rows(log, refuses=timeline is None)
@@ -697,8 +793,11 @@ class _Proposal:
                     copy = prepare_training_copy(replace(log, directory=folder))
                     names = (STATE, ACTION) if copy.parametric else (STATE,)
                     settings = config.norm_params
-                    columns = {name: summarize_copy(copy, name, settings, seed=0) for name in names}
-                    fit_columns(columns, settings, where=location(path))
+                    sections = data.embeddings
+                    counted = counted_ids(sections)
+                    columns = {name: summarize_copy(copy, name, settings, 0, counted) for name in names}
+                    by_id = {id_of(name): section for name, section in sections.items()}
+                    fit_columns(columns, settings, where=location(path), embeddings=by_id)
         except ReagentLiteError as error:
             return tuple(map(str, error.problems))
         return ()

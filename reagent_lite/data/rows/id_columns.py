@@ -6,7 +6,9 @@ column of maps ─┬─► the other features, as a column of maps ─► maps.
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +29,7 @@ from reagent_lite.data.formats.schema import (
 from reagent_lite.data.rows.block_columns import Column, column_of, float64, is_list, is_number, is_string, of_cells
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.matrices import FeatureMatrix
+from reagent_lite.feature_ids import FeatureId
 from reagent_lite.feature_values import LARGEST
 from reagent_lite.id_values import IdFeature
 
@@ -74,6 +77,37 @@ def split_ids(column: Column, faults: Faults, features: tuple[IdFeature, ...]) -
     ids = tuple(column_id for part in parts for column_id in part.ids)
     values = [np.empty((len(column.array), 0), np.float32), *(part.values for part in parts)]
     return rest, FeatureMatrix(ids, np.concatenate(values, axis=1))
+
+
+def split_written_ids(
+    column: Column, faults: Faults, features: tuple[IdFeature, ...]
+) -> tuple[Column, dict[int, pa.Array]]:
+    """Returns a column of maps without the features of ids, and {feature: [n] its values as strings, null if absent}.
+
+    An id is itself; lists and ids with scores are JSON, as in the log of a server. No id is left out.
+    """
+    of_name = {str(feature.feature): feature for feature in features}
+    rest, arrays = _split(column, set(of_name))
+    texts = {}
+    for name, array in arrays.items():
+        feature = of_name[name]
+        read = _read_checked(replace(column, array=array), name, faults, feature)
+        if faults.count:  # they are reported before the strings are needed
+            continue
+        ids = iter(read.ids.to_pylist())
+        scores = iter(() if read.scores is None else read.scores.tolist())
+        values = [feature.canonical(_take_value(ids, scores, feature, length)) for length in read.lengths.tolist()]
+        plain = feature.length == 1 and not feature.scores
+        written = [value if value is None or plain else json.dumps(value) for value in values]
+        texts[feature.feature] = pa.array(written, pa.string())
+        faults.features |= {feature.feature} if isinstance(feature.feature, FeatureId) else set()
+    return rest, texts
+
+
+def _take_value(ids: Iterator[str], scores: Iterator[float], feature: IdFeature, length: int) -> list[Any]:
+    """Returns the next `length` ids, or pairs of ids and scores."""
+    of_value = list(itertools.islice(ids, length))
+    return list(zip(of_value, scores, strict=False)) if feature.scores else of_value
 
 
 def _from_id_columns(name: str, faults: Faults, features: tuple[IdFeature, ...]) -> dict[str, pa.Array]:
@@ -168,14 +202,8 @@ def _is_value(kind: pa.DataType) -> bool:
 
 def _matrix(column: Column, name: str, faults: Faults, feature: IdFeature) -> FeatureMatrix:
     """Returns the columns of a feature, whose values in the rows are those of `column`."""
-    read = _read(column.array, feature)
-    expected = f"{feature.expected}, for {name!r} in {column.name}"
-    column.fault(faults, read.wrong, expected)
-    long = fill_nulls(pc.greater(pc.utf8_length(read.ids), MOST_CHARACTERS), 0).astype(bool)
+    read = _read_checked(column, name, faults, feature)
     row = np.repeat(np.arange(len(read.lengths)), read.lengths)
-    if long.any():
-        rows = np.isin(np.arange(len(read.lengths)), row[long])
-        column.fault(faults, rows, f"ids of at most {MOST_CHARACTERS} characters, for {name!r} in {column.name}")
     starts = np.cumsum(read.lengths) - read.lengths
     position = np.arange(len(row)) - starts[row]
     kept = position < feature.length
@@ -186,8 +214,21 @@ def _matrix(column: Column, name: str, faults: Faults, feature: IdFeature) -> Fe
     values[row[kept], position[kept]] = codes[index][kept]
     if read.scores is not None:
         values[row[kept], feature.length + position[kept]] = read.scores[kept]
-    faults.features |= {column_id for column_id in feature.columns if column_id != feature.feature}
+    faults.features |= {column_id for column_id in feature.columns if isinstance(column_id, FeatureId)}
     return FeatureMatrix(feature.columns, values)
+
+
+def _read_checked(column: Column, name: str, faults: Faults, feature: IdFeature) -> _Ids:
+    """Returns the ids of a feature, whose values in the rows are those of `column`; other values are faults."""
+    read = _read(column.array, feature)
+    expected = f"{feature.expected}, for {name!r} in {column.name}"
+    column.fault(faults, read.wrong, expected)
+    long = fill_nulls(pc.greater(pc.utf8_length(read.ids), MOST_CHARACTERS), 0).astype(bool)
+    if long.any():
+        row = np.repeat(np.arange(len(read.lengths)), read.lengths)
+        rows = np.isin(np.arange(len(read.lengths)), row[long])
+        column.fault(faults, rows, f"ids of at most {MOST_CHARACTERS} characters, for {name!r} in {column.name}")
+    return read
 
 
 def _read(array: pa.Array, feature: IdFeature) -> _Ids:

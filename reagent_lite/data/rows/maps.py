@@ -32,6 +32,7 @@ from reagent_lite.data.rows.block_columns import (
 )
 from reagent_lite.data.rows.faults import UNREADABLE, Faults
 from reagent_lite.data.rows.id_columns import split_ids
+from reagent_lite.data.rows.image_columns import read_images
 from reagent_lite.data.rows.levels import ONE_KIND, WORDS, add_levels
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
 from reagent_lite.errors import DataError, Problem, pluralize
@@ -39,6 +40,7 @@ from reagent_lite.feature_ids import FeatureId, id_of
 from reagent_lite.item_table import UNKNOWN, ItemTable
 
 _PAIR = ["key", "value"]
+_STATES = ("state_features", "next_state_features")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,14 @@ class Named:
 def features(column: Column, faults: Faults, *, rule: str = UNREADABLE, todo: str = "") -> tuple[FeatureMatrix, Mask]:
     """Returns maps {id or name: value} as (features, [n] whether the row has a map); null and NaN count as absent.
 
-    Strings become their codes. Infinite values break `rule`.
+    Strings become their codes. Infinite values break `rule`. States of a log of images are bytes.
 
     Raises:
         DataError: a key is neither an id nor a name; names the first line that has it.
     """
+    image = faults.block.file.image
+    if image is not None and column.name in _STATES:
+        return read_images(column, faults, image)
     id_features = faults.block.file.id_features
     column, of_ids = split_ids(column, faults, id_features) if id_features else (column, None)
     named, levels = _named_values(column, faults, todo=todo, categories=True)
@@ -206,6 +211,10 @@ def _named_values(
         todo = todo or 'Write pairs as [{"key": "age", "value": 0.5}], with strings or integers as keys'
     if is_string(column.array.type):
         todo = todo or """Write {"0": 0.5} as json.dumps does; Python's own text of a dict is not JSON"""
+    if pa.types.is_binary(column.array.type) or pa.types.is_fixed_size_binary(column.array.type):
+        todo = todo or "If states are images, give their shape as data.image"
+    if is_list(column.array.type) and is_list(column.array.type.value_type):
+        todo = "If states are images, give their shape as data.image"
     if is_number(column.array.type):
         todo = todo or f'A column of one feature is given in a list: "{column.name}": ["age"] of columns'
     array = parse_column(column, faults, "an object {id: number}", _is_map_type, parsed, todo)
@@ -220,6 +229,9 @@ def _numbers_of(value: object) -> list[tuple[str, float | None]] | None:
     if not isinstance(value, dict) or not all(inner is None or float_of(inner) is not None for inner in value.values()):
         return None
     return [(name, float_of(inner)) for name, inner in value.items()]
+
+
+_OF_IDS = "If these are a list of ids or ids with scores, declare the feature in data.embeddings, elsewhere embeddings"
 
 
 def _of_numbers(column: Column) -> Named:
@@ -369,7 +381,8 @@ class _MapReading:
         if pa.types.is_null(array.type):
             return np.full(len(array), np.nan, np.float32)
         if not is_number(array.type):
-            items.fault(self.faults, items.present, label)
+            todo = _OF_IDS if pa.types.is_nested(array.type) else ""
+            items.fault(self.faults, items.present, label, todo=todo)
             return np.full(len(array), np.nan, np.float32)
         if self.nan_rule and pa.types.is_floating(array.type):
             nan = valid_rows(array) & np.isnan(fill_nulls(array, np.nan))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,24 +21,32 @@ FeatureIds = Annotated[tuple[int, ...], PlainValidator(read), PlainSerializer(wr
 
 @dataclass(frozen=True, slots=True)
 class FeatureMatrix:
-    """Dense features of rows or candidates: ids as logged, values [n, ids] float32, NaN = absent."""
+    """Dense features of rows or candidates: ids as logged, values [n, ids] float32, NaN = absent; uint8 of images."""
 
     ids: tuple[int, ...]
-    values: NDArray[np.float32]
+    values: NDArray[Any]
 
-    def align(self, ids: tuple[int, ...]) -> NDArray[np.float32]:
+    @property
+    def empty(self) -> Mask:
+        """[n] whether the row has no value."""
+        if self.values.dtype == np.uint8:
+            return np.zeros(len(self.values), bool)
+        nothing: Mask = np.isnan(self.values).all(axis=1)
+        return nothing
+
+    def align(self, ids: tuple[int, ...]) -> NDArray[Any]:
         """Returns the values [n, ids] for the given ids; NaN for ids that the matrix lacks."""
         return in_order(self.values, self.ids, ids, absent=np.nan)
 
     def nonempty(self) -> FeatureMatrix:
         """Returns the features that have a value in some row."""
+        if self.values.dtype == np.uint8:
+            return self
         kept: Mask = ~np.all(np.isnan(self.values), axis=0)
         return self if kept.all() else FeatureMatrix(tuple(itertools.compress(self.ids, kept)), self.values[:, kept])
 
 
-def in_order(
-    values: NDArray[np.float32], names: Sequence[object], order: Sequence[object], *, absent: float
-) -> NDArray[np.float32]:
+def in_order(values: NDArray[Any], names: Sequence[object], order: Sequence[object], *, absent: float) -> NDArray[Any]:
     """Returns the columns of `values` [n, names] in another order, [n, order]; missing columns are `absent`."""
     if tuple(names) == tuple(order):
         return values

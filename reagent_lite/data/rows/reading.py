@@ -150,7 +150,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
             named=episode >= 0,
             ordered=has_sequence,
             with_state=with_state,
-            empty=np.all(np.isnan(state.values), axis=1),
+            empty=state.empty,
             without_choice=choices.without_choice,
             both=terminal & truncated,
             dated=_has_date(column("ds"), faults, contract),
@@ -161,7 +161,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         terminal = _terminal(ends, truncated, choices)
         goes_on = ~terminal
         require_present("state_features", with_state, faults)
-    lacking = goes_on & np.isnan(next_state.values).all(axis=1)
+    lacking = goes_on & (~has_next_state | next_state.empty)
     todo = "Log what followed, or events: rows with mdp_id and sequence_number, which are paired first"
     faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none", todo)
     faults.add(goes_on & ~choices.has_next, NEXT_ACTION, lambda _: "none")

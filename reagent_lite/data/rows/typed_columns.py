@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import date, time
 from functools import partial
 
@@ -55,10 +56,12 @@ from reagent_lite.data.rows.contract import (
     require_event,
 )
 from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.id_columns import split_written_ids
 from reagent_lite.data.rows.levels import Levels, add_levels, texts_of
 from reagent_lite.data.rows.maps import Named, features, metrics, read_candidate_lists
 from reagent_lite.data.rows.matrices import FeatureMatrix, Mask
 from reagent_lite.data.rows.reading import action_mask
+from reagent_lite.id_values import IdFeature
 
 FEATURES = pa.map_(pa.int64(), pa.float32())
 """Features whose values are numbers."""
@@ -185,13 +188,14 @@ def typed_table(block: Block) -> tuple[pa.Table, dict[str, str]]:
     """Returns (the columns of a block as the types above, Faults.orders).
 
     Columns other than the standard ones stay as they are. Keys of features are ids, or strings if a feature in the
-    block has a name.
+    block has a name. Values of features of ids are strings, see `split_written_ids`.
 
     Raises:
         DataError: values are not of their column's type, or actions are of several kinds; names the lines.
     """
-    faults = Faults(block)
-    columns = {name: typed_column(column_of(block, name), faults) for name in block.table.column_names}
+    ids = tuple(feature for feature in block.file.id_features if not feature.column)
+    faults = Faults(replace(block, file=replace(block.file, id_features=())))
+    columns = {name: typed_column(column_of(block, name), faults, ids) for name in block.table.column_names}
     faults.require_none()
     if faults.features:
         names = {int(feature): str(feature) for feature in faults.features}
@@ -236,12 +240,24 @@ def texts_in(faults: Faults, *columns: str) -> dict[int, dict[float, str]]:
     return texts_of(levels)
 
 
-def typed_column(column: Column, faults: Faults) -> pa.Array:
-    """Returns a column as the type of its kind; values of other types are faults, and null."""
+def typed_column(column: Column, faults: Faults, ids: tuple[IdFeature, ...] = ()) -> pa.Array:
+    """Returns a column as the type of its kind; values of other types are faults, and null.
+
+    Args:
+        column: the column.
+        faults: the faults of the block.
+        ids: features whose values are ids, which become strings.
+    """
     kind = kind_of_column(column.name)
-    if kind in _KINDS and not pa.types.is_null(column.array.type):
-        return _KINDS[kind][1](column, faults)
-    return column.array
+    if kind not in _KINDS or pa.types.is_null(column.array.type):
+        return column.array
+    if kind == "features":
+        return _features(column, faults, ids)
+    if kind == "action":
+        return _action(column, faults, ids)
+    if kind == "actions":
+        return _choices(column, None, faults, ids)
+    return _KINDS[kind][1](column, faults)
 
 
 def _integers(column: Column, faults: Faults, read: _Integers = integers) -> pa.Array:
@@ -263,9 +279,32 @@ def _flags(column: Column, faults: Faults) -> pa.Array:
     return pa.array(values == 1, mask=np.isnan(values))
 
 
-def _features(column: Column, faults: Faults) -> pa.Array:
+def _features(column: Column, faults: Faults, ids: tuple[IdFeature, ...] = ()) -> pa.Array:
+    column, texts_of_ids = split_written_ids(column, faults, ids)
     matrix, present = features(column, faults, rule=f"{column.name}_infinite")
-    return map_array(matrix, present, texts_in(faults, column.name))
+    maps = map_array(matrix, present, texts_in(faults, column.name))
+    return _add_texts(maps, texts_of_ids) if texts_of_ids else maps
+
+
+def _add_texts(maps: pa.MapArray, texts_of_features: Mapping[int, pa.Array]) -> pa.MapArray:
+    """Returns maps of features with the strings [n] of further features, where these are not null."""
+    maps = features_as(maps, features_type(maps.type, texts=True))
+    row = [np.repeat(np.arange(len(maps)), np.diff(to_numpy(maps.offsets)))]
+    keys = [maps.keys]
+    items = [maps.items]
+    for feature, values in texts_of_features.items():
+        written = np.flatnonzero(valid_rows(values))
+        row.append(written)
+        keys.append(pa.array(np.full(len(written), int(feature), np.int64)))
+        of_feature = values.take(pa.array(written))
+        items.append(
+            pa.StructArray.from_arrays([pa.nulls(len(written), pa.float32()), of_feature], fields=list(VALUES))
+        )
+    rows = np.concatenate(row)
+    order = pa.array(np.argsort(rows, kind="stable"))
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=len(maps))))).astype(np.int32)
+    parts = (pa.concat_arrays(part).take(order) for part in (keys, items))
+    return pa.MapArray.from_arrays(pa.array(offsets), *parts, type=maps.type, mask=maps.is_null())
 
 
 def _metrics(column: Column, faults: Faults) -> pa.Array:
@@ -273,12 +312,12 @@ def _metrics(column: Column, faults: Faults) -> pa.Array:
     return map_array(named, named.present)
 
 
-def _action(column: Column, faults: Faults) -> pa.Array:
-    read = (texts, _integers, _features)[_one_kind(column, faults)]
+def _action(column: Column, faults: Faults, ids: tuple[IdFeature, ...] = ()) -> pa.Array:
+    read = (texts, _integers, partial(_features, ids=ids))[_one_kind(column, faults)]
     return read(column, faults)
 
 
-def _choices(column: Column, kind: int | None, faults: Faults) -> pa.Array:
+def _choices(column: Column, kind: int | None, faults: Faults, ids: tuple[IdFeature, ...] = ()) -> pa.Array:
     """Returns lists of names, flags or maps; `kind` None stands for the kind of the first element."""
     what = "a list of action names" if kind == _NAME else "a list"
     lengths, elements = pieces(column, faults, what)
@@ -286,7 +325,7 @@ def _choices(column: Column, kind: int | None, faults: Faults) -> pa.Array:
         return list_array(pa.nulls(0), lengths, column.present)
     kind = _one_kind(elements, faults) if kind is None else kind
     if kind == _MAP:
-        values = _features(elements, faults)
+        values = _features(elements, faults, ids)
     elif kind == _NAME:
         values = texts(elements, faults, what, integers_too=False)
         missing = ~valid_rows(values)

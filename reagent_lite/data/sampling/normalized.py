@@ -21,6 +21,7 @@ from reagent_lite.whole_files import appearing_file
 
 _CHUNK_BYTES = 1 << 22  # a transform takes several times as much memory
 _SMALL_BYTES = 1 << 28
+_CPU = torch.device("cpu")
 
 
 class Reordered(nn.Module):
@@ -87,9 +88,9 @@ def open_columns(
     return _columns(matrix, width, device, transform.to(device))
 
 
-def open_raw_columns(matrix: np.ndarray[Any, Any]) -> FeatureColumns:
-    """Returns the columns of a training copy's matrix as they are, NaN where absent, memory-mapped."""
-    return _columns(matrix, matrix.shape[1], torch.device("cpu"), None)
+def open_raw_columns(matrix: np.ndarray[Any, Any], device: torch.device = _CPU) -> FeatureColumns:
+    """Returns the columns of a training copy's matrix as they are, NaN where absent, on a device or memory-mapped."""
+    return _columns(matrix, matrix.shape[1], device, None)
 
 
 def _columns(

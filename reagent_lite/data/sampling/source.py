@@ -32,7 +32,7 @@ class FeatureColumns:
     """A matrix of raw or normalized features, row-major.
 
     Attributes:
-        values: [N, W] float32.
+        values: [N, W] float32; uint8 of images.
         width: columns after normalization.
         transform: applied to gathered rows; None if the matrix is normalized already.
         mapped: the memory-mapped array of `values`; None if they are in memory.
@@ -267,6 +267,7 @@ def build_rows(
 def padding_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
     """Returns the rows of a shard that has none: one row of zeros to gather as padding, and nothing to learn from."""
     first = torch.zeros(1, dtype=torch.int32, device=device)
+    dtype = torch.float32 if spec.image is None else torch.uint8
     candidates = Candidates(
         features=FeatureColumns(
             values=torch.zeros(1, spec.num_action_features, device=device), width=spec.num_action_features
@@ -278,7 +279,7 @@ def padding_rows(spec: SourceSpec, device: torch.device) -> LoggedRows:
     )
     return LoggedRows(
         state=FeatureColumns(
-            values=torch.zeros(1, spec.num_state_features, device=device), width=spec.num_state_features
+            values=torch.zeros(1, spec.num_state_features, dtype=dtype, device=device), width=spec.num_state_features
         ),
         next_index=first,
         reward=first.float(),

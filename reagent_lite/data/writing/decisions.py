@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,9 +32,9 @@ _AT_ONCE = 1000  # rows that are converted to Arrow at once, during which no oth
 def write_decisions(target: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes events, {column: value} each, as a file that appears once it is complete.
 
-    Actions are all names, all ids of items, or all features. Events with ids have a column `items`, the hash of the
-    item table, and rows of a rollout its columns. Rows without `mdp_id` are single decisions, whose file has none of
-    the columns of episodes.
+    Actions are all names, all ids of items, or all features; states that are strings are images, bytes in base64.
+    Events with ids have a column `items`, the hash of the item table, and rows of a rollout its columns. Rows without
+    `mdp_id` are single decisions, whose file has none of the columns of episodes.
 
     Raises:
         DataError: the file cannot be written.
@@ -41,6 +42,9 @@ def write_decisions(target: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     texts = any(map(_has_texts, rows))
     features = pa.map_(pa.string(), VALUES) if texts else _FEATURES
     action = pa.string() if isinstance(rows[0]["action"], str) else features
+    if isinstance(image := rows[0]["state_features"], str):
+        rows = [{**row, "state_features": base64.b64decode(row["state_features"])} for row in rows]
+        features = pa.binary(len(base64.b64decode(image)))
     table = {"items": pa.string()} if "items" in rows[0] else {}
     schema = pa.schema({
         "decision_id": pa.string(), "model": pa.string(), **table, "ds": pa.string(),

@@ -18,6 +18,7 @@ from reagent_lite.data.rows.typed_columns import list_array
 from reagent_lite.errors import DataError, Problem
 
 Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
@@ -49,7 +50,7 @@ class EpisodeBlock:
         mdp_ids: [E] names of the episodes.
         lengths: [E] number of rows of each episode.
         terminal: [E] whether the episode came to its true end; else a time limit cut it.
-        state: [R, S].
+        state: [R, S]; uint8 of images.
         action: [R] index of the choice taken.
         reward, propensity: [R].
         mask: [R, K] the possible choices; None if all are.
@@ -61,19 +62,21 @@ class EpisodeBlock:
     mdp_ids: Sequence[str]
     lengths: Ints
     terminal: Mask
-    state: Floats
+    state: Floats | Bytes
     action: Ints
     reward: Floats
     propensity: Floats
     mask: Mask | None
     features: Floats | None
-    last_state: Floats
+    last_state: Floats | Bytes
     last_mask: Mask | None
     last_features: Floats | None
 
 
 def episode_rows(block: EpisodeBlock, schema: LogSchema) -> pa.Table:
     """Returns the rows of a block: features as map<int64, float>, names as strings, choices as lists of either.
+
+    Images are values of as many bytes as they have.
 
     Raises:
         DataError: a number that would be written is NaN or infinite.
@@ -88,8 +91,8 @@ def episode_rows(block: EpisodeBlock, schema: LogSchema) -> pa.Table:
     num_choices = block.features.shape[1] if block.features is not None else len(_fixed_actions(schema))
     mask = np.ones((num_rows, num_choices), bool) if block.mask is None else block.mask
     last_mask = np.ones((num_episodes, num_choices), bool) if block.last_mask is None else block.last_mask
-    state = _maps(block.state)
-    last_state = _maps(block.last_state)
+    state = _states(block.state)
+    last_state = _states(block.last_state)
     if block.features is None:
         action = _fixed_actions(schema).take(pa.array(block.action))
     else:
@@ -140,7 +143,7 @@ def _require_finite(block: EpisodeBlock) -> None:
         last = np.where(present[:, :, None], block.last_features, 0)
         written.append(("possible_next_actions", last, episodes))
     for name, values, episode_of in written:
-        wrong = np.argwhere(~np.isfinite(values))
+        wrong = np.argwhere(~np.isfinite(values)) if values.dtype != np.uint8 else np.zeros((0, 2), np.int64)
         if len(wrong):
             row, *indices = wrong[0].tolist()
             where = f"{name} of episode {block.mdp_ids[episode_of[row]]}" + "".join(f", {index}" for index in indices)
@@ -160,7 +163,14 @@ def _choices(mask: Mask, features: Floats | None, schema: LogSchema) -> pa.Array
     return list_array(every, mask.sum(1))
 
 
-def _maps(values: Floats) -> pa.MapArray:
+def _states(values: Floats | Bytes) -> pa.Array:
+    if values.dtype != np.uint8:
+        return _maps(values)
+    rows, size = values.shape
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(size), rows, [None, pa.py_buffer(values.tobytes())])
+
+
+def _maps(values: Floats | Bytes) -> pa.MapArray:
     """Returns the features of [n, F] with ids 0 to F - 1."""
     rows, size = values.shape
     ids = pa.array(np.tile(np.arange(size), rows))

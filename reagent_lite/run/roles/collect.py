@@ -26,6 +26,7 @@ from reagent_lite.run.environments import (
     given_or_unchanged,
     open_simulation,
     with_actions,
+    with_image,
 )
 from reagent_lite.run.learner import build_learners, choose_threads
 from reagent_lite.run.roles.published_policies import (
@@ -102,7 +103,7 @@ class Collector:
 
     def __init__(self, config: WorkflowConfig, group: Group, signal: StopSignal) -> None:
         simulation = open_simulation(config, group)
-        config = with_actions(config, simulation)
+        config = with_image(with_actions(config, simulation), simulation)
         settings = simulation.config
         spec = simulation.backend.spec
         normalization = given_or_unchanged(config, simulation)

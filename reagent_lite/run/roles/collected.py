@@ -199,7 +199,8 @@ class _RankFiles:
 
     def _read_blocks(self) -> None:
         name = self._unread[0]
-        for rows in itertools.islice(self._folder.rows(name, self._actions), self._blocks_read, None):
+        of_file = self._folder.rows(name, self._actions, self._spec.image)
+        for rows in itertools.islice(of_file, self._blocks_read, None):
             self._write(env_steps(rows, self._spec, self._time_limit), agents_of(rows, self._spec, name))
             self._blocks_read += 1
 

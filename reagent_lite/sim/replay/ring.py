@@ -37,6 +37,7 @@ class ReplaySettings:
     Attributes:
         num_envs: N, rows written at once.
         observation_size: S.
+        observation_dtype: type of observations; bytes if they are images.
         num_actions: K.
         slots: T, number of writes that are kept, with T * N rows.
         gamma: discount per step inside a window.
@@ -61,6 +62,7 @@ class ReplaySettings:
     num_actions: int
     slots: int
     gamma: float
+    observation_dtype: torch.dtype = torch.float32
     n_step: int = 1
     masked: bool = False
     candidates: bool = False
@@ -82,7 +84,7 @@ class ReplaySettings:
     def observation_columns(self) -> RingColumns:
         """Columns of an observation and the choices at it."""
         S, K, F = self.observation_size, self.num_actions, self.action_feature_size
-        columns: RingColumns = {"observation": ((S,), torch.float32)}
+        columns: RingColumns = {"observation": ((S,), self.observation_dtype)}
         if self.masked or self.candidates:
             columns["mask"] = ((K,), torch.bool)
         if self.candidates and F:

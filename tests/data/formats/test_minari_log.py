@@ -19,11 +19,13 @@ from minari.data_collector import EpisodeBuffer
 
 from reagent_lite.config import check
 from reagent_lite.config.normalize_config import NormalizeConfig
+from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.formats.input_files import list_input
 from reagent_lite.data.formats.minari import flatten_observations
 from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError
 from reagent_lite.tasks.normalize import normalize
+from reagent_lite.types import Image
 
 
 def cartpole(episodes: int) -> list[EpisodeBuffer]:
@@ -164,6 +166,12 @@ def test_damaged_datasets_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         assert message in str(problems_of(folder)[0])
 
 
+def test_a_dataset_is_a_log_to_train_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made(tmp_path, monkeypatch, cartpole(2))
+    copy = prepare_training_copy(Log(str(folder), actions=("0", "1")))
+    assert (len(copy), copy.state_ids) == (11, (0, 1, 2, 3))
+
+
 @pytest.mark.parametrize("size", [31, 32])
 def test_images_that_minari_stores_as_jpeg_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
@@ -177,3 +185,32 @@ def test_images_that_minari_stores_as_jpeg_are_refused(
         assert "jpeg_encoding=False" in str(problems_of(folder)[0])
     else:
         assert rows_of(folder)[0]["state_features"]["7"] == 200
+
+
+@pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
+@pytest.mark.parametrize("shape", [(5, 4, 1), (2, 33, 40)])
+def test_images_are_bytes_as_they_were_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], data_format: str
+) -> None:
+    """Two episodes in Minari's own writing: one ends, a limit cuts the other, whose last image is a further state."""
+    seen = np.random.default_rng(0).integers(0, 256, (2, 4, *shape)).astype(np.uint8)
+    ends = np.array([False, False, True])
+    never = np.zeros(3, bool)
+    buffers = [
+        EpisodeBuffer(
+            observations=images, actions=np.array([0, 1, 0]), rewards=np.ones(3),
+            terminations=never if cut else ends, truncations=ends if cut else never,
+        ) for cut, images in enumerate(seen)
+    ]  # fmt: skip
+    options = {"jpeg_encoding": False, "data_format": data_format}
+    with pytest.warns(UserWarning, match="env"):
+        folder = made(tmp_path, monkeypatch, buffers, env=None, eval_env=None, action_space=spaces.Discrete(2),
+                      observation_space=spaces.Box(0, 255, shape, np.uint8), **options)  # fmt: skip
+    copy = prepare_training_copy(Log(str(folder), actions=("0", "1"), image=Image(shape=shape)))
+    flat = seen.reshape(2, 4, -1)
+    assert copy.state.dtype == np.uint8
+    assert np.array_equal(copy.state, np.concatenate((flat[0, :3], flat[1])))
+    assert np.asarray(copy.next_index).tolist() == [1, 2, 2, 4, 5, 6]
+    assert np.asarray(copy.bootstrap).tolist() == [1, 1, 0, 1, 1, 1]
+    with pytest.raises(DataError, match=r"expected observations of uint8 and shape 9x9, as data\.image says"):
+        prepare_training_copy(Log(str(folder), actions=("0", "1"), image=Image(shape=(9, 9))))

@@ -10,13 +10,18 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.logs import write_lines
 
+from reagent_lite import read_log
 from reagent_lite.categories import code_of
+from reagent_lite.config import check
+from reagent_lite.config.convert_config import ConvertConfig
+from reagent_lite.config.embedding_config import id_features
 from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.copy.training_copy import TrainingCopy
 from reagent_lite.data.logs import Log
 from reagent_lite.errors import DataError
 from reagent_lite.feature_ids import id_of
 from reagent_lite.id_values import IdFeature
+from reagent_lite.tasks.convert import convert
 
 FEATURES = (
     IdFeature(id_of("user"), 1, False),
@@ -190,3 +195,42 @@ def test_columns_of_the_timelines_of_reagent(tmp_path: Path) -> None:
         assert values["state_id_score_list_features.36[0]"][1] == code_of("139")
         assert copy.next_index.tolist()[0] == 1
         assert copy.follows.tolist() == [True, False]  # the same ids in the next row and as next state
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".arrow", ".csv"])
+@pytest.mark.parametrize("form", [".jsonl", ".parquet"])
+def test_a_converted_log_has_the_same_ids(tmp_path: Path, suffix: str, form: str) -> None:
+    values = [dict(value) for value in VALUES]
+    values[3]["user"] = 9007199254740993  # a float64 has no such number, nor has a float32 of maps
+    rows = [
+        {**row, "action": {"item": f"i{number}", "tags": ["a", f"b{number}"]}, "possible_actions": [
+            {"item": f"i{number}", "tags": ["a", f"b{number}"]}, {"item": 7, "price": 2.5}]}
+        for number, row in enumerate(rows_of(values))
+    ]  # fmt: skip
+    embeddings: dict[str, Any] = {
+        "user": {}, "seen": {"length": 3}, "rated": {"length": 2, "scores": True, "pooling": "sum"}, "item": {},
+        "tags": {"length": 2},
+    }  # fmt: skip
+    source = write_lines(tmp_path / "log.jsonl", rows)
+    if form == ".parquet":
+        maps = {**embeddings, "age": None}
+        frame = read_log(source, embeddings=embeddings)
+        assert [set(dict(row)) <= maps.keys() for row in frame["state_features"].to_pylist()] == [True] * 4
+        source = tmp_path / "log.parquet"
+        pq.write_table(frame, source)
+    target = tmp_path / f"converted{suffix}"
+    convert(check(ConvertConfig, {"data_path": str(source), "output_path": str(target), "embeddings": embeddings}))
+    ids = id_features(
+        check(ConvertConfig, {"data_path": "x", "output_path": "x.csv", "embeddings": embeddings}).embeddings
+    )
+    first, second = (prepare_training_copy(Log(path, id_features=ids)) for path in (tmp_path / "log.jsonl", target))
+    for name in ("state", "candidates", "reward", "list_offsets"):
+        assert np.array_equal(getattr(first, name), getattr(second, name), equal_nan=True), name
+    assert (first.state_ids, first.action_ids) == (second.state_ids, second.action_ids)
+    assert second.counts["ids_left_out"] == 2  # no list was cut
+
+
+def test_lists_that_are_not_declared_are_named(tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log.jsonl", rows_of(VALUES))
+    with pytest.raises(DataError, match=r"a list of ids .* embeddings"):
+        convert(check(ConvertConfig, {"data_path": str(log), "output_path": str(tmp_path / "out.csv")}))

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import events as events_oracle
 from helpers.event_files import write_events
@@ -26,6 +27,7 @@ from helpers.ranks import free_port
 from helpers.runs import ROOT
 from helpers.waiting import wait_until
 
+from reagent_lite.categories import code_of
 from reagent_lite.data.copy.prepared_copy import prepare_training_copy
 from reagent_lite.data.logs import Log
 from reagent_lite.data.timeline.spark_engine import SparkEngine
@@ -49,13 +51,15 @@ def make(
     events: Path,
     out: Path,
     query: Row | None = None,
+    embeddings: Row | None = None,
     **timeline: Any,
 ) -> Row:
     """What an engine made: files and their bytes, the manifest of the first folder, and what was logged."""
     out.mkdir(parents=True)
     capsys.readouterr()
     timeline |= {"evalTableName": str(out / "eval")} if "evalTableName" in timeline else {}
-    events_oracle.make(out, events, config_of(engine, query), **timeline)
+    top = config_of(engine, query) | {"embeddings": embeddings or {}}
+    events_oracle.make(out, events, top, **timeline)
     logged = [line.replace(str(out), "") for line in capsys.readouterr().err.splitlines() if "s left" not in line]
     return {
         "files": {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("part-*")},
@@ -273,3 +277,31 @@ def test_spark_connect_makes_the_same_files(connect_server: str, tmp_path: Path)
         assert "bytes" in done.stderr
     for file in (tmp_path / "ours").glob("part-*"):
         assert (tmp_path / "theirs" / file.name).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.slow
+def test_both_make_the_same_files_of_ids(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of lists and of ids with scores, which executors read as codes, divided into training and evaluation."""
+    rows = random_events(parametric=False)
+    for number, row in enumerate(rows):
+        row["state_features"] |= {"user": f"u{number % 9}", "seen": [f"i{item}" for item in range(number % 4)]}
+        row["state_features"]["rated"] = [
+            {"key": f"k{number % 3 + rank}", "value": rank + 0.5} for rank in range(number % 3)
+        ]
+    events = write_events(rows, tmp_path / "events", "jsonl", 2)
+    embeddings = {"user": {}, "seen": {"length": 2}, "rated": {"scores": True, "pooling": "sum", "length": 2}}
+    made = of_both(
+        make(capsys, engine, events, tmp_path / engine, embeddings=embeddings, evalTableName="eval", eval_percent=40)
+        for engine in ENGINES
+    )["manifest"]
+    assert made["settings"]["ids"] == {"user": [1, False], "seen": [2, False], "rated": [2, True]}
+    assert {"user", "seen[0]", "seen[1]", "rated[0]", "rated[1] score"} <= set(made["state_ids"])
+    copies = {
+        name: prepare_training_copy(
+            Log(str(tmp_path / "spark" / name), actions=NAMES, directory=str(tmp_path / "copies"))
+        )
+        for name in ("train", "eval")
+    }
+    for copy in copies.values():
+        users = np.asarray(copy.state[: len(copy)])[:, list(map(str, copy.state_ids)).index("user")]
+        assert set(users[~np.isnan(users)].tolist()) == {code_of(f"u{number}") for number in range(9)}
