@@ -2,6 +2,7 @@
 
 r_hat(s, a) <- r                                                     for the reward and each metric (T = 1 + M outputs)
 q(s, a)     <- r + gamma^steps * bootstrap * sum_a' pi(a'|s') q_target(s', a')
+r_hat, q    <- r_hat + mean residual, q + mean residual / mean (1 - discount)      a few times during a fit
 """
 
 import copy
@@ -26,6 +27,7 @@ CHECKED_ROWS = 8192
 _CHECK_EVERY = 100
 _PATIENCE = 5
 _LEAST_GAIN = 0.001
+_SMALLEST_END_SHARE = 1e-3  # of 1 - discount, on average: values are at most 1000 rewards
 _INITIAL_SCALE = 0.1  # scale of the initial random outputs; at 0 gradients cancel, and Adam amplifies rounding errors
 
 PolicyProbabilities = Callable[[Tensor, Actions], Tensor]
@@ -88,19 +90,51 @@ class RewardAndQModels(nn.Module):
         next_propensities [B, K] are the evaluated policy's at `batch.next_state`; 0 for choices that are not allowed.
         """
         outcomes = outcomes_of(batch)
-        with torch.no_grad():
-            next_q = self._values(*self._read(batch.next_state, batch.next_actions))
-            next_value = (next_propensities.to(next_q.dtype).unsqueeze(2) * next_q).sum(1)
-            d = discount(self.gamma, batch.steps, batch.bootstrap).unsqueeze(1)
-            target = (outcomes + d * next_value) / self.value_scale - self.mean
-        logged = only_choice(batch.actions, batch.action)  # other candidates would be normalized for nothing
-        index = batch.action if logged.features is None else torch.zeros_like(batch.action)
-        state, logged = self._read(batch.state, logged)
+        target = self._target(batch, next_propensities)
+        state, logged, index = self._read_logged(batch)
         predicted = chosen_values(self.reward_network, state, logged, index)
         value = chosen_values(self.value_network, state, logged, index)
         reward_loss = (batch.weight * (predicted - outcomes / self.reward_scale + self.mean).square().sum(1)).sum()
         value_loss = (batch.weight * (value - target).square().sum(1)).sum()
         return reward_loss + value_loss, {"reward_loss": reward_loss.detach(), "value_loss": value_loss.detach()}
+
+    @torch.no_grad()
+    def residual_sums(self, batch: TransitionBatch, next_propensities: Tensor) -> Tensor:
+        """Returns sums over rows, weighted by `batch.weight`: [2 + 2 T] float64.
+
+        They are of 1, of 1 - discount, of the target network's Bellman residuals, and of the reward network's, in the
+        units of the networks. The arguments are those of `forward`.
+        """
+        weight = batch.weight.double()
+        state, logged, index = self._read_logged(batch)
+        value = chosen_values(self.target_network, state, logged, index)
+        predicted = chosen_values(self.reward_network, state, logged, index)
+        residual = self._target(batch, next_propensities) - value
+        of_reward = outcomes_of(batch) / self.reward_scale - self.mean - predicted
+        d = discount(self.gamma, batch.steps, batch.bootstrap).double()
+        counts = torch.stack((weight.sum(), weight @ (1 - d)))
+        return torch.cat((counts, weight @ residual.double(), weight @ of_reward.double()))
+
+    @torch.no_grad()
+    def shift(self, sums: Tensor) -> None:
+        """Adds to all predictions, and to all values, the constants that make their mean residuals 0.
+
+        An error that the values of all states share shrinks only by the discount in each pass of updates, errors of
+        single states much faster. This removes it at once; Bertsekas & Castanon (1989), adaptive aggregation, with
+        one aggregate.
+
+        Args:
+            sums: `residual_sums` of many rows of all processes.
+        """
+        of_value, of_reward = sums[2:].view(2, -1)
+        of_value = of_value / sums[1].clamp(min=_SMALLEST_END_SHARE * sums[0])
+        for network, shift in (
+            (self.value_network, of_value),
+            (self.target_network, of_value),
+            (self.reward_network, of_reward / sums[0]),
+        ):
+            *_, bias = network.parameters()
+            bias.view(-1, len(shift)).add_(shift)
 
     def after_step(self) -> None:
         """Moves the target network towards the value network."""
@@ -133,7 +167,7 @@ class RewardAndQModels(nn.Module):
         scale = square.sqrt()
         self.reward_scale.copy_(torch.where(scale > 0, scale, 1))
         self.mean.copy_(mean / self.reward_scale)
-        self.value_scale.copy_(self.reward_scale / (1 - kept / count).clamp(min=1e-3))
+        self.value_scale.copy_(self.reward_scale / (1 - kept / count).clamp(min=_SMALLEST_END_SHARE))
 
     def scale_sums(self, batch: TransitionBatch) -> Tensor:
         """Returns rows, and sums of discounts, outcomes and squared outcomes, [2 + 2 T] float64; padding left out."""
@@ -141,6 +175,20 @@ class RewardAndQModels(nn.Module):
         outcomes = outcomes_of(batch).double()
         d = discount(self.gamma, batch.steps, batch.bootstrap).double()
         return torch.cat((real.sum().view(1), (real @ d).view(1), real @ outcomes, real @ outcomes.square()))
+
+    @torch.no_grad()
+    def _target(self, batch: TransitionBatch, next_propensities: Tensor) -> Tensor:
+        """Returns the targets of values [B, T], in the units of the networks."""
+        next_q = self._values(*self._read(batch.next_state, batch.next_actions))
+        next_value = (next_propensities.to(next_q.dtype).unsqueeze(2) * next_q).sum(1)
+        d = discount(self.gamma, batch.steps, batch.bootstrap).unsqueeze(1)
+        return (outcomes_of(batch) + d * next_value) / self.value_scale - self.mean
+
+    def _read_logged(self, batch: TransitionBatch) -> tuple[Tensor, Actions, Tensor]:
+        """Returns states and choices as networks read them, and the index [B] of the logged choice."""
+        logged = only_choice(batch.actions, batch.action)  # other candidates would be normalized for nothing
+        index = batch.action if logged.features is None else torch.zeros_like(batch.action)
+        return *self._read(batch.state, logged), index
 
     def _values(self, state: Tensor, actions: Actions) -> Tensor:
         values: Tensor = (self.target_network(state, actions.mask, actions.features) + self.mean) * self.value_scale
@@ -208,6 +256,30 @@ class EarlyStopping:
         return self._checks_without_gain == _PATIENCE
 
 
+class LevelCorrection:
+    """Shifts all predictions a few times during a fit, so that it needs no pass for each step of the horizon.
+
+    Args:
+        heads: the fitted heads.
+        sums: returns the sums of `residual_sums` over many rows of all processes.
+        every: number of steps between two corrections.
+    """
+
+    def __init__(self, heads: RewardAndQModels, sums: Callable[[], Tensor], every: int) -> None:
+        self._heads = heads
+        self._sums = sums
+        self._every = every
+
+    def __call__(self, steps: int) -> None:
+        """Corrects the predictions after some numbers of steps; call it after every step."""
+        if steps % self._every == 0:
+            self.shift()
+
+    def shift(self) -> None:
+        """Corrects the predictions now; call it after the last step."""
+        self._heads.shift(self._sums())
+
+
 def fit_reward_and_q_models(
     heads: RewardAndQModels,
     batches: Iterable[TransitionBatch],
@@ -215,6 +287,7 @@ def fit_reward_and_q_models(
     optimizer: torch.optim.Optimizer,
     *,
     loss: Loss | None = None,
+    correct: LevelCorrection | None = None,
     stop: EarlyStopping | None = None,
 ) -> dict[str, Tensor]:
     """Takes one optimizer step per batch.
@@ -225,6 +298,7 @@ def fit_reward_and_q_models(
         policy: the evaluated policy, from states and choices to propensities [B, K].
         optimizer: optimizer of the trained parameters of `heads`.
         loss: `heads` wrapped in DistributedDataParallel, if several processes fit together.
+        correct: shifts the predictions; it must do so at the same steps on every process.
         stop: ends the fit early; it must decide the same on every process.
 
     Returns:
@@ -241,6 +315,10 @@ def fit_reward_and_q_models(
         optimizer.step()
         heads.after_step()
         totals = {name: totals.get(name, 0) + metric for name, metric in metrics.items()}
+        if correct is not None:
+            correct(count)
         if stop is not None and stop(count):
             break
+    if correct is not None:
+        correct.shift()
     return {name: total / count for name, total in totals.items()}

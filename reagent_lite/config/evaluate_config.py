@@ -42,8 +42,9 @@ def is_model(policy: str) -> bool:
 class LogEvaluationModelsConfig(EvaluationModelsConfig):
     """Training of the reward model and the value model behind estimates."""
 
-    final_fit_passes: Count = 40
-    """Passes over the rows that the models are fitted to; fewer if the loss on held-out rows stops falling."""
+    final_fit_passes: Count | None = None
+    """Passes over the rows that the models are fitted to; fewer if the loss on held-out rows stops falling. Absent: 5,
+    or at least 120 steps in at most 40 passes."""
 
     unsupported: ClassVar = {"fit_passes": _ONLY_IN_TRAINING}
 

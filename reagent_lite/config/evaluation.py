@@ -23,16 +23,16 @@ class EvaluationModelsConfig(Section):
     """Learning rate of both models (Adam)."""
     target_update_rate: PositiveShare = 0.1
     """Soft update of the value model's target network, which gives the estimates."""
-    minibatch_size: Count = 1024
+    minibatch_size: Count = 256
     """Rows per process and step."""
     fit_passes: Count | None = None
     """Passes over the training rows when the models are fitted after an epoch. Absent: one, over at most an eighth of
     the rows that the policy learns from in an epoch."""
     final_fit_passes: Count | None = None
-    """Passes when the models are fitted at the end; fewer if the loss on held-out rows stops falling. Absent: 40, over
-    at most a quarter of the rows that the policy learned from in all epochs (at least 200 steps). With an effective
-    sample size below evaluation.min_effective_episodes the models are not fitted: nothing could check them, and no
-    decision could be based on them."""
+    """Passes when the models are fitted at the end; fewer if the loss on held-out rows stops falling. Absent: 5, over
+    at most a sixteenth of the rows that the policy learned from in all epochs, but at least 120 steps in at most 40
+    passes. With an effective sample size below evaluation.min_effective_episodes the models are not fitted: nothing
+    could check them, and no decision could be based on them."""
     max_fit_rows: Count = 4_000_000
     """Largest number of rows that each process fits the models to, after an epoch and at the end, whatever the
     passes."""

@@ -1,9 +1,13 @@
 """The base of every section: strict types, no unknown keys, and rules that report problems instead of raising."""
 
+import ast
+import inspect
 import json
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from operator import attrgetter
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
@@ -56,10 +60,30 @@ class NoEffect:
                 yield section.wrong(key, self.expected.format(section), self.todo)
 
 
-def _without_unsupported(schema: dict[str, Any], section: type["Section"]) -> None:
-    """Removes the keys without an effect from a schema: files of ReAgent 2019 may have them, nobody else needs them."""
+def _complete(schema: dict[str, Any], section: type["Section"]) -> None:
+    """Adds descriptions to a schema, and removes the keys without an effect, which files of ReAgent 2019 may have."""
+    properties = schema["properties"]
+    for parent in reversed(section.__mro__):
+        if issubclass(parent, Section) and parent is not Section:
+            for key, description in _attribute_docstrings(parent).items():
+                properties[key]["description"] = description
     for key in section.unsupported:
-        schema["properties"].pop(key, None)
+        properties.pop(key, None)
+
+
+def _attribute_docstrings(section: type["Section"]) -> dict[str, str]:
+    """Returns the docstring of each key; pydantic would parse all sections when they are imported."""
+    statements = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0].body  # type: ignore[attr-defined]
+    return {
+        key.target.id: inspect.cleandoc(text.value.value)
+        for key, text in pairwise(statements)
+        if isinstance(key, ast.AnnAssign)
+        and isinstance(key.target, ast.Name)
+        and key.target.id in section.model_fields
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
 
 
 class Section(BaseModel):
@@ -69,9 +93,9 @@ class Section(BaseModel):
         extra="forbid",
         frozen=True,
         strict=True,
-        use_attribute_docstrings=True,
+        defer_build=True,
         allow_inf_nan=False,
-        json_schema_extra=_without_unsupported,
+        json_schema_extra=_complete,
     )
     required: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Keys of the section, or of an inner section, that must not be empty; for each the expected value, and advice."""

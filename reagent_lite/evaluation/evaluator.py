@@ -39,15 +39,19 @@ from reagent_lite.evaluation.explanation import Explanation, Reader, explain
 from reagent_lite.evaluation.interval import number
 from reagent_lite.evaluation.page_sums import effective_episodes
 from reagent_lite.evaluation.policy_models import (
+    LEVEL_ROWS,
     Learning,
+    Level,
     PolicyModels,
+    RowsOfPolicy,
     Split,
     fit_passes,
     fit_plan,
     fit_steps,
     num_steps,
+    steps_between_levels,
 )
-from reagent_lite.evaluation.scored_episodes import ScoredEpisodes, TrainEvalLogs
+from reagent_lite.evaluation.scored_episodes import ScoredEpisodes, TrainEvalLogs, spread
 from reagent_lite.evaluation.segment import StateFeatures
 from reagent_lite.evaluation.segment_effects import EffectSettings
 from reagent_lite.evaluation.shared_draws import SharedDraws
@@ -136,9 +140,24 @@ class EvaluationInput:
         return self.sides.shards.counts(self.fit_rows.count)
 
     @cached_property
+    def continues(self) -> bool:
+        """Whether later rewards count for a fitted row on any machine; every rank calls it."""
+        return bool(self.gamma) and any(self.group.all_gather(self.fit_rows.continues))
+
+    @cached_property
     def checked(self) -> tuple[TransitionBatch, ...]:
         """Batches whose loss decides whether a fit ends early."""
         return tuple(rows_in_order(self.train_rows, self.split.checked, self.group.device))
+
+    @cached_property
+    def level_numbers(self) -> NDArray[np.integer[Any]]:
+        """Row numbers of this process's rows by which predictions are shifted."""
+        return self.sides.shards.part(spread(self.split.fitted, LEVEL_ROWS))
+
+    @property
+    def may_skip_fit(self) -> bool:
+        """Whether the final fit is left out if nothing could check the models."""
+        return self.learning is not None and self.settings.models.final_fit_passes is None
 
     @property
     def group(self) -> Group:
@@ -208,25 +227,24 @@ class PolicyEvaluator:
             final: fits for as long as the config sets for the end of a run, not for an epoch.
         """
         log = self.log
-        if not sum(log.fit_counts) or (
-            final and log.settings.models.final_fit_passes is None and not self._can_be_checked()
-        ):
+        if not sum(log.fit_counts) or (final and log.may_skip_fit and not self._can_be_checked()):
             return {}
         passes = fit_passes(log.settings, final=final)
         steps = log.steps(final=final)
         source = log.source(self.models.passes, steps)
         policy = self.policy
-        if not (log.gamma and log.fit_rows.continues):
+        if not log.continues:
             policy = _any_choice  # no later reward counts
         elif self._cached:
             policy = self._cached_policy(source)
         checked = [
             (batch, self.policy(batch.next_state, batch.next_actions)) for batch in (log.checked if final else ())
         ]
+        level = self._level(steps, self.policy if log.continues else _any_choice) if final else None
         rows = min(steps * log.settings.models.minibatch_size, passes * log.fit_rows.count)
         batches = self._show_progress("fitting models of", _first(source, steps), rows)
         self.models.passes += passes
-        losses = self.models.fit(batches, policy, checked)
+        losses = self.models.fit(batches, policy, level=level, checked=checked)
         log.fit_rows.release()
         return losses
 
@@ -388,6 +406,20 @@ class PolicyEvaluator:
         self.log.sides.scored.release()
         give_back_memory()  # what reading took
         return page
+
+    def _level(self, steps: int, policy: PolicyProbabilities) -> Level:
+        """Returns the rows by which predictions are shifted in a fit; the policy is evaluated on them once."""
+        log = self.log
+
+        def batches() -> Iterator[TransitionBatch]:
+            return rows_in_order(log.train_rows, log.level_numbers, log.group.device)
+
+        propensities = [policy(batch.next_state, batch.next_actions) for batch in batches()]
+
+        def rows() -> Iterator[RowsOfPolicy]:
+            return zip(batches(), propensities, strict=True)
+
+        return Level(rows=rows, every=steps_between_levels(steps))
 
     def _cached_policy(self, source: LoggedSource) -> PolicyProbabilities:
         """Returns a policy that looks up the probabilities at the next states of the source's last batch."""

@@ -5,7 +5,7 @@ episodes ─┬─► scored     (episodes.py)
           └─► fitted ─► reward and value models of the policy
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from reagent_lite.algorithms.reward_and_q_models import (
     CHECKED_SHARE,
     FEWEST_STEPS,
     EarlyStopping,
+    LevelCorrection,
     PolicyProbabilities,
     RewardAndQModels,
     fit_reward_and_q_models,
@@ -35,13 +36,31 @@ from reagent_lite.models.embeddings import RATE_FACTOR, by_learning_rate, learne
 from reagent_lite.training.checkpoint_folder import Tree, copy_tensors, load_optimizer, optimizer_state
 from reagent_lite.types import TransitionBatch
 
-_FINAL_PASSES = 40
+_FINAL_PASSES = 5
+_MOST_FINAL_PASSES = 40
 _EPOCH_SHARE = 1 / 8
-_FINAL_SHARE = 1 / 4
-_FEWEST_FINAL_STEPS = 200  # a second or two
+_FINAL_SHARE = 1 / 16
+_FEWEST_FINAL_STEPS = 120  # half a second
+LEVEL_ROWS = 1 << 14
+"""Largest number of rows by whose mean residuals predictions are shifted."""
+_LEVELS = 8
+_FEWEST_STEPS_PER_LEVEL = 10
 
 RowsOfPolicy = tuple[TransitionBatch, Tensor]
 """Rows, and the policy's probabilities [B, K] at their next states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """Rows by whose mean residuals all predictions are shifted during a fit.
+
+    Attributes:
+        rows: returns this process's rows, the same at each call; they are read anew, as wide ones need much memory.
+        every: number of optimizer steps between two shifts.
+    """
+
+    rows: Callable[[], Iterable[RowsOfPolicy]]
+    every: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +125,14 @@ def split_log(
     )
 
 
+def steps_between_levels(steps: int) -> int:
+    """Returns the number of steps after which predictions are shifted, in a fit of so many steps."""
+    return max(steps // _LEVELS, _FEWEST_STEPS_PER_LEVEL)
+
+
 def fit_passes(settings: EvaluationConfig, *, final: bool) -> int:
     """Returns the largest number of passes of the final fit, or of a fit after an epoch."""
-    return (settings.models.final_fit_passes or _FINAL_PASSES) if final else (settings.models.fit_passes or 1)
+    return (settings.models.final_fit_passes or _MOST_FINAL_PASSES) if final else (settings.models.fit_passes or 1)
 
 
 def fit_plan(
@@ -137,8 +161,9 @@ def fit_steps(
 ) -> int:
     """Returns the largest number of optimizer steps of a fit.
 
-    If the config does not set the passes, the models are fitted to an eighth of an epoch's rows after an epoch, and at
-    the end to a quarter of the rows of all epochs: a row takes them about as long as it takes the policy.
+    If the config does not set the passes, the models are fitted to an eighth of an epoch's rows after an epoch. At the
+    end they are fitted in five passes, and to at most a sixteenth of the rows that the policy learned from in all
+    epochs: a row takes them about as long as it takes the policy. Few rows are passed over up to forty times.
 
     Args:
         shards: assignment of rows to processes.
@@ -147,15 +172,20 @@ def fit_steps(
         learning: how much the policy learns in this run; None for a policy that was learned before.
         final: the fit at the end of a run instead of one after an epoch.
     """
-    steps = num_steps(fit_plan(shards, counts, settings, fit_passes(settings, final=final)), settings)
-    if learning is None or (settings.models.final_fit_passes if final else settings.models.fit_passes) is not None:
-        return steps
+
+    def steps_of(passes: int) -> int:
+        return num_steps(fit_plan(shards, counts, settings, passes), settings)
+
+    most = steps_of(fit_passes(settings, final=final))
+    if (settings.models.final_fit_passes if final else settings.models.fit_passes) is not None:
+        return most
     rows_per_step = settings.models.minibatch_size * shards.group.world_size
-    if final:
-        return min(
-            steps, max(round(_FINAL_SHARE * learning.rows * learning.epochs / rows_per_step), _FEWEST_FINAL_STEPS)
-        )
-    return min(steps, max(round(_EPOCH_SHARE * learning.rows / rows_per_step), 1))
+    if not final:
+        return most if learning is None else min(most, max(round(_EPOCH_SHARE * learning.rows / rows_per_step), 1))
+    steps = steps_of(_FINAL_PASSES)
+    if learning is not None:
+        steps = min(steps, round(_FINAL_SHARE * learning.rows * learning.epochs / rows_per_step))
+    return min(most, max(steps, _FEWEST_FINAL_STEPS))
 
 
 class PolicyModels:
@@ -203,20 +233,36 @@ class PolicyModels:
         rehearse(self._wrapped, lambda: self._wrapped(*rows)[0])
 
     def fit(
-        self, batches: Iterable[TransitionBatch], policy: PolicyProbabilities, checked: Sequence[RowsOfPolicy] = ()
+        self,
+        batches: Iterable[TransitionBatch],
+        policy: PolicyProbabilities,
+        *,
+        level: Level | None = None,
+        checked: Sequence[RowsOfPolicy] = (),
     ) -> dict[str, float]:
         """Takes one optimizer step per batch and returns the mean losses of all ranks.
 
         Args:
             batches: batches of the fitted rows.
             policy: the policy.
+            level: rows by which predictions are shifted, as in a final fit.
             checked: rows whose loss may end the fit early; if no rank has any, the fit uses all batches.
         """
         stop = None
         if sum(self._group.all_gather(len(checked))):
             stop = EarlyStopping(self.heads, lambda: self._loss(checked))
-        losses = fit_reward_and_q_models(self.heads, batches, policy, self._optimizer, loss=self._wrapped, stop=stop)
+        correct = None if level is None else LevelCorrection(self.heads, lambda: self._level_sums(level), level.every)
+        losses = fit_reward_and_q_models(
+            self.heads, batches, policy, self._optimizer, loss=self._wrapped, correct=correct, stop=stop
+        )
         return {name: float(self._group.all_reduce(loss)) / self._group.world_size for name, loss in losses.items()}
+
+    def _level_sums(self, level: Level) -> Tensor:
+        heads = self.heads
+        sums = torch.zeros(2 + 2 * len(heads.mean), dtype=torch.float64, device=self._group.device)
+        for rows in level.rows():
+            sums += heads.residual_sums(*rows)
+        return self._group.all_reduce(sums)
 
     @torch.no_grad()
     def _loss(self, checked: Sequence[RowsOfPolicy]) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from reagent_lite.algorithms.reward_and_q_models import (
     EarlyStopping,
+    LevelCorrection,
     RewardAndQModels,
     build_reward_and_q_models,
     fit_reward_and_q_models,
@@ -63,6 +64,51 @@ def test_target_is_not_differentiated_and_follows_after_a_step():
     assert heads(batch, torch.full((2, 2), 0.5))[1]["value_loss"].item() == pytest.approx((1.5**2 + 0.5**2) / 2)
     heads.after_step()
     assert heads.target_network.table.unique().tolist() == [2.0]  # 1 + .5 * (3 - 1)
+
+
+def test_a_shift_removes_the_mean_residual():
+    """Two states that lead to each other, gamma 0.5: residuals 1 + .5 * 2 - 0 and 3 + .5 * 0 - 2 in units of 1."""
+    heads = heads_of(torch.tensor([[[4.0], [0]], [[0], [8]]]), torch.zeros(2, 2, 1))
+    heads.target_network.table.data[1] = 2
+    heads.value_network.table.data.fill_(7)
+    batch = make_batch(torch.eye(2), torch.eye(2).flip(0), [0, 1], [1.0, 3.0], weight=torch.tensor([0.25, 0.75]))
+    policy = torch.full((2, 2), 0.5)
+    sums = heads.residual_sums(batch, policy)
+    assert sums.tolist() == [1, 0.5, 0.25 * 2 + 0.75 * 1, 0.25 * (1 - 4) + 0.75 * (3 - 8)]
+    heads.shift(sums)
+    # 1.25 / .5: by how much both change until a shift of 1 by the target, which is .5 of it, is no longer behind
+    assert [table.unique().tolist() for table in (heads.target_network.table, heads.value_network.table)] == [
+        [2.5, 4.5],
+        [9.5],
+    ]
+    assert heads.reward_network.table[:, 0, 0].tolist() == [4 - 4.5, -4.5]
+    assert heads.residual_sums(batch, policy)[2:].tolist() == pytest.approx([0, 0], abs=1e-6)
+
+
+@pytest.mark.parametrize("features", [0, 2])
+def test_a_shift_reaches_the_value_of_an_endless_reward(features: int):
+    """Gamma 0.99 and a reward of 1: 100, after one shift of networks that say 0 in units of 100 rewards."""
+    spec = SourceSpec(num_state_features=3, num_action_features=features, action_names=() if features else ("a", "b"))
+    torch.manual_seed(0)
+    heads = build_reward_and_q_models(spec, SETTINGS, gamma=0.99, target_update_rate=0.1)
+    heads.value_scale.fill_(100)
+    *_, last_weight, _ = heads.target_network.parameters()
+    last_weight.zero_()
+    batch = dataclasses.replace(
+        random_batch(8, 3, 2, seed=0, num_features=features),
+        reward=torch.ones(8),
+        steps=torch.ones(8),
+        bootstrap=torch.ones(8),
+        metrics=torch.zeros(8, 0),
+    )
+    policy = uniform(batch.next_state, batch.next_actions)
+    correct = LevelCorrection(heads, lambda: heads.residual_sums(batch, policy), every=2)
+
+    correct(1)
+    assert not heads.predict(batch.state, batch.actions)[1].any()
+    correct(2)
+    values = heads.predict(batch.state, batch.actions)[1]
+    torch.testing.assert_close(values, 100 * batch.actions.mask.unsqueeze(2).float(), rtol=1e-4, atol=0)
 
 
 def test_scales_from_sums():

@@ -8,6 +8,7 @@ from helpers.runs import ROOT
 
 import reagent_lite
 from reagent_lite.config import DqnConfig, check
+from reagent_lite.config.evaluate_config import EvaluateConfig
 from reagent_lite.config.reference import reference
 from reagent_lite.errors import ConfigError
 
@@ -27,6 +28,12 @@ def test_every_public_function_says_what_it_returns() -> None:
     functions = [getattr(reagent_lite, name) for name in reagent_lite.__all__]
     docs = {each.__name__: inspect.getdoc(each) or "" for each in functions if inspect.isfunction(each)}
     assert [name for name, doc in docs.items() if "Returns:" not in doc] == []
+
+
+def test_a_key_has_its_own_docstring_before_that_of_its_type() -> None:
+    of_evaluate = EvaluateConfig.model_json_schema()["properties"]["possible_items"]["description"]
+    of_training = DqnConfig.model_json_schema()["$defs"]["DataConfig"]["properties"]["possible_items"]["description"]
+    assert [text.split()[0] for text in (of_evaluate, of_training)] == ["As", "all:"]
 
 
 def test_keys_that_only_files_of_2019_have_are_accepted_and_not_shown() -> None:
