@@ -143,7 +143,7 @@ def _counts_of(ids: LogColumn) -> dict[str, int]:
 def _may_have_ids(column: LogColumn) -> bool:
     """Whether a column has lists, maps or strings, or whole numbers with the name of an id."""
     words = re.split(r"[^0-9a-z]+", column.name.lower())
-    is_text = column.kind == "text" and not column.is_numerals and not column.is_answers
+    is_text = column.kind == "text" and not (column.is_numerals or column.is_answers or column.unlike_amounts)
     is_whole = column.is_whole and not {words[0], words[-1]}.isdisjoint(_NAMES_OF_IDS)
     return column.kind in ("list", "map") or is_text or is_whole
 
