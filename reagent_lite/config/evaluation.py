@@ -30,9 +30,9 @@ class EvaluationModelsConfig(Section):
     the rows that the policy learns from in an epoch."""
     final_fit_passes: Count | None = None
     """Passes when the models are fitted at the end; fewer if the loss on held-out rows stops falling. Absent: 5, over
-    at most a sixteenth of the rows that the policy learned from in all epochs, but at least 120 steps in at most 40
-    passes. With an effective sample size below evaluation.min_effective_episodes the models are not fitted: nothing
-    could check them, and no decision could be based on them."""
+    at most a sixteenth of the rows that the policy learned from in all epochs, a quarter if no later reward counts, but
+    at least 120 steps in at most 40 passes. With an effective sample size below evaluation.min_effective_episodes the
+    models are not fitted: nothing could check them, and no decision could be based on them."""
     max_fit_rows: Count = 4_000_000
     """Largest number of rows that each process fits the models to, after an epoch and at the end, whatever the
     passes."""

@@ -40,6 +40,7 @@ _FINAL_PASSES = 5
 _MOST_FINAL_PASSES = 40
 _EPOCH_SHARE = 1 / 8
 _FINAL_SHARE = 1 / 16
+_FINAL_SHARE_OF_SINGLE_STEPS = 1 / 4  # there is no bootstrapping, so that rows take half as long
 _FEWEST_FINAL_STEPS = 120  # half a second
 LEVEL_ROWS = 1 << 14
 """Largest number of rows by whose mean residuals predictions are shifted."""
@@ -87,10 +88,12 @@ class Learning:
     Attributes:
         rows: number of rows that it learns from in an epoch, on all machines.
         epochs: number of epochs.
+        continues: whether any of the rows has a later reward that counts.
     """
 
     rows: int
     epochs: int
+    continues: bool
 
 
 def split_log(
@@ -163,7 +166,8 @@ def fit_steps(
 
     If the config does not set the passes, the models are fitted to an eighth of an epoch's rows after an epoch. At the
     end they are fitted in five passes, and to at most a sixteenth of the rows that the policy learned from in all
-    epochs: a row takes them about as long as it takes the policy. Few rows are passed over up to forty times.
+    epochs, a quarter if no later reward counts: a row takes them about as long as it takes the policy. Few rows are
+    passed over up to forty times.
 
     Args:
         shards: assignment of rows to processes.
@@ -184,7 +188,8 @@ def fit_steps(
         return most if learning is None else min(most, max(round(_EPOCH_SHARE * learning.rows / rows_per_step), 1))
     steps = steps_of(_FINAL_PASSES)
     if learning is not None:
-        steps = min(steps, round(_FINAL_SHARE * learning.rows * learning.epochs / rows_per_step))
+        share = _FINAL_SHARE if learning.continues else _FINAL_SHARE_OF_SINGLE_STEPS
+        steps = min(steps, round(share * learning.rows * learning.epochs / rows_per_step))
     return min(most, max(steps, _FEWEST_FINAL_STEPS))
 
 

@@ -401,7 +401,8 @@ class LogEvaluator(Evaluator):
         train = data.train
         scored = data.evaluated
         rows = single_step_rows(config, scored, data, group)
-        learning = Learning(rows=sum(data.counts), epochs=config.num_epochs)
+        continues = data.continues and config.rl.gamma > 0
+        learning = Learning(rows=sum(data.counts), epochs=config.num_epochs, continues=continues)
         units = _units(config, data)
         split = split_log(data.sides, data.scored, config.evaluation, learning, units)
         behavior = None
