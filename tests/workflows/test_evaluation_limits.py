@@ -16,8 +16,11 @@ from reagent_lite.algorithms import reward_and_q_models
 from reagent_lite.algorithms.reward_and_q_models import RewardAndQModels
 from reagent_lite.config import DqnConfig, check
 from reagent_lite.config.evaluate_config import EvaluateConfig
+from reagent_lite.config.evaluation import EvaluationConfig, EvaluationModelsConfig
+from reagent_lite.data.sampling.shards import Shards
 from reagent_lite.evaluation import policy_models, scored_episodes
 from reagent_lite.evaluation.document import Evaluation
+from reagent_lite.evaluation.policy_models import Learning, fit_steps
 from reagent_lite.run.evaluators import Evaluators, estimates_due
 from reagent_lite.run.learner import build_learner
 from reagent_lite.run.resolved import resolve
@@ -103,13 +106,20 @@ def test_models_that_nothing_could_check_are_not_fitted(tmp_path: Path, fitted: 
         assert fewest < sum(fitted) < 2 * fewest
 
 
-# at least 120 steps; a sixteenth of 50 x 840 rows in steps of 16; five passes over these rows
-@pytest.mark.parametrize(("epochs", "steps"), [(1, 120), (50, 164), (1000, 263)])
-def test_fits_at_the_end_read_a_sixteenth_of_what_the_policy_learned_from(
+# at least 120 steps; a quarter of 13 x 840 rows in steps of 16; five passes over these rows
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 120), (13, 171), (1000, 263)])
+def test_fits_at_the_end_read_a_quarter_of_what_the_policy_learned_from(
     tmp_path: Path, fitted: list[int], epochs: int, steps: int
 ) -> None:
     at_end(tmp_path, epochs=epochs, models={"minibatch_size": 16}, min_effective_episodes=1)
     assert len(fitted) == pytest.approx(steps, rel=0.03)  # episodes are scored or not by their hashes
+
+
+@pytest.mark.parametrize(("continues", "steps"), [(True, 164), (False, 263)])
+def test_fits_of_episodes_read_a_sixteenth_of_it(continues: bool, steps: int) -> None:
+    settings = EvaluationConfig(models=EvaluationModelsConfig(minibatch_size=16))
+    learning = Learning(rows=840, epochs=50, continues=continues)
+    assert fit_steps(Shards.alone(ALONE), (840,), settings, learning, final=True) == steps
 
 
 @pytest.mark.parametrize(
