@@ -255,9 +255,10 @@ def file_beside(copy: TrainingCopy, name: str, settings: object, suffix: str) ->
 
 def write_fitted(config: WorkflowConfig, normalization: Normalization, given: NormalizationFiles) -> None:
     """Writes the columns that no file gives to norm_params.output_dir, or next to the model; rank 0 calls it."""
+    key = "norm_params.output_dir" if config.norm_params.output_dir else "model_output_path"
     folder = Path(config.norm_params.output_dir or config.model_output_path).expanduser()
     for side, spec in normalization.sides.items():
         if given[side] is None and spec.image is None:
             file = folder / f"{_COLUMNS[side]}_norm.json"
-            write_normalization(file, spec)
+            write_normalization(file, spec, key)
             logger.info(f"normalization of {_COLUMNS[side]}: written to {file}")

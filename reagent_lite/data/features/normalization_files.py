@@ -18,7 +18,7 @@ from reagent_lite.config.loader import check
 from reagent_lite.config.section import Section
 from reagent_lite.data.features.feature_types import FEATURE_TYPES
 from reagent_lite.data.formats.input_files import local_path, read_bytes
-from reagent_lite.disk_room import disk_errors
+from reagent_lite.disk_room import disk_errors, room_in
 from reagent_lite.errors import ConfigError, DataError, Problem, join_names, pluralize, raise_any, suggest_nearest
 from reagent_lite.feature_ids import id_of
 from reagent_lite.strict_json import unique_keys
@@ -194,13 +194,19 @@ def _encode_feature(feature: FeatureSpec) -> dict[str, object]:
     return written
 
 
-def write_normalization(file: Path, spec: NormalizationSpec) -> None:
+def write_normalization(file: Path, spec: NormalizationSpec, key: str = "norm_params.output_dir") -> None:
     """Writes a normalization file in the encoding of ReAgent 2019, whole or not at all; reading it gives the same spec.
 
+    Args:
+        file: the file.
+        spec: the normalization.
+        key: the config key that names the file's folder.
+
     Raises:
+        ConfigError: the disk is full.
         DataError: the file cannot be written.
     """
-    with disk_errors(str(file), "a path that can be written"):
+    with disk_errors(str(file), "a path that can be written"), room_in(file.parent, key):
         write_whole(file, (json.dumps(normalization_json(spec), indent=1) + "\n").encode())
 
 
