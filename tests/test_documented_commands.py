@@ -5,6 +5,7 @@ import io
 import re
 import runpy
 import sys
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -60,7 +61,8 @@ def options(name: str) -> frozenset[str]:
     arguments = sys.argv
     sys.argv = [name, "--help"]
     try:
-        with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
+        with contextlib.redirect_stdout(out), warnings.catch_warnings(), pytest.raises(SystemExit):
+            warnings.simplefilter("ignore", RuntimeWarning)  # other tests may have imported it
             runpy.run_module(f"workflows.{name}", run_name="__main__", alter_sys=False)
     finally:
         sys.argv = arguments

@@ -16,7 +16,8 @@ import socket
 import sys
 import threading
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
@@ -110,6 +111,7 @@ def run_workers(config: ServeConfig) -> tuple[int, int]:
         host, port = listening.getsockname()[:2]
         scheme = "https" if config.tls_certificate else "http"
         name = f"[{host}]" if ":" in host else host
+        stopping = resources.enter_context(_stopped_by_signals())
         logger.info(f"serving {model} at {scheme}://{name}:{port}, log {folder}")
         model.warn_if_certain()
         watch = None if config.rollout is None else _begun_rollout(config, config.rollout, model, log, shared)
@@ -124,7 +126,7 @@ def run_workers(config: ServeConfig) -> tuple[int, int]:
             access=access,
             rollout=None if watch is None else watch.number,
         )
-        restarts = _supervise(server, log, watch)
+        restarts = _supervise(server, log, stopping, watch)
         log.rotate()
         _poll(config, log, watch)
         if log.waiting:
@@ -182,11 +184,21 @@ def _begun_rollout(
     return RolloutWatch(store, section, folder_of_log)
 
 
-def _supervise(server: _Server, log: DecisionLog, watch: RolloutWatch | None = None) -> int:
-    """Runs the workers and polls the log until a signal; returns the number of restarts."""
-    context = multiprocessing.get_context("spawn")
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """Yields an event that SIGTERM and SIGINT set, in place of what they did before."""
     stopping = threading.Event()
     before = {number: signal.signal(number, lambda *_: stopping.set()) for number in _SIGNALS}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _supervise(server: _Server, log: DecisionLog, stopping: threading.Event, watch: RolloutWatch | None) -> int:
+    """Runs the workers and polls the log until a signal; returns the number of restarts."""
+    context = multiprocessing.get_context("spawn")
     ready = [context.Event() for _ in range(server.config.workers)]
     workers: list[SpawnProcess] = []
     killed = [0] * server.config.workers
@@ -226,8 +238,6 @@ def _supervise(server: _Server, log: DecisionLog, watch: RolloutWatch | None = N
             worker.terminate()
         for worker in workers:
             worker.join()
-        for number_of_signal, handler in before.items():
-            signal.signal(number_of_signal, handler)
     return restarts
 
 

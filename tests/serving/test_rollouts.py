@@ -413,7 +413,7 @@ def test_page_and_metrics(serve: Serve) -> None:
     assert 'http-equiv="refresh"' in page
     assert 'http-equiv="refresh"' not in server.clients[0].get("/rollout?refresh=no").text
     worker = server.clients[0].app.state.worker
-    worker.figures.compared(worker.rollout.document())
+    worker.figures.copy_rollout(worker.rollout.document())
     figures = server.clients[0].get("/metrics").text
     assert 'reagent_rollout{figure="units"} 30.0' in figures
     assert 'reagent_rollout_difference{figure="low",outcome="reward"}' in figures

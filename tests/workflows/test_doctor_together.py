@@ -65,7 +65,7 @@ def test_a_slow_network_does_not_count_as_a_wrong_clock(monkeypatch: pytest.Monk
 
         return slow
 
-    for name in ("give", "given"):
+    for name in ("give", "read_values"):
         monkeypatch.setattr(Membership, name, slowly(getattr(Membership, name)))
     for (row,) in together(lambda member: [_clocks(member, 10.0)]):
         match = re.fullmatch(r"at most (\S+) s from node 0's \(node 1, to within (\S+) s\)", row.found)
