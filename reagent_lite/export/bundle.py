@@ -325,6 +325,9 @@ class Bundle:
         elif candidates is not None:
             raise BundleError(Problem("candidates", "none: this model's actions are fixed", type(candidates).__name__))
         allowed = exists if mask is None else exists & _flags("mask", mask, exists.shape)
+        if not num_rows:  # not all operators of onnxruntime can work without rows
+            scores = np.zeros(exists.shape, np.float32)
+            return Prediction(q=scores, greedy=np.zeros(0, np.int64), propensities=scores, mask=allowed)
         q, greedy, propensities, choices = self._session.run(
             ["q", "greedy", "propensities", "choices"], dict(zip(self._inputs, [*feed, allowed], strict=True))
         )

@@ -75,11 +75,12 @@ def require_formats(predictor: Predictor, sample: SampleRows, tolerance: Toleran
     """Checks that a model can be exported: writes temporary files and compares them with the predictor.
 
     Raises:
-        BundleError: the outputs of a file differ.
+        BundleError: the outputs of a file differ, or those of the predictor are not finite.
         Exception: a format does not support a call of the network; of any class.
     """
     live = copy.deepcopy(predictor).cpu().eval().requires_grad_(False)
     batches = list(check_batches(graph_inputs(live, sample), np.random.default_rng(0)))
+    check_live(live, batches)
     with scratch_folder() as folder:
         _write_formats(folder, live)
         _check_formats(folder, live, batches, tolerance)
@@ -196,7 +197,7 @@ def graph_inputs(predictor: Predictor, sample: SampleRows) -> Inputs:
 
 
 def check_batches(inputs: Inputs, rng: np.random.Generator) -> Iterator[Inputs]:
-    """Yields the sample, and 1 and 1000 rows drawn from it with some features and choices removed.
+    """Yields the sample, 1 and 1000 rows drawn from it with some features and choices removed, and 1 without features.
 
     Candidates are drawn as well, so that their number differs from the sample's.
     """
@@ -211,6 +212,10 @@ def check_batches(inputs: Inputs, rng: np.random.Generator) -> Iterator[Inputs]:
             candidates = torch.from_numpy(rng.integers(num_choices, size=length))
             drawn = (*drawn[:2], *(tensor[:, candidates] for tensor in drawn[2:]))
         yield tuple(tensor & _random_mask(tensor, rng) if tensor.dtype == torch.bool else tensor for tensor in drawn)
+    if not is_image:
+        first = [tensor[:1] for tensor in inputs[:-1]]
+        missing = [torch.full_like(tensor, torch.nan if tensor.is_floating_point() else False) for tensor in first]
+        yield *missing, torch.ones_like(inputs[-1][:1])
 
 
 @torch.inference_mode()
@@ -220,7 +225,10 @@ def check_live(predictor: Predictor, batches: list[Inputs]) -> None:
     finite = torch.cat([q.flatten() for q, *_ in outputs]).isfinite()
     if not finite.all():
         got = f"{int((~finite).sum())} of {finite.numel()} are not"
-        advice = "The training diverged, or a row contains infinity: lower the learning rate or look at the data"
+        advice = (
+            "The training diverged, a row contains infinity, or a network of your own gives no finite value for a row "
+            "with missing features, which are 0: lower the learning rate, or look at the data and the network"
+        )
         raise BundleError(Problem("q of the live network", "finite numbers", got, advice))
     pairs = zip(batches, outputs, strict=True)
     rows_without = sum(int((inputs[-1].any(1) & ~choices.any(1)).sum()) for inputs, (*_, choices) in pairs)

@@ -96,8 +96,7 @@ def return_bounds(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Ret
     if config.simulated_share:
         return None
     boost = reward_boost(config)
-    ranges = [(0.0, 0.0)]
-    extremes = torch.full((4,), -torch.inf, dtype=torch.float64)
+    extremes = torch.tensor([0.0, 0.0, *[-torch.inf] * 4], dtype=torch.float64)
     for start in range(0, max(rows.count, 1), _ROWS_AT_ONCE):
         stop = min(start + _ROWS_AT_ONCE, rows.count)
         numbers = rows.numbers(torch.arange(start, stop, device=rows.device))
@@ -105,14 +104,12 @@ def return_bounds(config: WorkflowConfig, rows: LoggedRows, group: Group) -> Ret
         if boost is not None:
             reward = reward + boost.to(reward)[rows.action[numbers].long().clamp(min=0)]
         factor = discount(config.rl.gamma, steps, bootstrap)
-        ranges.append(value_bounds(reward, factor))
         if rows.count:
-            of_part = torch.stack([-reward.amin(), reward.amax(), -factor.amin(), factor.amax()])
-            extremes = torch.maximum(extremes, of_part.cpu())
-    lows, highs = zip(*ranges, strict=True)
-    bounds = torch.tensor([-min(lows), max(highs)], dtype=torch.float64)
+            least, most = value_bounds(reward, factor)
+            of_part = (-least, most, -reward.amin(), reward.amax(), -factor.amin(), factor.amax())
+            extremes = torch.maximum(extremes, torch.tensor(of_part, dtype=torch.float64))
     minus_low, high, minus_least_reward, most_reward, minus_least_factor, most_factor = group.all_reduce_max(
-        torch.cat((bounds, extremes))
+        extremes
     ).tolist()
     low = -minus_low
     if config.rl.value_bounds == "rewards" and math.isinf(low) and math.isinf(high):

@@ -38,6 +38,7 @@ HAS_IDS = "has_ids"
 MOST_NAMED = 200
 """Largest item table whose ids are listed in the OpenAPI and counted one by one."""
 _ROW_KEYS = ("state_features", "possible_actions", "mdp_id", "sequence_number")
+_OF_LIST = (int, float, bool, type(None))
 _ORDER = 2**53  # largest sequence number; JSON parsers may read larger integers as floats
 
 
@@ -110,8 +111,8 @@ class _StateRow(Body):
     state_features: Annotated[StateFeatures, WrapValidator(_or_image)]
     """Raw features by id or name, as in the model's training log; absent or null is missing. Categories are texts,
     and true and false are 1 and 0;
-    strings that the model does not know count as other. If states are images: pixels, integers from 0 to 255, as lists
-    in the shape of the image.
+    strings that the model does not know count as other. A list of numbers has features 0, 1, ... If states are images:
+    pixels, integers from 0 to 255, as lists in the shape of the image.
 
     At least one feature has a value: nothing can be learned from an empty state.
     """
@@ -131,7 +132,7 @@ class NamedRow(_EpisodeRow):
     possible_actions: (
         Annotated[list[ActionName], Field(min_length=1, json_schema_extra={"uniqueItems": True})] | None
     ) = None
-    """Allowed actions; absent: all."""
+    """Allowed actions, by name or as 0 or 1 for each of the model's; absent: all."""
 
 
 class CandidateList(_StateRow):
@@ -283,11 +284,37 @@ def read_body(tree: Any, bundle: Bundle) -> Any:
     tree = _with_contract_names(tree, bundle.columns)
     if bundle.image_shape is not None and isinstance(tree, dict) and isinstance(tree.get("rows"), list):
         tree = {**tree, "rows": _read_images(tree["rows"], bundle)}
+    if isinstance(tree, dict) and isinstance(tree.get("rows"), list):
+        tree = {**tree, "rows": [_read_lists(row, bundle) for row in tree["rows"]]}
     if isinstance(tree, dict) and isinstance(tree.get("rows"), list) and _reads_features(bundle):
         tree = {**tree, "rows": _read_features(tree["rows"], bundle)}
     if not isinstance(tree, dict) or tree.get("ignore_unknown") is not True or not isinstance(tree.get("rows"), list):
         return tree
     return {**tree, "rows": [_keep_known(row, bundle) for row in tree["rows"]]}
+
+
+def _read_lists(row: Any, bundle: Bundle) -> Any:
+    """Returns a row with a map in place of a list of numbers, and names in place of a 0 or 1 for each action."""
+    if not isinstance(row, dict):
+        return row
+    state = row.get("state_features")
+    if isinstance(state, list) and _takes_lists(bundle) and all(type(value) in _OF_LIST for value in state):
+        row = {**row, "state_features": {str(index): value for index, value in enumerate(state)}}
+    choices = row.get("possible_actions")
+    names = bundle.action_names
+    if isinstance(choices, list) and len(choices) == len(names) and all(_is_flag(value) for value in choices):
+        row = {**row, "possible_actions": [name for name, flag in zip(names, choices, strict=True) if flag]}
+    return row
+
+
+def _takes_lists(bundle: Bundle) -> bool:
+    """Whether the features of states are 0, 1, ..., as those of lists of numbers in a log."""
+    names = set(bundle.features["state"])
+    return bundle.image_shape is None and not _reads_features(bundle) and names == set(map(str, range(len(names))))
+
+
+def _is_flag(value: Any) -> bool:
+    return type(value) in (int, float) and value in (0, 1)
 
 
 def _read_images(rows: list[Any], bundle: Bundle) -> list[Any]:
@@ -422,11 +449,26 @@ def with_model_schema(document: dict[str, Any], bundle: Bundle) -> dict[str, Any
         for feature in bundle.features["state"]
     ]
     schemas["StateFeatures"]["anyOf"] += [{"required": [raw.column]} for raw in bundle.raw["state"]]
+    if _takes_lists(bundle):
+        schemas["StateFeatures"] = {"anyOf": [schemas["StateFeatures"], _list_schema(bundle)]}
+    if "NamedRow" in schemas:
+        flags = {"type": "array", "items": {"type": "number", "enum": [0, 1]}, "contains": {"const": 1}}
+        size = len(bundle.action_names)
+        schemas["NamedRow"]["properties"]["possible_actions"]["anyOf"].append(
+            {**flags, "minItems": size, "maxItems": size}
+        )
     if "ActionName" in schemas:
         schemas["ActionName"]["enum"] = list(bundle.action_names)
     if "ItemName" in schemas and bundle.items is not None and len(bundle.items) <= MOST_NAMED:
         schemas["ItemName"]["enum"] = list(bundle.items.ids)
     return document
+
+
+def _list_schema(bundle: Bundle) -> dict[str, Any]:
+    """Returns the schema of a state as a list of numbers, of which one is not null."""
+    value = {"anyOf": [{"type": "number", "minimum": -_LARGEST, "maximum": _LARGEST}, {"type": ["boolean", "null"]}]}
+    present = {"type": ["number", "boolean"]}
+    return {"type": "array", "items": value, "contains": present, "maxItems": len(bundle.features["state"])}
 
 
 def _image_schema(shape: tuple[int, ...]) -> dict[str, Any]:

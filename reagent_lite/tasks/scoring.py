@@ -23,7 +23,7 @@ from reagent_lite.data.formats.format_table import read_blocks, readers_of
 from reagent_lite.data.formats.frames import location
 from reagent_lite.data.formats.schema import take_or_null
 from reagent_lite.data.logs import Log
-from reagent_lite.data.rows.block_columns import Column, column_of, pieces
+from reagent_lite.data.rows.block_columns import Column, column_of, pieces, require_one_order
 from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.levels import WORDS
@@ -100,6 +100,7 @@ def scored_tables(
         _require_features("state", map(id_of, bundle.features["state"]), map(id_of, features_of(given)), "columns")
     rng = np.random.default_rng(config.seed) if config.policy == "acting" else None
     columns = set[str]()
+    orders: dict[str, str] = {}
     state_ids = set[int]()
     action_ids = set[int]()
     readers = readers_of((*_KEYS, *config.keep, "state_features", "possible_actions"))
@@ -110,6 +111,8 @@ def scored_tables(
     ):
         for block in blocks:
             for rows in block:
+                orders = {**rows.orders, **orders}
+                require_one_order(orders, 0)
                 columns.update(rows.columns)
                 state_ids.update(rows.state_ids)
                 action_ids.update(rows.candidates.features.ids if rows.candidates else ())
@@ -143,6 +146,7 @@ class _PredictedRows:
     Attributes:
         columns: names of the block's columns, with the log's names of columns to keep.
         keys: columns of _KEYS, and columns to keep.
+        orders: Faults.orders of the block.
         state_ids: ids of the block's state features.
         candidates: None with named actions.
         texts: strings of candidates' features by code.
@@ -153,6 +157,7 @@ class _PredictedRows:
 
     columns: set[str]
     keys: pa.Table
+    orders: dict[str, str]
     state_ids: tuple[int, ...]
     candidates: Lists | None
     texts: dict[int, dict[float, str]]
@@ -265,6 +270,7 @@ def _predict(bundle: Bundle, keep: Sequence[str], steps: StepsOfRows | None, blo
             _PredictedRows(
                 columns=columns,
                 keys=rows,
+                orders=faults.orders,
                 state_ids=state.ids,
                 candidates=candidates,
                 items=items,

@@ -28,8 +28,10 @@ from reagent_lite.distributed import agreement as agreement_module
 from reagent_lite.distributed.agreement import Agreed, StepAgreement, steps_between
 from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import PeerError, RendezvousError
+from reagent_lite.evaluation.entropy import SoftmaxRows
 from reagent_lite.models.q_networks import NetworkSettings, build_q_network
 from reagent_lite.models.value_heads import ScalarHead
+from reagent_lite.sim.replay.sampling import importance_weights
 from reagent_lite.training.checkpoint_folder import CheckpointFolder, Checkpoints, CheckpointSchedule, checksum
 from reagent_lite.training.loop import Optimization, Running, fit
 from reagent_lite.training.stop import StopSignal
@@ -99,11 +101,18 @@ def collectives(group: Group) -> dict[str, Any]:
         most = int(group.all_reduce_max(torch.tensor([group.rank])))
     own = torch.nan if group.rank == group.world_size - 1 else 1.0
     largest = group.all_reduce_max(torch.tensor([own, 2.0 * group.rank, -torch.inf]))
+    scores = torch.tensor([[own, 0.0]])
+    rarity = torch.tensor([own, 1.0])
+    weights = importance_weights(rarity, group.all_reduce_max(rarity.amax()), 1.0)
     last = group.broadcast_bytes(bytes([group.rank]), group.world_size - 1)[0]
     matrix = torch.full((group.rank, 2, 3 - group.rank), group.rank).transpose(0, 1)  # none, and not contiguous
     return {
         "reduced": [total, most, entered.call_count],
         "largest": list(map(str, largest.tolist())),
+        "of a rank's NaN": [
+            str(SoftmaxRows([(scores, torch.ones(1, 2).bool())], group).temperature(0.3)),
+            str(weights[1].item()),
+        ],
         "sent": [group.broadcast_text("héllo" if group.is_first else None), last],
         "texts": group.gather_text("é" * group.rank),
         "bytes": [entry.decode() for entry in group.gather_bytes(b"b" * group.rank)],
@@ -225,7 +234,7 @@ def test_a_world_of_one_does_nothing() -> None:
     [
         ("collectives", [
             {"reduced": [1 + 2 + 3, 2, 2], "largest": ["nan", "4.0", "-inf"], "sent": ["héllo", 2],
-             "texts": ["", "é", "éé"], "part": part, **gathered}
+             "of a rank's NaN": ["1.0", "nan"], "texts": ["", "é", "éé"], "part": part, **gathered}
             for part, gathered in (("0", AT_FIRST), ("", ELSEWHERE), ("22", ELSEWHERE))
         ]),
         # checks follow steps 1, 2, 169, 336, 667 and 998; rank 1's clock does not count

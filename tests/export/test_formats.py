@@ -103,7 +103,7 @@ def sample_of(candidates: bool) -> SampleRows:
 def check_files(predictor: Predictor, sample: SampleRows, folder: Path) -> None:
     """Files have the live network's values on every batch, not those of other weights, and no path of this machine."""
     batches = list(check_batches(graph_inputs(predictor, sample), np.random.default_rng(2)))
-    assert [len(batch[0]) for batch in batches] == [len(sample.values), 1, 1000]
+    assert [len(batch[0]) for batch in batches] == [len(sample.values), 1, 1000, 1]
     other = copy.deepcopy(predictor)
     for parameter in other.scorer.parameters():
         parameter.mul_(1.5)

@@ -90,6 +90,37 @@ class Steep(Squares):
     def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
         return super().forward(nn.functional.logsigmoid(state.clamp(-200.0, 200.0)), mask, features)
 
+class Ratio(Squares):
+    "0 / 0 of a missing feature."
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        return super().forward(state / state.abs(), mask, features)
+
+class OfAllMissing(Squares):
+    "A mean over the features that are there, NaN only where none is."
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        return super().forward(state / (state != 0).sum(1, keepdim=True), mask, features)
+
+class BranchOnNaN(Squares):
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        return super().forward(torch.zeros_like(state) if state.isnan().any() else state, mask, features)
+
+class BranchOnRows(Squares):
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        return super().forward(state if len(state) < 500 else 2 * state, mask, features)
+
+class Half(Squares):
+    "Torch's exporter writes a sum in float16 as one in float32."
+
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        total = state.half() @ torch.ones(state.shape[1], state.shape[1]).half()
+        return super().forward(total.float(), mask, features)
+
+class ToNumbers(Squares):
+    def forward(self, state: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+        return super().forward(torch.nan_to_num(torch.maximum(state / state.abs(), -state), 0.5), mask, features)
+
 class TimeFirst(Squares):
     def __init__(self, spec, settings):
         super().__init__(spec, settings)
@@ -134,7 +165,11 @@ def test_networks_of_any_layers_are_exported(tree: dict[str, Any], tmp_path: Pat
         tree["training_data_path"] = str(write_lines(tmp_path / "candidates.jsonl", candidate_rows(200)))
     tree["training"]["network"] = f"own_networks:{network}"
     model = Path(str(trained(tree, workflow).model))
-    assert load_bundle(model).check_golden() < 1e-5
+    bundle = load_bundle(model)
+    assert bundle.check_golden() < 1e-5
+    candidates = [] if workflow == "parametric_dqn" else None
+    nothing = bundle.predict(np.zeros((0, 3), np.float32), candidates=candidates)  # onnxruntime's GRU would abort
+    assert (len(nothing.q), len(nothing.greedy), len(nothing.draw()[0])) == (0, 0, 0)
     assert str(tmp_path).encode() not in (model / "model.onnx").read_bytes()
 
 
@@ -149,6 +184,17 @@ def test_networks_of_any_layers_are_exported(tree: dict[str, Any], tmp_path: Pat
         ("own_networks:Fixed", "expected a module with parameters to learn, got own_networks:Fixed, which has none"),
         ("own_networks:Unknown", "only operations of ONNX, got UnsupportedOperatorError: .*bessel_j0"),
         ("own_networks:Steep", r"model\.onnx, extreme inputs: expected at most a share of 0\.0 of q to differ"),
+        ("own_networks:Ratio", r"q of the live network: expected finite numbers, got \d+ of \d+ are not"),
+        ("own_networks:OfAllMissing", r"q of the live network: expected finite numbers, got \d+ of \d+ are not"),
+        ("own_networks:Half", r"model\.onnx: expected at most a share of 0\.0 of q to differ"),
+        (
+            "own_networks:BranchOnNaN",
+            r"got BundleError: own_networks.py:\d+: expected no branches on values of tensors",
+        ),
+        (
+            "own_networks:BranchOnRows",
+            r"got BundleError: own_networks.py:\d+: expected no branches on values of tensors",
+        ),
         ("own_networks:Random", "expected the same values of a row whether it is alone or among others"),
         ("own_networks:TimeFirst", "expected the same values of a row whether it is alone or among others"),
         (
@@ -164,6 +210,17 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=f"training\\.network: .*{message}"):
         trained(tree)
     assert not (tmp_path / "out").exists()
+
+
+def test_values_that_a_network_replaces_itself_are_those_of_the_file(tree: dict[str, Any], tmp_path: Path) -> None:
+    """The maximum of NaN (0 / 0, of a missing feature) and a number is NaN, which the network replaces by 0.5."""
+    tree["training"]["network"] = "own_networks:ToNumbers"
+    trained(tree)
+    weights = load_file(tmp_path / "out/model/weights.safetensors")
+    state = np.array([[np.nan, np.nan, np.nan], [np.nan, -3, 2]], np.float32)
+    inner = np.array([[0.5, 0.5, 0.5], [0.5, 3, 1]]) ** 2
+    expected = inner @ weights["network.layer.weight"].T + weights["network.layer.bias"]
+    np.testing.assert_allclose(load_bundle(tmp_path / "out/model").predict(state).q, expected, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("tree")

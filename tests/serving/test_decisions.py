@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from helpers.bundles import bilinear_bundle, linear_bundle
 from hypothesis import HealthCheck, given, settings
+from jsonschema import Draft202012Validator
 from serving.conftest import ITEMS, NAMES, Open, Worker, acted, drawn
 
 from reagent_lite.export import load_bundle
@@ -57,6 +58,27 @@ def test_rows_may_have_the_names_of_the_training_log(worker: Worker) -> None:
     assert worker.post("/decide", rows=[{"state_features": {"3": 1.0}, "possible_actions": ["mail"]}])
     status, problem = worker.refusal("/decide", rows=[row | {"state_features": {"3": 1.0}}])
     assert (status, problem["got"]) == (422, "unknown key 'age'")
+
+
+def test_lists_of_numbers_and_flags_are_read_as_in_a_log(tmp_path: Path, opened: Open) -> None:
+    worker = opened(linear_bundle(tmp_path / "model", np.array([[1.0, 0], [0, 1], [0, 0]]), NAMES, (0, 1)))
+    row = {"state_features": [0.5, None], "possible_actions": [0, 1, 1]}
+    worker.post("/decide", rows=[row])
+    worker.post("/decide", rows=[{"state_features": {"0": 0.5}, "possible_actions": ["call", "wait"]}])
+    first, second = worker.waiting_rows()
+    assert first["state_features"] == {"0": 0.5}
+    assert first["possible_actions"] == second["possible_actions"] == ["call", "wait"]
+    assert first["action_probability"] == second["action_probability"] == 0.5
+    schemas = worker.client.get("/openapi.json").json()["components"]["schemas"]
+    validator = Draft202012Validator({"$ref": "#/components/schemas/NamedRow", "components": {"schemas": schemas}})
+    for refused in (
+        {"state_features": [1, 2, 3]}, {"state_features": [None]}, {"state_features": []},
+        {"state_features": [1, "2"]}, {"state_features": [1], "possible_actions": [0, 0, 0]},
+        {"state_features": [1], "possible_actions": [1, 1]}, {"state_features": [1], "possible_actions": [1, 2, 0]},
+    ):  # fmt: skip
+        assert worker.client.post("/decide", json={"rows": [refused]}).status_code == 422, refused
+        assert not validator.is_valid(refused), refused
+    assert validator.is_valid(row)
 
 
 ROW = {"state_features": {"3": 1.0}}

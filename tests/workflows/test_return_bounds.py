@@ -1,6 +1,7 @@
 """Values that the data's rewards do not allow, or that tell nothing: log, report and model card warn of them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,7 @@ from reagent_lite.config import DqnConfig, check
 from reagent_lite.distributed.group import Group, ProcessRanks
 from reagent_lite.errors import ConfigError
 from reagent_lite.export.model_card import escape_text
+from reagent_lite.run import value_bounds
 from reagent_lite.run.logged import prepare
 from reagent_lite.run.value_bounds import ReturnBounds, return_bounds
 
@@ -66,6 +68,17 @@ def test_bounds_are_those_of_all_ranks(tmp_path: Path) -> None:
     other = torch.tensor([3.0, 5.0, 3.0, 5.0, 0.0, 0.0])
     with patch.object(group, "all_reduce_max", lambda tensor: tensor.maximum(other.to(tensor))):
         assert payable(tree_of(tmp_path, rl={"gamma": 0.75}), group) == ReturnBounds(bounds=(-3.0, 8.0))
+
+
+def test_a_nan_of_any_rows_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(value_bounds, "_ROWS_AT_ONCE", 30)
+    config = check(DqnConfig, tree_of(tmp_path, rl={"gamma": 0.75}))
+    rows = prepare(config, ALONE).train.rows
+    reward = rows.reward.clone()
+    reward[40] = torch.nan  # no log has one; in the second of several parts
+    bounds = return_bounds(config, replace(rows, reward=reward), ALONE)
+    assert bounds is not None
+    assert np.isnan(bounds.bounds).all()
 
 
 def test_bounds_that_are_not_there_are_refused(tmp_path: Path) -> None:

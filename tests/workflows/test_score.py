@@ -180,6 +180,8 @@ REFUSED: list[tuple[str, list[Row], Row, type[ReagentLiteError], str]] = [
     ("named", [{"state_features": {**STATE, "3": "x"}}], {}, DataError, "rows.jsonl:1: "),
     ("named", [{"state_features": {**STATE, "3": 1e39}}], {}, DataError, "finite numbers in state_features"),
     ("named", [{"state_features": STATE, "possible_actions": ["fax"]}], {}, DataError, "names of actions"),
+    ("named", [{"state_features": STATE, "mdp_id": "e", "sequence_number": at} for at in (1, "2026-01-01")], {},
+     DataError, "rows.jsonl:2: expected integers in sequence_number, as in .*rows.jsonl:1, got a time"),
     ("named", [], {}, DataError, "rows of data"),
     ("named", [{"state_features": STATE, "regions": 1}], {"keep": ["region"]}, DataError, "column: 'regions'"),
     ("named", [{"state_features": STATE}], {"keep": ["action"]}, ConfigError, "keep: expected columns other than"),

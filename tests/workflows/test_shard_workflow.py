@@ -9,6 +9,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers.disks import small_disk
 from helpers.interpreters import Interpreter, python_path
@@ -18,7 +20,7 @@ from helpers.shards import multiset, rows_of, table, write
 
 from reagent_lite.cli import main_alone
 from reagent_lite.config.shard_config import ShardConfig
-from reagent_lite.errors import ConfigError
+from reagent_lite.errors import ConfigError, DataError
 from reagent_lite.tasks.shard import shard
 from workflows.shard import COMMAND
 
@@ -85,6 +87,15 @@ def test_killed_while_writing(tree: dict[str, Any], tmp_path: Path) -> None:
     assert [path.name[:7] for path in disk.iterdir()] == [".shard."]
     assert end(started(tree, tmp_path / "c.json")).outcome["rows"] == 30_000
     assert [path.name for path in disk.iterdir()] == ["shard"]
+
+
+def test_ids_that_float64_does_not_hold_beside_fractions_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    for name, value in (("a", 2**53 + 1), ("b", 0.5)):
+        rows = {"mdp_id": [name, name], "sequence_number": [0, 1], "item": [value, value]}
+        pq.write_table(pa.table(rows), tmp_path / f"log/{name}.parquet")
+    with pytest.raises(DataError, match=r"column item: expected integers below 2\^53, .* Write ids as strings"):
+        shard(ShardConfig(data_path=str(tmp_path / "log"), output_path=str(tmp_path / "shard"), num_nodes=1))
 
 
 @pytest.mark.parametrize(("path", "message"), [

@@ -18,8 +18,7 @@ from helpers.logs import Row, write_lines
 from helpers.runs import absent, with_config
 
 from reagent_lite.cli import main_alone
-from reagent_lite.data.timeline import buckets
-from reagent_lite.data.timeline import local_engine, stage
+from reagent_lite.data.timeline import buckets, local_engine, stage
 from reagent_lite.data.timeline.local_engine import LocalEngine
 from reagent_lite.data.writing import part_files
 from reagent_lite.data.writing.part_files import PartFiles

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reagent_lite.errors import DataError, Problem, first_line, join_names
 from reagent_lite.item_table import ItemTable
 
 TEXT_METADATA = {b"reagent_lite": b"json"}
@@ -45,7 +46,11 @@ def _merge_field(first: pa.Field, other: pa.Field) -> pa.Field:
 
 
 def conform(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
-    """Returns a table with the columns of `merge_fields`: null if it lacks one, JSON texts if types are mixed."""
+    """Returns a table with the columns of `merge_fields`: null if it lacks one, JSON texts if types are mixed.
+
+    Raises:
+        DataError: a column with fractions elsewhere has an integer that float64 does not hold.
+    """
     for number, column in enumerate(table.schema):
         if is_text(fields[column.name]) and not is_text(column):
             values = table.column(number).to_pylist(maps_as_pydicts="lossy")
@@ -54,7 +59,13 @@ def conform(table: pa.Table, fields: dict[str, pa.Field]) -> pa.Table:
     whole = pa.schema(list(fields.values()))
     if table.schema == whole:
         return table
-    return pa.concat_tables([whole.empty_table(), table], promote_options="permissive")
+    try:
+        return pa.concat_tables([whole.empty_table(), table], promote_options="permissive")
+    except pa.ArrowInvalid as error:
+        names = join_names(field.name for field in table.schema if field.type != whole.field(field.name).type)
+        expected = "integers below 2^53, as other rows have fractions there"
+        todo = "Write ids as strings in all rows"
+        raise DataError(Problem(f"column {names}", expected, first_line(error), todo)) from error
 
 
 def _drop_nulls(value: Any) -> Any:

@@ -133,7 +133,7 @@ def require_event(
     ordered: Mask,
     with_state: Mask,
     empty: Mask,
-    without_choice: Mask,
+    of_no_state: Mask,
     both: Mask,
     dated: Mask,
 ) -> None:
@@ -145,16 +145,16 @@ def require_event(
         ordered: [n] whether it has a sequence_number.
         with_state: [n] whether it has state_features.
         empty: [n] whether its state_features have no feature.
-        without_choice: [n] whether it is a state after an end, of which nothing has to be known.
+        of_no_state: [n] whether it is a state after an end, of which nothing has to be known.
         both: [n] whether the row is terminal and truncated.
         dated: [n] whether it has a date, or needs none.
     """
     require_present("mdp_id", named, faults, "It says which rows are one episode")
     require_present("sequence_number", ordered, faults, "It says in which order the rows of an episode happened")
-    require_present("state_features", with_state | without_choice, faults)
+    require_present("state_features", with_state | of_no_state, faults)
     todo = "A state of which nothing is known leads nowhere"
     faults.add(
-        empty & ~without_choice,
+        empty & ~of_no_state,
         "at least one feature in state_features",
         lambda _: "none",
         todo,

@@ -80,7 +80,7 @@ class Rows:
 
     Attributes:
         has_next_state: [n] whether the row has next_state_features.
-        without_choice: [n] whether no action was taken and none was possible, which is a state after an end.
+        without_choice: [n] whether no action was taken and none is listed.
         mask, next_mask: [n, A] of discrete actions; A is 0 for parametric ones.
         lists, next_lists: the candidate lists at states and next states; None for discrete actions.
         reward: float64 for events, whose rewards a timeline may sum; else float32.
@@ -151,7 +151,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
             ordered=has_sequence,
             with_state=with_state,
             empty=state.empty,
-            without_choice=choices.without_choice,
+            of_no_state=choices.of_no_state,
             both=terminal & truncated,
             dated=_has_date(column("ds"), faults, contract),
         )
@@ -165,7 +165,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     todo = "Log what followed, or events: rows with mdp_id and sequence_number, which are paired first"
     faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none", todo)
     faults.add(goes_on & ~choices.has_next, NEXT_ACTION, lambda _: "none")
-    reward = read_numbers(column("reward"), faults, required=~choices.without_choice | (not contract.events))
+    reward = read_numbers(column("reward"), faults, required=~choices.of_no_state | (not contract.events))
     time_diff = read_numbers(column("time_diff"), faults)
     step = _steps(column("step"), faults)
     probability, has_propensity = propensity(block, faults)
@@ -231,6 +231,7 @@ class _ChoicesOfBlock:
 
     Attributes:
         without_choice: as in Rows.
+        of_no_state: [n] whether the row is a state after an end, of which nothing has to be known.
         next_listed: [n] whether the row has a list of next actions.
         has_next: [n] whether there is a possible next action, unless the row is terminal.
         next_not_possible: [n] whether next_action is known and not among possible_next_actions.
@@ -243,6 +244,7 @@ class _ChoicesOfBlock:
     lists: Lists | None = None
     next_lists: Lists | None = None
     without_choice: Mask
+    of_no_state: Mask
     next_listed: Mask
     has_next: Mask
     next_not_possible: Mask
@@ -251,15 +253,16 @@ class _ChoicesOfBlock:
 def _choices(column: Callable[[str], Column], faults: Faults, ended: Mask, contract: Contract) -> _ChoicesOfBlock:
     if contract.actions is None:
         return _parametric(column, faults, ended, contract)
-    return _discrete(column, faults, contract)
+    return _discrete(column, faults, ended, contract)
 
 
-def _discrete(column: Callable[[str], Column], faults: Faults, contract: Contract) -> _ChoicesOfBlock:
+def _discrete(column: Callable[[str], Column], faults: Faults, ended: Mask, contract: Contract) -> _ChoicesOfBlock:
     actions = contract.actions or ()
     rule = ActionRule(actions)
     mask = action_mask(column("possible_actions"), actions, faults)
-    none_possible = column("possible_actions").present & ~np.any(mask, axis=1)
-    logged = empty_strings_as_null(column("action"), none_possible)
+    listed = column("possible_actions").present
+    none_listed = np.where(listed, ~np.any(mask, axis=1), contract.events & ~ended)
+    logged = empty_strings_as_null(column("action"), none_listed)
     after = column("next_action")
     action = rule.codes(logged, faults)
     next_action = per_distinct(after, rule.next_action, NONE, np.int32)
@@ -275,7 +278,8 @@ def _discrete(column: Callable[[str], Column], faults: Faults, contract: Contrac
         next_action=next_action,
         mask=mask,
         next_mask=next_mask,
-        without_choice=none_possible & (action == NONE),
+        without_choice=none_listed & (action == NONE),
+        of_no_state=none_listed & (action == NONE) & listed,  # elsewhere an action may be null as it is unknown
         next_listed=column("possible_next_actions").present,
         has_next=np.any(next_mask, axis=1),
         next_not_possible=(next_action >= 0) & ~_at(next_mask, next_action),
@@ -354,6 +358,7 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, co
         lists=lists,
         next_lists=next_lists,
         without_choice=without_choice,
+        of_no_state=without_choice,
         next_listed=after.present,
         has_next=next_lists.lengths > 0,
         next_not_possible=np.zeros(len(index), bool),

@@ -108,18 +108,20 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     arrays |= _parametric(column, faults) if contract.actions is None else _discrete(contract.actions, column, faults)
     states = arrays["state_features"]
     both = fill_nulls(arrays["terminal"], 0) & fill_nulls(arrays["truncated"], 0)
-    without_choice = rows_without_choice(arrays["action"], arrays["possible_actions"])
+    of_no_state = rows_without_choice(arrays["action"], arrays["possible_actions"], arrays["terminal"])
+    if contract.actions is not None:  # where an action is null, as it is unknown, the rest is needed
+        of_no_state &= valid_rows(arrays["possible_actions"])
     require_event(
         faults,
         named=valid_rows(arrays["mdp_id"]),
         ordered=valid_rows(arrays["sequence_number"]),
         with_state=valid_rows(states),
         empty=np.diff(to_numpy(states.offsets)) == 0,
-        without_choice=without_choice,
+        of_no_state=of_no_state,
         both=both.astype(bool),
         dated=valid_rows(arrays["ds"]) | (not contract.dated),
     )
-    arrays["reward"] = _numbers(read_numbers(column["reward"], faults, required=~without_choice))
+    arrays["reward"] = _numbers(read_numbers(column["reward"], faults, required=~of_no_state))
     for name in contract.rewards:
         arrays[name] = _numbers(further_reward(block, name, faults))
     probability, has_propensity = propensity(block, faults)
@@ -129,14 +131,15 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
     return table, faults, {name: kind for name, kind in kinds.items() if kind}
 
 
-def rows_without_choice(action: pa.Array, possible: pa.Array) -> Mask:
-    """Returns [n] whether no action was taken and none was possible, which is a state after an end.
+def rows_without_choice(action: pa.Array, possible: pa.Array, terminal: pa.Array) -> Mask:
+    """Returns [n] whether no action was taken and none is listed: in the last row of an episode the state after an end.
 
-    Without a list all named actions are possible, and no candidate is.
+    A terminal row without a list is a decision for an unknown one of the named actions.
     """
-    without_list = -1 if pa.types.is_string(action.type) else 0
-    none_possible: Mask = np.equal(fill_nulls(pc.list_value_length(possible), without_list), 0)
-    return ~valid_rows(action) & none_possible
+    none_listed: Mask = np.equal(fill_nulls(pc.list_value_length(possible), 0), 0)
+    if pa.types.is_string(action.type):
+        none_listed &= valid_rows(possible) | (fill_nulls(terminal, 0) == 0)
+    return ~valid_rows(action) & none_listed
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -152,7 +155,7 @@ def _discrete(actions: tuple[str, ...], column: dict[str, Column], faults: Fault
     """Returns the columns of actions as names, null where unknown; any name is valid if `actions` is empty."""
     arrays = {name: _names(column[name], actions, faults) for name in _LISTS}
     lists = arrays["possible_actions"]
-    logged = empty_strings_as_null(column["action"], fill_nulls(pc.list_value_length(lists), -1) == 0)
+    logged = empty_strings_as_null(column["action"], fill_nulls(pc.list_value_length(lists), 0) == 0)
     if actions:
         codes = ActionRule(actions).codes(logged, faults)
         action = take_or_null(pa.array(actions, pa.string()), codes)

@@ -144,13 +144,15 @@ class Pairing:
 
 def _episodes(events: pa.Table, section: TimelineSection) -> Episodes:
     _, codes = find_distinct(in_one_piece(events.column("mdp_id")))
-    terminal, truncated = (fill_nulls(in_one_piece(events.column(name)), 0) > 0 for name in ("terminal", "truncated"))
+    ends = in_one_piece(events.column("terminal"))
+    truncated = fill_nulls(in_one_piece(events.column("truncated")), 0) > 0
     has_next_state = valid_rows(in_one_piece(events.column("next_state_features")))
     sequence = fill_nulls(in_one_piece(events.column("sequence_number")), 0)
     listed = in_one_piece(events.column("possible_actions"))
     action = in_one_piece(events.column("action"))
+    without_choice = rows_without_choice(action, listed, ends)
     return Episodes.of(
-        section, codes, sequence, Ends(terminal, truncated, has_next_state, rows_without_choice(action, listed))
+        section, codes, sequence, Ends(fill_nulls(ends, 0) > 0, truncated, has_next_state, without_choice)
     )
 
 

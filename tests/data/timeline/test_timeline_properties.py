@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers.event_files import write_events
 from helpers.events import NAMES, make, random_events, transitions
+from helpers.logs import write_lines
 from helpers.transitions import check_copy
 
 from reagent_lite.data.copy.prepared_copy import prepare_training_copy
@@ -49,6 +50,9 @@ def test_episodes_come_back_as_their_transitions(
         (None, {"action": ..., "possible_actions": ...}),
         (NAMES, {"action": "", "possible_actions": []}),
         (NAMES, {"action": None, "possible_actions": [0] * len(NAMES)}),
+        (NAMES, {"action": None, "possible_actions": None}),
+        (NAMES, {"action": "", "possible_actions": None}),
+        (NAMES, {"action": ..., "possible_actions": ...}),
     ],
 )
 def test_a_last_row_without_a_possible_action_is_an_end(
@@ -82,6 +86,26 @@ def test_a_last_row_without_a_possible_action_is_an_end(
         np.testing.assert_allclose(returns[:3], [2.71, 1.9, 1.0])
     # by the timeline, and by the copy of the events
     assert caplog.text.count("2 states after an end have a reward that no transition has") == 2
+
+
+@pytest.mark.parametrize(
+    ("last", "bootstrap"),
+    [
+        ({"terminal": True}, [1, 0]),  # a decision for an action that is not known
+        ({"truncated": True, "next_state_features": {"0": 9}, "action_probability": None}, [1, 1]),
+        ({"possible_actions": list(NAMES)}, [1]),  # what followed is not known
+    ],
+)
+def test_a_last_row_with_an_unknown_action_is_no_end_if_it_says_so(
+    last: dict[str, Any], bootstrap: list[int], tmp_path: Path
+) -> None:
+    row = {"mdp_id": "e", "action": NAMES[0], "reward": 1, "action_probability": 1.0}
+    rows = [{**row, "sequence_number": number, "state_features": {"0": number}} for number in range(2)]
+    rows[1] |= {"action": None, **last}
+    copy = prepare_training_copy(
+        Log(str(write_lines(tmp_path / "log.jsonl", rows)), actions=NAMES, directory=str(tmp_path / "copies"))
+    )
+    assert copy.bootstrap.tolist() == bootstrap
 
 
 @pytest.mark.parametrize("actions", [None, NAMES])
