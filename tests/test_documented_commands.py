@@ -61,9 +61,10 @@ def options(name: str) -> frozenset[str]:
     arguments = sys.argv
     sys.argv = [name, "--help"]
     try:
-        with contextlib.redirect_stdout(out), warnings.catch_warnings(), pytest.raises(SystemExit):
+        with contextlib.redirect_stdout(out), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # other tests may have imported it
-            runpy.run_module(f"workflows.{name}", run_name="__main__", alter_sys=False)
+            with pytest.raises(SystemExit):
+                runpy.run_module(f"workflows.{name}", run_name="__main__", alter_sys=False)
     finally:
         sys.argv = arguments
     return frozenset(OPTION.findall(out.getvalue()))
