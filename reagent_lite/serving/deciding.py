@@ -527,7 +527,7 @@ def _rows(bundle: Bundle, bodies: Sequence[Any], states: NDArray[np.float32], *,
             _DecisionRow(
                 body=body,
                 state=state,
-                choices=_mask(f"rows.{number}.possible_actions", body.possible_actions or names, names),
+                choices=_mask(f"rows.{number}.possible_actions", body.possible_actions, names),
                 options=names,
                 possible=body.possible_actions or names,
                 positions=range(len(names)),
@@ -553,8 +553,10 @@ def _rows(bundle: Bundle, bodies: Sequence[Any], states: NDArray[np.float32], *,
     return rows
 
 
-def _mask(where: str, possible: Sequence[str], names: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Returns which of the model's actions a row allows."""
+def _mask(where: str, possible: Sequence[str] | None, names: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Returns which of the model's actions a row allows; None: all."""
+    if not possible:
+        return np.ones(len(names), np.bool_)
     if len(set(possible)) < len(possible) or not set(possible) <= set(names):
         raise RefusedError(422, Problem(where, f"names of {', '.join(names)}, each once", f"{possible}"))
     return np.array([name in possible for name in names])
