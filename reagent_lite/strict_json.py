@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 MAX_DEPTH = 100
@@ -22,12 +23,7 @@ def parse_json(text: bytes, *, nan: bool = False) -> Any:
     if is_deep(text):
         raise ValueError(f"more than {MAX_DEPTH} nested objects and lists")
     try:
-        value = json.loads(
-            text.decode(),
-            object_pairs_hook=unique_keys,
-            parse_constant=_nan if nan else _refuse_constant,
-            parse_int=_bounded_integer,
-        )
+        value = (_WITH_NAN if nan else _STRICT).decode(text.decode())
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at character {error.pos + 1}") from None
     if b"\\u" in text:
@@ -72,3 +68,11 @@ def _bounded_integer(digits: str) -> int:
     if len(digits) > 309:
         raise ValueError(f"an integer of {len(digits)} digits")
     return int(digits)
+
+
+def _decoder(parse_constant: Callable[[str], float]) -> json.JSONDecoder:
+    return json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=parse_constant, parse_int=_bounded_integer)
+
+
+_STRICT = _decoder(_refuse_constant)
+_WITH_NAN = _decoder(_nan)

@@ -31,6 +31,7 @@ class FeatureSet:
         possible: {column: possible values} of the one-hot features, and of listed ids.
         id_features: {feature id as text: the feature} of the features of ids, each of which has a column for every id.
         raw: columns of the training log whose values are read from their text, such as dates.
+        first_columns: {name of a feature, as maps have it: its column}; of a list of ids, the column of the first.
     """
 
     ids: tuple[int, ...]
@@ -39,6 +40,7 @@ class FeatureSet:
     possible: dict[int, NDArray[np.float32]]
     id_features: dict[str, IdFeature]
     raw: tuple[RawColumn, ...]
+    first_columns: dict[str, int]
 
     @classmethod
     def of(cls, ids: tuple[int, ...], normalization: Mapping[str, Any], raw: tuple[RawColumn, ...]) -> "FeatureSet":
@@ -60,19 +62,23 @@ class FeatureSet:
             if listed := parameters.get("possible_values"):
                 codes = np.array(listed, np.float32)
                 possible |= {columns[str(column)]: codes for column in feature.columns[: feature.length]}
-        return cls(ids=ids, columns=columns, levels=levels, possible=possible, id_features=id_features, raw=raw)
+        of_ids = {str(column): name for name, feature in id_features.items() for column in feature.columns}
+        first = {name: columns[str(feature.columns[0])] for name, feature in id_features.items()}
+        names = dict.fromkeys(of_ids.get(column, column) for column in columns)
+        return cls(
+            ids=ids,
+            columns=columns,
+            levels=levels,
+            possible=possible,
+            id_features=id_features,
+            raw=raw,
+            first_columns={name: first[name] if name in first else columns[name] for name in names},
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the features, as maps have them."""
-        of_ids = {str(column): name for name, feature in self.id_features.items() for column in feature.columns}
-        return tuple(dict.fromkeys(of_ids.get(column, column) for column in self.columns))
-
-    @property
-    def first_columns(self) -> dict[str, int]:
-        """{feature id as text: its column}; of a list of ids, the column of the first."""
-        first = {name: self.columns[str(feature.columns[0])] for name, feature in self.id_features.items()}
-        return {name: first[name] if name in first else self.columns[name] for name in self.names}
+        return tuple(self.first_columns)
 
     def others(self, values: NDArray[np.float32]) -> dict[int, int]:
         """Returns {feature id: number of rows with a value that has no column}, of features with such rows."""
@@ -99,7 +105,6 @@ class FeatureSet:
         if isinstance(maps, Mapping):
             raise BundleError(Problem(where, "a list of maps {feature id: number}", "one map"))
         values = np.full((len(maps), len(self.ids)), np.nan)
-        first_columns = self.first_columns
         problems: list[Problem] = []
         for row, sparse in enumerate(maps):
             if not isinstance(sparse, Mapping):
@@ -108,11 +113,11 @@ class FeatureSet:
             features, wrong = read_map(self.raw, sparse, f"{where}[{row}]")
             problems += wrong
             for key, value in features.items():
-                if ignore_unknown and str(key) not in first_columns:
+                if ignore_unknown and str(key) not in self.first_columns:
                     continue
                 name = str(key)
                 try:
-                    column = first_columns[name]
+                    column = self.first_columns[name]
                     if feature := self.id_features.get(name):
                         values[row, [self.columns[str(part)] for part in feature.columns]] = feature.numbers(value)
                     else:

@@ -523,11 +523,12 @@ def _rows(bundle: Bundle, bodies: Sequence[Any], states: NDArray[np.float32], *,
     """
     if not bundle.parametric:
         names = bundle.action_names
+        every = np.ones(len(names), np.bool_)
         return [
             _DecisionRow(
                 body=body,
                 state=state,
-                choices=_mask(f"rows.{number}.possible_actions", body.possible_actions or names, names),
+                choices=_mask(number, body.possible_actions, names) if body.possible_actions else every,
                 options=names,
                 possible=body.possible_actions or names,
                 positions=range(len(names)),
@@ -553,8 +554,9 @@ def _rows(bundle: Bundle, bodies: Sequence[Any], states: NDArray[np.float32], *,
     return rows
 
 
-def _mask(where: str, possible: Sequence[str], names: tuple[str, ...]) -> NDArray[np.bool_]:
+def _mask(row: int, possible: Sequence[str], names: tuple[str, ...]) -> NDArray[np.bool_]:
     """Returns which of the model's actions a row allows."""
     if len(set(possible)) < len(possible) or not set(possible) <= set(names):
-        raise RefusedError(422, Problem(where, f"names of {', '.join(names)}, each once", f"{possible}"))
+        expected = f"names of {', '.join(names)}, each once"
+        raise RefusedError(422, Problem(f"rows.{row}.possible_actions", expected, f"{possible}"))
     return np.array([name in possible for name in names])

@@ -7,7 +7,7 @@ One worker each, the same body, and the same clients in one process, which keep 
 checks the same body and answers as many bytes. The two run side by side and are loaded in turns; ratios are of turns
 that follow each other, with their median and range. Without a model: CartPole, 64-64 hidden units. With the folder of
 an earlier checkout, its /decide takes the place of the empty route. With --rollout, /decide with a rollout of a second
-model is measured beside /decide without.
+model is measured beside /decide without. Last, rows per second of requests of 1,000 rows beside those of one, in turns.
 """
 
 import asyncio
@@ -101,6 +101,16 @@ def measured(
     ]
 
 
+def rows_per_second(port: int, row: dict[str, object], clients: int, seconds: float) -> dict[int, float]:
+    """Returns the rows that a server decides in a second, by the number of rows in a request."""
+    bodies = {count: json.dumps({"rows": [row] * count}).encode() for count in (1, 1000)}
+    took: dict[int, list[float]] = {count: [] for count in bodies}
+    for _ in range(TURNS):
+        for count, body in bodies.items():
+            took[count] += asyncio.run(load(port, body, clients, seconds))
+    return {count: clients * count / statistics.mean(durations) for count, durations in took.items()}
+
+
 def a_model(folder: Path, seed: int = 0) -> Path:
     """Trains a model for a moment in simulation."""
     config = write_config(folder, {
@@ -116,7 +126,8 @@ def a_model(folder: Path, seed: int = 0) -> Path:
 if __name__ == "__main__":
     options = options_of(__doc__, seconds=0.5, clients=8, repeats=5, model="", before="", rollout=False)
     features = {str(number): 0.1 * number for number in range(4)}
-    body = json.dumps({"rows": [{"state_features": features, "mdp_id": "7"}]}).encode()
+    row = {"state_features": features, "mdp_id": "7"}
+    body = json.dumps({"rows": [row]}).encode()
     with tempfile.TemporaryDirectory() as name:
         model = options.model or a_model(Path(name) / "trained")
         serve = ["-m", "workflows.serve", "--model", str(model)]
@@ -138,6 +149,7 @@ if __name__ == "__main__":
             repeats = [
                 measured((route, decide), body, options.clients, options.seconds) for _ in range(options.repeats)
             ]
+            rates = [rows_per_second(decide[0], row, options.clients, options.seconds) for _ in range(options.repeats)]
     print(f"load {os.getloadavg()[0]:.0f}; medians, and ratios with their range")
     for number, unit in enumerate(
         ("requests/s", "ms, median", "ms, 99th percentile", "us of processor time a request")
@@ -146,3 +158,6 @@ if __name__ == "__main__":
         other = "without rollout" if options.rollout else "before" if options.before else "empty route"
         print(f"{other} {statistics.median(route_of):,.1f}, /decide {statistics.median(decide_of):,.1f} {unit}: "
               f"{spread(decide_of, route_of)}")  # fmt: skip
+    single, large = ([rate[count] for rate in rates] for count in (1, 1000))
+    print(f"rows/s: one in a request {statistics.median(single):,.0f}, 1,000 {statistics.median(large):,.0f}: "
+          f"{spread(large, single)}")  # fmt: skip
