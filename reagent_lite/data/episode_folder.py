@@ -189,12 +189,12 @@ class EpisodeFolder:
             DataError: the file is gone or damaged, or rows break a rule.
         """
         from reagent_lite.data.formats.format_table import read_blocks
-        from reagent_lite.data.rows.contract import Contract
         from reagent_lite.data.rows.reading import read_rows
+        from reagent_lite.data.rows.row_rules import RowRules
 
-        contract = Contract(actions=actions or None)
+        rules = RowRules(actions=actions or None)
         file = replace(self._input(name), image=image)
-        for rows in read_blocks((file,), partial(read_rows, contract=contract)):
+        for rows in read_blocks((file,), partial(read_rows, rules=rules)):
             rows.faults.require_none()
             yield rows
 

@@ -239,7 +239,7 @@ class Log:
     def _kind_of(self, first: Block) -> _Kind:
         from reagent_lite.data.formats.format_table import first_block
         from reagent_lite.data.rows.block_columns import column_of, holds_maps
-        from reagent_lite.data.rows.contract import are_events
+        from reagent_lite.data.rows.row_rules import are_events
 
         last = [file for file in self.files if file.log == first.file.log][-1]
         events = are_events(first)

@@ -24,12 +24,12 @@ from reagent_lite.data.formats.frames import location
 from reagent_lite.data.formats.schema import take_or_null
 from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.block_columns import Column, column_of, pieces, require_one_order
-from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.levels import WORDS
 from reagent_lite.data.rows.maps import are_item_ids, features, item_rows, read_candidate_lists
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists
 from reagent_lite.data.rows.reading import action_mask
+from reagent_lite.data.rows.row_rules import require_columns, require_present
 from reagent_lite.data.rows.typed_columns import (
     as_text,
     features_as,

@@ -20,10 +20,10 @@ from reagent_lite.console import logger, progress
 from reagent_lite.data.formats.blocks import Block, InputFile
 from reagent_lite.data.formats.format_table import read_blocks, readers_of
 from reagent_lite.data.rows.block_columns import column_of, flags
-from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import hashes_of_codes
 from reagent_lite.data.rows.maps import features
+from reagent_lite.data.rows.row_rules import require_columns
 from reagent_lite.data.rows.typed_columns import typed_column
 from reagent_lite.export.bundle import Bundle
 from reagent_lite.export.feature_set import stack_steps

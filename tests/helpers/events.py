@@ -126,7 +126,7 @@ def report(folder: Path) -> Row:
 
 
 def transitions(events: list[Row], *, add_terminal_state_row: bool = False) -> list[Row]:
-    """The transitions of one step, ordered by mdp_id and sequence_number, from the contract's words alone: no SQL.
+    """The transitions of one step, ordered by mdp_id and sequence_number, from the documented rules alone: no SQL.
 
     The last row of an episode is kept where its own log says `terminal` (nothing follows), or `truncated` with the
     state that was seen when the limit cut it; one that says nothing is dropped, or with addTerminalStateRow a true end.

@@ -1,4 +1,4 @@
-"""What a training copy has to hold of logged transitions, in plain Python: the contract of a row once more."""
+"""What a training copy has to hold of logged transitions, in plain Python: the rules of a row once more."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_an_environment_s_images_are_found_learned_from_and_exported(
     assert model.image_shape == shape
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["data"]["image"]["shape"] == list(shape)
-    # torch's file of 2019's contract, onnxruntime and both forms of a batch agree on all positions
+    # torch's file of 2019's rules, onnxruntime and both forms of a batch agree on all positions
     env = catch.Catch(**SMALL, layout=layout)  # type: ignore[arg-type]
     images = np.stack(
         [_picture(env, row, ball, paddle) for row in range(4) for ball in range(5) for paddle in range(5)]

@@ -110,7 +110,7 @@ OWN = {"mdp_id": "session", "sequence_number": "step", "terminal": "done", "acti
 
 @pytest.mark.parametrize(("form", "own"), [("csv", False), ("jsonl", True), ("parquet", False), ("feather", True)])
 def test_events_of_every_format(form: str, own: bool, tmp_path: Path) -> None:
-    """With columns of their own names, or with the contract's and features in a map."""
+    """With columns of their own names, or with the documented ones and features in a map."""
     frame = sessions()
     if not own:
         states = frame[["age", "income"]].astype(float).to_dict("records")

@@ -40,7 +40,7 @@ BY_HAND: dict[str, tuple[list[Row], Row, Row, Row]] = {
         "next_action": ["l"] * 3, "possible_next_actions": [["l", "r"]] * 3}, {"episodes": 1}),
     "a window, which cuts after pairing": (FOUR, {"timeWindowLimit": 1}, {
         "sequence_number": [0, 1], "next_state_features": [{0: 1.0}, {0: 4.0}]}, {"rows_beyond_time_window": 1}),
-    "the figures of the contract": (FOUR, {"addTerminalStateRow": True, "steps": 2, "gamma": 0.9}, {
+    "the documented figures": (FOUR, {"addTerminalStateRow": True, "steps": 2, "gamma": 0.9}, {
         "reward": pytest.approx([0 + 0.9 * 1, 1 + 0.9 * 4, 4 + 0.9 * 5, 5]), "step": [2, 2, 2, 1],
         "terminal": [False, False, True, True], "next_state_features": [{0: 4.0}, {0: 5.0}, None, None],
         "time_diff": [4, 4, 0, 0], "next_action": ["l", "l", None, None],

@@ -33,7 +33,7 @@ from reagent_lite.data.rows.block_columns import NONE
 from reagent_lite.data.rows.matrices import Mask
 from reagent_lite.data.rows.reading import NEXT_ACTION, Rows, read_rows
 from reagent_lite.data.timeline.event_spans import MAX_DUPLICATES, Counts, Ends, Episodes
-from reagent_lite.data.timeline.events import EventFacts, contract_of, select_rows
+from reagent_lite.data.timeline.events import EventFacts, row_rules_of, select_rows
 from reagent_lite.data.timeline.report import (
     log_figures,
     longest_rows,
@@ -101,7 +101,7 @@ class EventLog(SpooledLog[PairedEvents]):
 
     def __init__(self, folder: Path, log: Log) -> None:
         self.config = _config_of(log)
-        super().__init__(folder, log, contract_of(self.config))
+        super().__init__(folder, log, row_rules_of(self.config))
         self.report: dict[str, Any] = {}
         self._facts_of_blocks: list[EventFacts] = []
         self._refused: dict[str, set[str]] = {}
@@ -114,7 +114,7 @@ class EventLog(SpooledLog[PairedEvents]):
     @property
     def readers(self) -> dict[str, Reader]:
         """Readers of the training columns, dates, extra columns of the config, and hashes of item tables."""
-        columns = (*TRAINING_COLUMNS, "ds", *self.contract.extra)
+        columns = (*TRAINING_COLUMNS, "ds", *self.rules.extra)
         return readers_of(columns) | {".parquet": readers_of((*columns, "items"))[".parquet"]}
 
     @property
@@ -127,13 +127,13 @@ class EventLog(SpooledLog[PairedEvents]):
     def read(self, block: Block) -> Rows:
         """Returns the checked rows of a block; of rows that break a rule, only their faults and mdp_ids."""
         block, facts = select_rows(block, self.config)
-        rows = read_rows(block, self.contract)
+        rows = read_rows(block, self.rules)
         facts.unlisted = rows.counts["candidates_unknown_rows"]
         self._facts_of_blocks.append(facts)
         if rows.faults.kinds:
             whole = ~rows.faults.rows
             block = replace(block, table=block.table.filter(pa.array(whole)), lines=block.lines[whole])
-            kept = read_rows(block, self.contract)
+            kept = read_rows(block, self.rules)
             rows.faults.levels = kept.faults.levels
             rows = replace(kept, faults=rows.faults, refused=rows.refused)
         return rows

@@ -15,8 +15,8 @@ from reagent_lite.data.formats.blocks import Block, InputFile
 from reagent_lite.data.formats.format_table import first_block
 from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.column_mapping import OriginalNames, csv_of, recall_columns
-from reagent_lite.data.rows.contract import Contract, are_events
 from reagent_lite.data.rows.reading import Rows, read_rows
+from reagent_lite.data.rows.row_rules import RowRules, are_events
 from reagent_lite.data.stage_folder import are_untouched
 from reagent_lite.errors import NoRowsError
 
@@ -109,9 +109,9 @@ def first_rows(log: Log, *, refuses: bool = True) -> FirstRows:
 
 def _first_rows_of(block: Block, actions: tuple[str, ...] | None, *, refuses: bool) -> FirstRows:
     events = are_events(block)
-    contract = Contract(actions=actions, events=events)
-    contract.require_columns(block)
-    rows = read_rows(block, contract)
+    rules = RowRules(actions=actions, events=events)
+    rules.require_columns(block)
+    rows = read_rows(block, rules)
     if refuses:
         rows.faults.require_none()
     lists = [candidates.features for candidates in (rows.lists, rows.next_lists) if candidates is not None]

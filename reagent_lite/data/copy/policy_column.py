@@ -23,11 +23,11 @@ from reagent_lite.data.formats.format_table import read_blocks, readers_of
 from reagent_lite.data.formats.schema import find_distinct
 from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.block_columns import Column, column_of, is_list, numbers, of_cells, pieces, whole_ids
-from reagent_lite.data.rows.contract import require_columns
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import name_hashes
 from reagent_lite.data.rows.maps import named_numbers
 from reagent_lite.data.rows.matrices import PolicyColumn, in_order
+from reagent_lite.data.rows.row_rules import require_columns
 from reagent_lite.errors import DataError, Problem, join_names
 
 _ROUNDING = 1e-3  # of a sum of probabilities, each of which a log may have with three digits

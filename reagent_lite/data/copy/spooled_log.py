@@ -28,10 +28,10 @@ from reagent_lite.data.faults_by_kind import FaultsByKind
 from reagent_lite.data.formats.blocks import Block, InputFile, Reader
 from reagent_lite.data.logs import Log
 from reagent_lite.data.rows.block_columns import require_one_order
-from reagent_lite.data.rows.contract import ALONE, Contract
 from reagent_lite.data.rows.levels import SIDE_OF, Vocabulary
 from reagent_lite.data.rows.matrices import Lists, Mask
 from reagent_lite.data.rows.reading import Rows, read_rows
+from reagent_lite.data.rows.row_rules import ALONE, RowRules
 from reagent_lite.errors import join_names, pluralize
 
 VECTORS: dict[str, DTypeLike] = {
@@ -98,11 +98,11 @@ class SpooledLog(ABC, Generic[T]):
 
     vectors: ClassVar[dict[str, DTypeLike]] = VECTORS
 
-    def __init__(self, folder: Path, log: Log, contract: Contract) -> None:
+    def __init__(self, folder: Path, log: Log, rules: RowRules) -> None:
         self.folder = folder
         self.log = log
-        self.actions = contract.actions
-        self.contract = contract
+        self.actions = rules.actions
+        self.rules = rules
         self._checked: set[int] = set()
         choices = {number: number for number in range(len(self.actions or ()))}
         record = {column: column for column in _RECORD}
@@ -138,9 +138,9 @@ class SpooledLog(ABC, Generic[T]):
     def read(self, block: Block) -> Rows:
         """Returns the checked rows of a block; called in any thread."""
         if block.file_number not in self._checked:
-            self.contract.require_columns(block)
+            self.rules.require_columns(block)
             self._checked.add(block.file_number)
-        return read_rows(block, self.contract)
+        return read_rows(block, self.rules)
 
     @abstractmethod
     def append(self, rows: Rows) -> None:

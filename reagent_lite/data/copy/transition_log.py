@@ -17,8 +17,8 @@ from reagent_lite.data.copy.order import index_type, take
 from reagent_lite.data.copy.spooled_log import VECTORS, SpooledLog, Transitions
 from reagent_lite.data.formats.blocks import Block, InputFile
 from reagent_lite.data.logs import Log
-from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.reading import Rows
+from reagent_lite.data.rows.row_rules import RowRules
 from reagent_lite.errors import DataError, Problem, join_names
 
 _WRITTEN_SEPARATELY = {"sequence", "episode", "bootstrap", "truncated"}
@@ -33,7 +33,7 @@ class TransitionLog(SpooledLog[Transitions]):
     """
 
     def __init__(self, folder: Path, log: Log) -> None:
-        super().__init__(folder, log, Contract(actions=log.actions))
+        super().__init__(folder, log, RowRules(actions=log.actions))
         self._drops = log.timeline is not None and log.timeline.timeline.on_refused == "drop_episode"
         self._has_sequence = False
         self._first_without_sequence: str | None = None

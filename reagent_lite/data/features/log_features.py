@@ -21,12 +21,12 @@ from reagent_lite.data.features.summary import ACTION, STATE, ColumnSummary, Mer
 from reagent_lite.data.formats.blocks import Block, InputFile, Show
 from reagent_lite.data.formats.format_table import read_blocks
 from reagent_lite.data.rows.block_columns import column_of, holds_maps, sequence_numbers, strings
-from reagent_lite.data.rows.contract import require_columns, require_present
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.hashes import Hashes, hashes_of_codes, row_hashes
 from reagent_lite.data.rows.levels import SIDE_OF, Vocabulary, texts_of
 from reagent_lite.data.rows.maps import features, offered_items, read_candidate_features, read_candidate_lists
 from reagent_lite.data.rows.matrices import FeatureMatrix
+from reagent_lite.data.rows.row_rules import require_columns, require_present
 from reagent_lite.errors import DataError, Problem
 from reagent_lite.id_values import IdFeature
 

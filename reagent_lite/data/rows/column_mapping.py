@@ -32,7 +32,7 @@ from reagent_lite.data.faults_by_kind import raise_unread
 from reagent_lite.data.formats.blocks import Block
 from reagent_lite.data.formats.jsonl import NamedArray, array_of_values, in_one_column
 from reagent_lite.data.formats.schema import find_distinct, in_one_piece, is_text
-from reagent_lite.data.rows.contract import require_columns
+from reagent_lite.data.rows.row_rules import require_columns
 from reagent_lite.errors import DataError, Problem, join_names
 from reagent_lite.raw_values import TODO, RawColumn, raw_columns
 

@@ -40,19 +40,6 @@ from reagent_lite.data.rows.block_columns import (
     sequence_numbers,
     strings,
 )
-from reagent_lite.data.rows.contract import (
-    COMPARED,
-    TODO_MAPS,
-    ActionRule,
-    Contract,
-    candidates,
-    empty_strings_as_null,
-    further_reward,
-    propensity,
-    read_numbers,
-    require_event,
-    require_present,
-)
 from reagent_lite.data.rows.faults import Faults
 from reagent_lite.data.rows.maps import (
     Named,
@@ -64,6 +51,19 @@ from reagent_lite.data.rows.maps import (
     read_candidate_lists,
 )
 from reagent_lite.data.rows.matrices import FeatureMatrix, Lists, Mask
+from reagent_lite.data.rows.row_rules import (
+    COMPARED,
+    TODO_MAPS,
+    ActionRule,
+    RowRules,
+    candidates,
+    empty_strings_as_null,
+    further_reward,
+    propensity,
+    read_numbers,
+    require_event,
+    require_present,
+)
 from reagent_lite.errors import pluralize
 
 MOST_STEPS = 255
@@ -125,8 +125,8 @@ class Rows:
         return len(self.action)
 
 
-def read_rows(block: Block, contract: Contract) -> Rows:
-    """Reads a block of transitions, or of events if the contract is that of events.
+def read_rows(block: Block, rules: RowRules) -> Rows:
+    """Reads a block of transitions, or of events by the rules of events.
 
     Raises:
         DataError: the block is unreadable; faults of single rows are in the result.
@@ -141,8 +141,8 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     episode, mdp_ids = strings(column("mdp_id"), faults)
     sequence, has_sequence = sequence_numbers(column("sequence_number"), faults)
     measured = metrics(column("metrics"), faults)
-    choices = _choices(column, faults, ends == 1, contract)
-    if contract.events:
+    choices = _choices(column, faults, ends == 1, rules)
+    if rules.events:
         terminal = ends == 1
         goes_on = truncated & has_next_state
         require_event(
@@ -153,9 +153,9 @@ def read_rows(block: Block, contract: Contract) -> Rows:
             empty=state.empty,
             of_no_state=choices.of_no_state,
             both=terminal & truncated,
-            dated=_has_date(column("ds"), faults, contract),
+            dated=_has_date(column("ds"), faults, rules),
         )
-        for name in contract.rewards:
+        for name in rules.rewards:
             further_reward(block, name, faults)
     else:
         terminal = _terminal(ends, truncated, choices)
@@ -165,7 +165,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     todo = "Log what followed, or events: rows with mdp_id and sequence_number, which are paired first"
     faults.add(lacking, "next_state_features in a row that is not terminal", lambda _: "none", todo)
     faults.add(goes_on & ~choices.has_next, NEXT_ACTION, lambda _: "none")
-    reward = read_numbers(column("reward"), faults, required=~choices.of_no_state | (not contract.events))
+    reward = read_numbers(column("reward"), faults, required=~choices.of_no_state | (not rules.events))
     time_diff = read_numbers(column("time_diff"), faults)
     step = _steps(column("step"), faults)
     probability, has_propensity = propensity(block, faults)
@@ -183,7 +183,7 @@ def read_rows(block: Block, contract: Contract) -> Rows:
         next_mask=choices.next_mask * ~terminal[:, None],
         lists=choices.lists,
         next_lists=None if choices.next_lists is None else choices.next_lists.without(terminal),
-        reward=np.where(np.isnan(reward), 0, reward).astype(np.float64 if contract.events else np.float32),
+        reward=np.where(np.isnan(reward), 0, reward).astype(np.float64 if rules.events else np.float32),
         time_diff=np.where(np.isnan(time_diff), 0, time_diff).astype(np.float32),
         step=step,
         # the only candidate is taken with certainty
@@ -206,9 +206,9 @@ def read_rows(block: Block, contract: Contract) -> Rows:
     )
 
 
-def _has_date(column: Column, faults: Faults, contract: Contract) -> Mask:
+def _has_date(column: Column, faults: Faults, rules: RowRules) -> Mask:
     """Returns [n] whether each row has a date, or needs none."""
-    return valid_rows(dates(column, faults)) if contract.dated else np.ones(len(faults.kind), bool)
+    return valid_rows(dates(column, faults)) if rules.dated else np.ones(len(faults.kind), bool)
 
 
 def _terminal(ends: NDArray[np.float64], truncated: Mask, choices: _ChoicesOfBlock) -> Mask:
@@ -250,18 +250,18 @@ class _ChoicesOfBlock:
     next_not_possible: Mask
 
 
-def _choices(column: Callable[[str], Column], faults: Faults, ended: Mask, contract: Contract) -> _ChoicesOfBlock:
-    if contract.actions is None:
-        return _parametric(column, faults, ended, contract)
-    return _discrete(column, faults, ended, contract)
+def _choices(column: Callable[[str], Column], faults: Faults, ended: Mask, rules: RowRules) -> _ChoicesOfBlock:
+    if rules.actions is None:
+        return _parametric(column, faults, ended, rules)
+    return _discrete(column, faults, ended, rules)
 
 
-def _discrete(column: Callable[[str], Column], faults: Faults, ended: Mask, contract: Contract) -> _ChoicesOfBlock:
-    actions = contract.actions or ()
+def _discrete(column: Callable[[str], Column], faults: Faults, ended: Mask, rules: RowRules) -> _ChoicesOfBlock:
+    actions = rules.actions or ()
     rule = ActionRule(actions)
     mask = action_mask(column("possible_actions"), actions, faults)
     listed = column("possible_actions").present
-    none_listed = np.where(listed, ~np.any(mask, axis=1), contract.events & ~ended)
+    none_listed = np.where(listed, ~np.any(mask, axis=1), rules.events & ~ended)
     logged = empty_strings_as_null(column("action"), none_listed)
     after = column("next_action")
     action = rule.codes(logged, faults)
@@ -270,7 +270,7 @@ def _discrete(column: Callable[[str], Column], faults: Faults, ended: Mask, cont
     next_mask = action_mask(column("possible_next_actions"), actions, faults)
     impossible = (action >= 0) & ~_at(mask, action)
     faults.add(impossible, "an action among possible_actions", logged.value, rule="action_not_possible")
-    if not contract.choices:
+    if not rules.choices:
         mask = np.ones_like(mask)
         next_mask = np.ones_like(next_mask)
     return _ChoicesOfBlock(
@@ -325,7 +325,7 @@ def action_mask(column: Column, actions: tuple[str, ...], faults: Faults) -> NDA
     return mask
 
 
-def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, contract: Contract) -> _ChoicesOfBlock:
+def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, rules: RowRules) -> _ChoicesOfBlock:
     """Reads feature maps or ids of items; `action` becomes the index of the equal candidate of the row.
 
     A row without a list has its action as the only candidate; the same holds at the next state. If a list is empty
@@ -338,13 +338,13 @@ def _parametric(column: Callable[[str], Column], faults: Faults, ended: Mask, co
     next_taken = next_taken & ~np.isnan(next_action.values).all(axis=1)
     without_choice = ~present & (lists.lengths == 0)
     after = column("possible_next_actions")
-    without = (lists.lengths == 0) if contract.choices else np.ones(len(index), bool)
+    without = (lists.lengths == 0) if rules.choices else np.ones(len(index), bool)
     lists = lists.or_alone(action, present, without)
     index = np.where(without & present, 0, index)
     next_lists = read_candidate_lists(after, faults).distinct()
-    if contract.choices:
+    if rules.choices:
         next_lists = offered_items(next_lists, next_taken & ~after.present, after, faults)
-    next_without = ~after.present & (next_lists.lengths == 0) if contract.choices else np.ones(len(index), bool)
+    next_without = ~after.present & (next_lists.lengths == 0) if rules.choices else np.ones(len(index), bool)
     next_lists = next_lists.or_alone(next_action, next_taken, next_without)
     next_index = match(next_action, next_taken, next_lists)
     missing = next_taken & (next_index == NONE) & (next_lists.lengths > 0) & ~ended

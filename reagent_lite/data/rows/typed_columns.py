@@ -45,9 +45,15 @@ from reagent_lite.data.rows.block_columns import (
     sequence_numbers,
     texts,
 )
-from reagent_lite.data.rows.contract import (
+from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.id_columns import split_written_ids
+from reagent_lite.data.rows.levels import Levels, add_levels, texts_of
+from reagent_lite.data.rows.maps import Named, features, metrics, read_candidate_lists
+from reagent_lite.data.rows.matrices import FeatureMatrix, Mask
+from reagent_lite.data.rows.reading import action_mask
+from reagent_lite.data.rows.row_rules import (
     ActionRule,
-    Contract,
+    RowRules,
     candidates,
     empty_strings_as_null,
     further_reward,
@@ -55,12 +61,6 @@ from reagent_lite.data.rows.contract import (
     read_numbers,
     require_event,
 )
-from reagent_lite.data.rows.faults import Faults
-from reagent_lite.data.rows.id_columns import split_written_ids
-from reagent_lite.data.rows.levels import Levels, add_levels, texts_of
-from reagent_lite.data.rows.maps import Named, features, metrics, read_candidate_lists
-from reagent_lite.data.rows.matrices import FeatureMatrix, Mask
-from reagent_lite.data.rows.reading import action_mask
 from reagent_lite.id_values import IdFeature
 
 FEATURES = pa.map_(pa.int64(), pa.float32())
@@ -76,25 +76,25 @@ _MAP = 2
 _WORDS = ("a name", "an index", "a map")
 
 
-def event_schema(contract: Contract) -> pa.Schema:
+def event_schema(rules: RowRules) -> pa.Schema:
     """Returns the columns of a table of events, in order."""
-    types = {kind: features_type(arrow_type, texts=contract.texts) for kind, (arrow_type, _) in _KINDS.items()}
-    if contract.actions is not None:
+    types = {kind: features_type(arrow_type, texts=rules.texts) for kind, (arrow_type, _) in _KINDS.items()}
+    if rules.actions is not None:
         types |= {"action": pa.string(), "actions": pa.list_(pa.string())}
-    further = {name: pa.float64() if name in contract.rewards else pa.string() for name in contract.extra}
+    further = {name: pa.float64() if name in rules.rewards else pa.string() for name in rules.extra}
     return pa.schema({name: types[column.kind] for name, column in COLUMNS.items() if column.event} | further)
 
 
-def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dict[str, str]]:
+def event_table(block: Block, rules: RowRules) -> tuple[pa.Table, Faults, dict[str, str]]:
     """Returns (a block's rows in `event_schema`, their faults, the kind of the values of each extra column of text).
 
-    If features of the block are strings (see Faults.levels) and the contract allows none, features are null.
+    If features of the block are strings (see Faults.levels) and the rules allow none, features are null.
 
     Raises:
         DataError: the block is unreadable.
     """
     faults = Faults(block)
-    wanted = event_schema(contract)
+    wanted = event_schema(rules)
     column = {name: column_of(block, name) for name in wanted.names}
     arrays: dict[str, pa.Array] = {}
     # values of a wrong type are recorded first, as other faults follow from them
@@ -102,14 +102,14 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
         if described.event and described.kind in ("text", "date", "order", "features", "metrics", "flag"):
             arrays[name] = _KINDS[described.kind][1](column[name], faults)
     kinds = {}
-    for name in contract.extra:
-        if name not in contract.rewards:
+    for name in rules.extra:
+        if name not in rules.rewards:
             arrays[name], kinds[name] = as_text(column[name], faults)
-    arrays |= _parametric(column, faults) if contract.actions is None else _discrete(contract.actions, column, faults)
+    arrays |= _parametric(column, faults) if rules.actions is None else _discrete(rules.actions, column, faults)
     states = arrays["state_features"]
     both = fill_nulls(arrays["terminal"], 0) & fill_nulls(arrays["truncated"], 0)
     of_no_state = rows_without_choice(arrays["action"], arrays["possible_actions"], arrays["terminal"])
-    if contract.actions is not None:  # where an action is null, as it is unknown, the rest is needed
+    if rules.actions is not None:  # where an action is null, as it is unknown, the rest is needed
         of_no_state &= valid_rows(arrays["possible_actions"])
     require_event(
         faults,
@@ -119,10 +119,10 @@ def event_table(block: Block, contract: Contract) -> tuple[pa.Table, Faults, dic
         empty=np.diff(to_numpy(states.offsets)) == 0,
         of_no_state=of_no_state,
         both=both.astype(bool),
-        dated=valid_rows(arrays["ds"]) | (not contract.dated),
+        dated=valid_rows(arrays["ds"]) | (not rules.dated),
     )
     arrays["reward"] = _numbers(read_numbers(column["reward"], faults, required=~of_no_state))
-    for name in contract.rewards:
+    for name in rules.rewards:
         arrays[name] = _numbers(further_reward(block, name, faults))
     probability, has_propensity = propensity(block, faults)
     # the only candidate is taken with certainty

@@ -27,8 +27,8 @@ from reagent_lite.data.formats.blocks import Block, InputFile, Show
 from reagent_lite.data.formats.format_table import ALL_COLUMNS, read_blocks
 from reagent_lite.data.formats.schema import find_distinct, in_one_piece, valid_rows
 from reagent_lite.data.rows.block_columns import column_of, texts
-from reagent_lite.data.rows.contract import Contract
 from reagent_lite.data.rows.faults import Faults
+from reagent_lite.data.rows.row_rules import RowRules
 from reagent_lite.data.rows.typed_columns import event_schema, event_table, typed_column
 from reagent_lite.data.timeline.buckets import HASHES
 from reagent_lite.feature_ids import read, write_ids
@@ -43,10 +43,10 @@ ORDER = ("_place", "mdp_id", "sequence_number", "_file", "_line")
 Features = Annotated[set[int], PlainValidator(lambda keys: set(read(keys))), PlainSerializer(write_ids)]
 
 
-def contract_of(config: TimelineConfig, *, texts: bool = False) -> Contract:
-    """Returns the contract of the events; `texts`: whether some features are strings."""
+def row_rules_of(config: TimelineConfig, *, texts: bool = False) -> RowRules:
+    """Returns the rules of the events; `texts`: whether some features are strings."""
     rewards = tuple(name for name in config.timeline.rewardColumns if name not in ("reward", "metrics"))
-    return Contract(
+    return RowRules(
         actions=config.query.actions if config.timeline.actionDiscrete else None,
         events=True,
         extra=(*rewards, *config.timeline.extraFeatureColumns),
@@ -122,7 +122,7 @@ class EventFacts:
 
 def event_columns(config: TimelineConfig, *, texts: bool) -> pa.Schema:
     """Returns the columns of checked events; `texts`: whether some features are strings."""
-    return pa.schema([*event_schema(contract_of(config, texts=texts)), *map(pa.field, _PLACED, _PLACED.values())])
+    return pa.schema([*event_schema(row_rules_of(config, texts=texts)), *map(pa.field, _PLACED, _PLACED.values())])
 
 
 def check_events(
@@ -149,11 +149,11 @@ def check_events(
     Raises:
         DataError: a file that cannot be read or lacks a column, with file and line; no rows in any file.
     """
-    contract = contract_of(config, texts=texts)
+    rules = row_rules_of(config, texts=texts)
 
     def transform(block: Block) -> tuple[pa.Table, EventFacts]:
         block, facts_of_block = select_rows(block, config)
-        return _place_rows(config, block, first, facts_of_block, *event_table(block, contract))
+        return _place_rows(config, block, first, facts_of_block, *event_table(block, rules))
 
     facts = EventFacts()
     hashes: list[str] = []
@@ -175,7 +175,7 @@ def select_rows(block: Block, config: TimelineConfig) -> tuple[Block, EventFacts
     Raises:
         DataError: a column is missing.
     """
-    contract = contract_of(config)
+    rules = row_rules_of(config)
     rows = block.table.num_rows
     facts = EventFacts(rows=rows)
     selection = np.ones(rows, bool)
@@ -185,12 +185,12 @@ def select_rows(block: Block, config: TimelineConfig) -> tuple[Block, EventFacts
         facts.first_alone = block.where(0)
         facts.served_alone = SERVED_COLUMNS[0] in block.table.column_names
         block = _as_episodes(block)
-    contract.require_columns(block)
+    rules.require_columns(block)
     if config.query.tableSample < 100:
         ids = texts(column_of(block, "mdp_id"), Faults(block))
         limit = round(config.query.tableSample / 100 * HASHES)
         selection &= np.asarray(ids.is_null()) | (_hashes(ids)[:, _SAMPLE] < limit)
-    if contract.dated:
+    if rules.dated:
         days = typed_column(column_of(block, "ds"), Faults(block)).cast(pa.string())
         facts.days = [day for day in pc.min_max(days).as_py().values() if day is not None]
         for bound, compare in ((config.timeline.startDs, pc.greater_equal), (config.timeline.endDs, pc.less_equal)):

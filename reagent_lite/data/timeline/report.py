@@ -13,7 +13,7 @@ from reagent_lite.console import machine_logger
 from reagent_lite.data.formats.blocks import InputFile
 from reagent_lite.data.formats.frames import locations
 from reagent_lite.data.log_shares import shares_in_words, shares_of
-from reagent_lite.data.rows.contract import ALONE
+from reagent_lite.data.rows.row_rules import ALONE
 from reagent_lite.data.timeline.event_spans import MAX_DUPLICATES, Counts
 from reagent_lite.data.timeline.events import EventFacts
 from reagent_lite.errors import DataError, NoRowsError, Problem, pluralize

@@ -1,6 +1,6 @@
 """The distributed engine: an existing Spark, on this machine, behind a master, or behind Spark Connect.
 
-    one task per file: readers, contract ─► Parquet in a folder that all see ─► sorted by Spark
+    one task per file: readers, rules ─► Parquet in a folder that all see ─► sorted by Spark
                        this package's Python                                          │
     files of transitions, paired and written by the same Python as here ◄─── one task or more per file
 

@@ -10,7 +10,7 @@ import pytest
 
 from reagent_lite.data.formats.blocks import Block, InputFile
 from reagent_lite.data.formats.schema import TEXT_METADATA
-from reagent_lite.data.rows.contract import Contract
+from reagent_lite.data.rows.row_rules import RowRules
 from reagent_lite.data.rows.typed_columns import event_table
 from reagent_lite.errors import Problem
 
@@ -43,7 +43,7 @@ def texts(*values: str) -> pa.ChunkedArray:
 
 
 ORDER = "an integer or a time such as 2026-01-31T10:00:00 in sequence_number"
-CONTRACT = Contract(actions=(), events=True, extra=("x",))
+RULES = RowRules(actions=(), events=True, extra=("x",))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ CONTRACT = Contract(actions=(), events=True, extra=("x",))
     ids=str,
 )
 def test_what_a_column_takes(name: str, array: pa.Array, values: list[Any]) -> None:
-    table, faults, kinds = event_table(block(**{"x": pa.nulls(2), name: array}), CONTRACT)
+    table, faults, kinds = event_table(block(**{"x": pa.nulls(2), name: array}), RULES)
     assert (table.column(name).to_pylist(), faults.count, kinds) == (values, 0, {"x": "text"} if name == "x" else {})
 
 
@@ -124,23 +124,23 @@ def test_what_a_column_takes(name: str, array: pa.Array, values: list[Any]) -> N
     ("x", pa.array([0, None], pa.timestamp("s", "Nowhere/Land")), "values that can be written as text in x, got 1970"),
 ], ids=str)  # fmt: skip
 def test_what_a_column_refuses(name: str, array: Any, words: str) -> None:
-    _, faults, _ = event_table(block(**{"x": pa.nulls(2), name: array}), CONTRACT)
+    _, faults, _ = event_table(block(**{"x": pa.nulls(2), name: array}), RULES)
     assert str(faults.by_kind().problems()[0]).startswith(f"log.parquet:1: expected {words}")
 
 
 def test_flags_of_possible_actions_are_names_where_actions_are_known() -> None:
     flags = block(possible_actions=pa.array([[True, False], None]), possible_next_actions=pa.array([[0, 0], [1, 1]]))
-    table, faults, _ = event_table(flags, Contract(actions=("l", "r"), events=True))
+    table, faults, _ = event_table(flags, RowRules(actions=("l", "r"), events=True))
     lists = [table.column(name).to_pylist() for name in ("possible_actions", "possible_next_actions")]
     assert (lists, faults.count) == ([[["l"], None], [[], ["l", "r"]]], 0)
-    _, faults, _ = event_table(flags, Contract(actions=(), events=True))
+    _, faults, _ = event_table(flags, RowRules(actions=(), events=True))
     assert faults.by_kind().problems()[0].expected == "a list of action names in possible_actions"
 
 
 def test_a_fault_says_its_rule_and_what_to_do() -> None:
     _, faults, _ = event_table(
         block(mdp_id=pa.array([None, "b"]), terminal=pa.array([None, True]), truncated=pa.array([0, 1])),
-        Contract(actions=(), events=True),
+        RowRules(actions=(), events=True),
     )
     assert faults.rules().to_pylist() == ["mdp_id_absent", "terminal_and_truncated"]
     assert faults.by_kind().problems() == [

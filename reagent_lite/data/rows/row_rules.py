@@ -60,7 +60,7 @@ _NUMERAL_BESIDE_GAPS = re.compile(r"(0|-?[1-9][0-9]{0,17})\.0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contract:
+class RowRules:
     """The kind of the rows of one log.
 
     Attributes:
