@@ -18,7 +18,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "state_features": "state features context observation obs",
         "next_state_features": "next_state next_features next_context next_observation next_obs",
         "action": "action_id action_name a arm chosen choice shown decision treatment variant offer offered sent "
-        "item item_id",
+        "item item_id product banner ad creative message campaign coupon promotion recommendation headline",
         "reward": "r click clicked clicks conversion converted response outcome revenue profit label y purchase "
         "purchased bought sold sale sales ordered subscribed success won opened retained renewed survived target gmv",
         "action_probability": "propensity propensity_score pscore prob probability action_prob p logging_probability "
