@@ -19,9 +19,9 @@ class HiddenVelocity(CartPoleEnv):
         limits = np.array([4.8, 0.419, 1.0], np.float32)
         self.observation_space = gymnasium.spaces.Box(-limits, limits)
 
-    def reset(self, **settings: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begins an episode."""
-        state, info = super().reset(**settings)
+        state, info = super().reset(seed=seed, options=options)
         return _seen(state, 0.0), info
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
