@@ -180,12 +180,12 @@ async def reward(body: Reward, request: Request) -> Response:
 
 async def _join(worker: Worker, body: Reward) -> Joined:
     """Logs a reward; tries again for a moment while another process has the database."""
-    beside = worker.decider.forget_episode if body.terminal else None
+    also = worker.decider.forget_episode if body.terminal else None
     given = body.model_dump(exclude={"decision_id"}, exclude_none=True)
     end = time.monotonic() + BUSY_SECONDS
     while True:
         try:
-            return worker.log.join(body.decision_id, given, beside)
+            return worker.log.join(body.decision_id, given, also)
         except BusyError:
             if time.monotonic() >= end:
                 raise

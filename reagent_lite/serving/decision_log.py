@@ -204,14 +204,14 @@ class DecisionLog:
         return int(written)
 
     def append(
-        self, events: Iterable[LogRow | dict[str, Any]], beside: Callable[[sqlite3.Connection], None] | None = None
+        self, events: Iterable[LogRow | dict[str, Any]], also: Callable[[sqlite3.Connection], None] | None = None
     ) -> list[str]:
         """Commits decisions and returns their ids; an event without an episode gets one of its own.
 
         Args:
             events: standard columns except the reward, with the model's version, or the rows of such events;
                 `mdp_id` and `sequence_number` may be None.
-            beside: further changes of the same transaction; if it raises, the log has none of the decisions.
+            also: further changes of the same transaction; if it raises, the log has none of the decisions.
 
         Raises:
             BusyError: another process has the database; a later call may succeed.
@@ -229,8 +229,8 @@ class DecisionLog:
                     "INSERT INTO decisions VALUES (?, ?, ?, ?, ?)",
                     [(last + 1 + offset, start + offset, *row) for offset, row in enumerate(rows)],
                 )
-                if beside is not None:
-                    beside(self._db)
+                if also is not None:
+                    also(self._db)
                 if any(row.mdp_id is not None for row in rows):
                     self._db.execute("UPDATE log SET episodes = 1 WHERE episodes = 0")
         except sqlite3.IntegrityError as error:
@@ -254,14 +254,14 @@ class DecisionLog:
         self,
         decision_id: str,
         given: dict[str, Any],
-        beside: Callable[[sqlite3.Connection, int], None] | None = None,
+        also: Callable[[sqlite3.Connection, int], None] | None = None,
     ) -> Joined:
         """Commits the reward of a decision, with `terminal` and `metrics` if given.
 
         Args:
             decision_id: id of the decision.
             given: the reward.
-            beside: further changes of the same transaction, given the decision's number.
+            also: further changes of the same transaction, given the decision's number.
 
         Raises:
             BusyError: another process has the database; a later call may succeed.
@@ -274,8 +274,8 @@ class DecisionLog:
         try:
             with self._transaction():
                 self._db.execute("INSERT INTO rewards VALUES (?, ?, NULL)", (int(digits), to_json(given)))
-                if beside is not None:
-                    beside(self._db, int(digits))
+                if also is not None:
+                    also(self._db, int(digits))
         except sqlite3.IntegrityError:  # a second reward, or no such decision
             with self._errors():
                 ((last, _),) = self._all(_LAST)

@@ -1,4 +1,4 @@
-"""The last steps of each running episode, beside the buffers of environments, which have one step."""
+"""The last steps of each running episode, next to the buffers of environments, which have one step."""
 
 import torch
 from torch import Tensor

@@ -71,6 +71,15 @@ class Laboratory:
             shutil.copy(source / "metrics.jsonl", target)
         self.group.barrier()
 
+    def resume_twice(self, step: int) -> list[End]:
+        """Returns the ends of two runs that go on after the same step: Gymnasium's episodes begin again."""
+        self.run("whole", every_steps=1, keep=1000)
+        ends = []
+        for _ in range(2):
+            self.copy("whole", "again", step)
+            ends.append(self.run("again"))
+        return ends
+
     def differences(self, steps: list[int]) -> list[str]:
         """Returns what differs at the end of runs that were stopped after each of these steps."""
         whole, texts = self.run("whole", every_steps=1, keep=1000), []

@@ -98,11 +98,7 @@ def online(folder: Path, history: int, env: str = "cartpole_v0", **simulation: o
 
 def test_resumed_runs_in_gymnasium_are_equal(tmp_path: Path) -> None:
     laboratory = Laboratory(online(tmp_path, 3, "gymnasium:CartPole-v1", total_steps=400), ALONE, tmp_path)
-    laboratory.run("whole", every_steps=1, keep=1000)
-    ends = []
-    for _ in range(2):
-        laboratory.copy("whole", "again", 9)
-        ends.append(laboratory.run("again"))
+    ends = laboratory.resume_twice(9)
     assert different(*ends) == []
 
 

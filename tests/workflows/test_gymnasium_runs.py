@@ -36,11 +36,7 @@ def test_a_model_is_exported_and_evaluated_where_it_played(
 
 def test_resumed_runs_are_equal(tmp_path: Path) -> None:
     laboratory = Laboratory(online(tmp_path, "gymnasium:CartPole-v1", total_steps=400), ALONE, tmp_path)
-    laboratory.run("whole", every_steps=1, keep=1000)
-    ends = []
-    for _ in range(2):
-        laboratory.copy("whole", "again", 9)
-        ends.append(laboratory.run("again"))
+    ends = laboratory.resume_twice(9)
     assert different(*ends) == []
     assert [line.get("simulation/env_steps") for line in ends[0].lines] == [256, 400, None]
 

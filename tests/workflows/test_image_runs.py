@@ -109,11 +109,7 @@ def _picture(env: catch.Catch, row: int, ball: int, paddle: int) -> np.ndarray:
 
 def test_resumed_runs_are_equal(tmp_path: Path) -> None:
     laboratory = Laboratory(online(tmp_path, simulation={"total_steps": 200}), ALONE, tmp_path)
-    laboratory.run("whole", every_steps=1, keep=1000)
-    ends = []
-    for _ in range(2):
-        laboratory.copy("whole", "again", 9)
-        ends.append(laboratory.run("again"))
+    ends = laboratory.resume_twice(9)
     assert different(*ends) == []
 
 

@@ -35,7 +35,7 @@ from reagent_lite.shipped import user_cache
 from reagent_lite.whole_files import made_folder, process_mark, sweep, sync
 
 KIND = "training copy"
-LAYOUT = 11
+LAYOUT = 12
 FOLDER = ".reagent-lite"
 _CONTENT = "[0-9a-f]" * 16
 

@@ -134,7 +134,7 @@ def _of_amounts(name: str, texts: Sequence[str]) -> Raw | None:
 
 
 def _units_of(texts: Iterable[str]) -> set[str]:
-    """Returns what stands beside the number of each text; empty if a text has no number."""
+    """Returns what stands next to the number of each text; empty if a text has no number."""
     if not all(map(_NUMBER.search, texts)):
         return set()
     return {re.sub(r"[-+\u2212()\s]", "", _NUMBER.sub("", text, count=1)) for text in texts}

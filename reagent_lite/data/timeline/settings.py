@@ -5,7 +5,7 @@ from typing import Any
 from reagent_lite.config.timeline_config import TimelineConfig
 from reagent_lite.item_table import ItemTable
 
-VERSION = 6
+VERSION = 7
 """Version of the transformation; output of another version is made again."""
 
 
