@@ -442,6 +442,11 @@ class WorkflowConfig(AlgorithmConfig):
             config = config.with_rl(value_scale=tuple(scale))
         if self.rl.cql_alpha is None:
             config = config.with_rl(cql_alpha=saved["rl"]["cql_alpha"])
+        models = self.evaluation.models
+        if "minibatch_size" not in models.changed:  # its default was another one before 0.3.0
+            rows = saved["evaluation"].get("models", {}).get("minibatch_size", models.minibatch_size)
+            models = models.model_copy(update={"minibatch_size": rows})
+            config = config.model_copy(update={"evaluation": self.evaluation.model_copy(update={"models": models})})
         return config
 
     @property

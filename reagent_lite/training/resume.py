@@ -159,11 +159,10 @@ class History:
         checkpoints = CheckpointFolder(folder)
         state = find_unfinished(config.checkpoint, checkpoints, group)
         if state is not None:
-            config = config.with_numbers_of(state["config"])
+            saved = complete_config(config, state["config"])
+            config = config.with_numbers_of(saved)
             logged = bool(config.training_data_path) and not config.simulated_share
-            require_same_learning(
-                complete_config(config, state["config"]), expand_config(config), state["name"], may_grow=logged
-            )
+            require_same_learning(saved, expand_config(config), state["name"], may_grow=logged)
         run = uuid.uuid4().hex if state is None else state["run"]
         return cls(config=config, group=group, folder=checkpoints, state=state, run=run)
 

@@ -133,6 +133,14 @@ def test_an_unfinished_run_keeps_its_numbers() -> None:
     assert given.with_numbers_of(expand_config(before)) == given
 
 
+@pytest.mark.parametrize(("given", "expected"), [({}, 1024), ({"models": {"minibatch_size": 64}}, 64)])
+def test_an_unfinished_run_keeps_the_former_minibatch_of_models(given: dict[str, Any], expected: int) -> None:
+    """Its default was 1,024 rows, under a former name."""
+    saved = expand_config(check(DqnConfig, LOG | {"evaluation": {"minibatch_size": 1024}}))
+    config = check(DqnConfig, LOG | {"evaluation": given})
+    assert config.with_numbers_of(saved).evaluation.models.minibatch_size == expected
+
+
 def test_null_asks_for_them_in_a_config_of_2019_too() -> None:
     config = check(DqnConfig, LOG | {"epochs": None, "training": {"lr_decay": None}}).with_length_for(12_000, 9_600, 1)
     assert (config.training.minibatch_size, config.epochs) == (256, 132)
